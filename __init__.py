@@ -1,0 +1,56 @@
+"""carryall: one model, carried to every device.
+
+    >>> from carryall import LLM, SamplingParams                        # doctest: +SKIP
+    >>> llm = LLM("demo")                                               # doctest: +SKIP
+    >>> llm.generate("def fib(n):", SamplingParams(max_tokens=32))      # doctest: +SKIP
+
+Importing carryall is cheap: a name loads its module, and with it onnxruntime, on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .runtime.engine.async_llm import AsyncLLM
+    from .runtime.errors import CarryallError
+    from .runtime.llm import LLM
+    from .runtime.outputs import CompletionOutput, RequestOutput
+    from .runtime.sampling_params import SamplingParams
+    from .runtime.session import InferenceSession
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncLLM": ".runtime.engine.async_llm",
+    "CarryallError": ".runtime.errors",
+    "CompletionOutput": ".runtime.outputs",
+    "InferenceSession": ".runtime.session",
+    "LLM": ".runtime.llm",
+    "RequestOutput": ".runtime.outputs",
+    "SamplingParams": ".runtime.sampling_params",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CarryallError",
+    "CompletionOutput",
+    "InferenceSession",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'carryall' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

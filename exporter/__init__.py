@@ -1,0 +1,1 @@
+"""From Hugging Face checkpoints to portable ONNX packages, without torch."""

@@ -1,0 +1,1 @@
+"""Passes and rules that normalise, fuse, quantize and lower ONNX graphs."""

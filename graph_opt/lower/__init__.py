@@ -1,0 +1,1 @@
+"""Rules that turn portable operators into a target's own kernels."""

@@ -1,0 +1,1 @@
+"""Weight and activation quantization, expressed in standard ONNX."""

@@ -1,0 +1,1 @@
+"""Execution providers: one file and one class a target."""

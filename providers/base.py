@@ -1,0 +1,114 @@
+"""What a provider is, and what the engine may ask of the runner it makes.
+
+A provider answers four questions: is it available here (and if not, why), which passes lower a portable
+graph to it, how is an ONNX session opened on it, and how are sequences run on it. One file and one class
+each; callers hold the object and never ask for its name.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """How much room and how many threads a runner gets.
+
+    Args:
+        max_slots: sequences that may hold KV at once.
+        context_length: most tokens a sequence may have; None takes the model's own.
+        num_threads: 0 lets the provider choose.
+        options: provider-specific settings, checked by the provider (an unknown one is an error).
+    """
+
+    max_slots: int = 32
+    context_length: int | None = None
+    num_threads: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a loaded model is, and what its runner can do."""
+
+    vocab_size: int
+    context_length: int
+    max_slots: int
+    kv_bytes_per_token: int
+    batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's part of a step: run ``tokens`` on top of ``start`` cached tokens.
+
+    Afterwards the slot holds KV for positions [0, start + len(tokens)).
+    """
+
+    slot: int
+    tokens: npt.NDArray[np.int64]  # [n], n >= 1
+    start: int
+    num_logits: int = 1  # logits wanted for the last num_logits tokens; 0 for a prefill chunk that is not the last
+
+
+class Runner(Protocol):
+    """Runs rows of tokens against KV storage that it owns. Not thread-safe: one engine thread drives it."""
+
+    info: RunnerInfo
+
+    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
+        """Run one step.
+
+        Returns:
+            Per row, logits [num_logits, vocab_size]. A view that the next ``forward`` may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the run failed; no row of it counts as computed.
+        """
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
+
+    def release(self, slot: int) -> None:
+        """Give the slot's memory back to the operating system. Its content is lost."""
+
+    def close(self) -> None:
+        """Free everything. The runner cannot be used afterwards."""
+
+
+class Provider(abc.ABC):
+    """One target. See ``docs/adding_a_provider.md``."""
+
+    name: str
+
+    @abc.abstractmethod
+    def available(self) -> str | None:
+        """None if this provider can run here, else why not and what to do about it."""
+
+    @abc.abstractmethod
+    def passes(self) -> list[ir.passes.PassBase]:
+        """Passes that lower a portable decoder graph to this target's kernels, in order."""
+
+    @abc.abstractmethod
+    def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
+        """Open any ONNX model on this target and nowhere else.
+
+        Raises:
+            ProviderUnavailableError: the provider cannot load here.
+        """
+
+    @abc.abstractmethod
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation.
+
+        Args:
+            model: the lowered ``model.onnx``.
+        """

@@ -1,0 +1,1 @@
+"""Sessions, the generation engine, and the faces built on it (service, batch jobs)."""

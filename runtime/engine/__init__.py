@@ -1,0 +1,1 @@
+"""Continuous batching: scheduler, slots, sampler. No tensor runtime is imported here."""

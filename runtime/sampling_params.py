@@ -1,0 +1,113 @@
+"""How one request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from .errors import InvalidSamplingError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling options of one request; names and meanings follow vLLM's.
+
+    Args:
+        max_tokens: most tokens to generate; None generates until a stop or the end of the context.
+        min_tokens: end-of-sequence and stop tokens are masked until this many are generated.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p (nucleus, arXiv:1904.09751).
+        min_p: drop tokens less likely than min_p times the most likely one (arXiv:2407.01082).
+        repetition_penalty: divides positive, multiplies negative logits of tokens already seen in prompt
+            or output (CTRL, arXiv:1909.05858); 1 is off.
+        presence_penalty: subtracted once from each token already generated.
+        frequency_penalty: subtracted per occurrence among the generated tokens.
+        seed: makes this request's draws reproducible, whatever else shares its batch.
+        stop: strings that end the text; they are not part of it.
+        stop_token_ids: tokens that end the text, in addition to the model's own end tokens.
+        ignore_eos: keep generating past the model's end tokens.
+        logprobs: how many alternatives to report per token (0 reports only the chosen one, None nothing).
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+
+    Raises:
+        InvalidSamplingError: an option is out of its range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name, (low, high, inclusive) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidSamplingError(f"{name} must be a number, not {value!r}")
+            if not (low <= value <= high if inclusive else low < value <= high):
+                bracket = "[" if inclusive else "("
+                raise InvalidSamplingError(f"{name} must be in {bracket}{low}, {high}], not {value!r}")
+        if any(not s for s in self.stop):
+            raise InvalidSamplingError("stop strings must not be empty")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Build from a mapping, such as a JSON object.
+
+        Raises:
+            InvalidSamplingError: an option is unknown (the nearest known name is suggested) or out of range.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known options: {', '.join(known)}"
+                raise InvalidSamplingError(f"unknown sampling option '{name}'; {hint}")
+        return cls(**options)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the most likely one."""
+        return self.temperature == 0.0
+
+
+_INF = float("inf")
+# name: (lowest, highest, whether the lowest itself is allowed)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "max_tokens": (1, _INF, True),
+    "min_tokens": (0, _INF, True),
+    "temperature": (0.0, _INF, True),
+    "top_k": (0, _INF, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repetition_penalty": (0.0, _INF, False),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "seed": (0, 2**63 - 1, True),
+    "logprobs": (0, MAX_LOGPROBS, True),
+}
