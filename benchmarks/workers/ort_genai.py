@@ -1,0 +1,35 @@
+"""onnxruntime-genai: its Generator over a model folder made by its own builder."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnxruntime_genai as og
+from worker import Timing, Work, serve
+
+
+def load(path: str):  # noqa: ANN201 -- no types for the peer's library
+    """Load the model; give the engine\'s name and its measuring function."""
+    model = og.Model(og.Config(path))
+
+    def measure(work: Work) -> Timing:
+        prompts = work.prompts().astype(np.int32)
+        length = work.prompt_tokens + work.new_tokens
+        params = og.GeneratorParams(model)
+        params.set_search_options(
+            do_sample=False, max_length=length + 8, min_length=length + 4, batch_size=work.batch
+        )
+        generator = og.Generator(model, params)
+        start = time.perf_counter()
+        generator.append_tokens(prompts if work.batch > 1 else prompts[0])
+        generator.generate_next_token()
+        first = time.perf_counter()
+        for _ in range(work.new_tokens - 1):
+            generator.generate_next_token()
+        return Timing(first - start, time.perf_counter() - first, work.batch * work.new_tokens)
+
+    return f"onnxruntime-genai {og.__version__}", measure
+
+
+serve(load)
