@@ -1,0 +1,55 @@
+# `make demo` and `make test` need nothing but Python >= 3.11 and network access to a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?= -n 2
+
+.PHONY: help demo test lint types format wheel clean
+
+help:
+	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
+	@echo "make test    run the tests"
+	@echo "make lint    check style        make format  apply it"
+	@echo "make types   check types        make wheel   build sdist and wheel into dist/"
+	@echo "make clean   remove what was built, and the virtual environment"
+
+demo: $(VENV)/.demo-ready
+	@$(BIN)/carryall demo
+
+test: $(VENV)/.test-ready
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test-ready
+	$(BIN)/mypy
+
+format: $(VENV)/.test-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.test-ready
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+# The stamps are renewed when the dependencies change.
+$(VENV)/.demo-ready: pyproject.toml | $(BIN)/pip
+	@echo "Installing carryall and what it needs into $(VENV) (a minute or two, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
+	@touch $@
+
+$(VENV)/.test-ready: pyproject.toml | $(BIN)/pip
+	@echo "Installing carryall and its test tools into $(VENV) (a few minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: carryall needs Python >= 3.11, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "       Name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

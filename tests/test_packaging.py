@@ -1,0 +1,79 @@
+"""What a user's `pip install` gets. Faults here are silent, so the wheel's file list is asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime")
+FILES = ("__init__.py", "__main__.py", "py.typed")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from an sdist, which is built from this checkout."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert len(list(out.glob("*.tar.gz"))) == 1
+    (path,) = out.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def source_files() -> set[str]:
+    """Every file of the package that belongs into the wheel, as the wheel should name it."""
+    found = {f"carryall/{name}" for name in FILES}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            is_demo = "exporter/demo/" in path.as_posix()
+            if (
+                path.is_file()
+                and "__pycache__" not in path.parts
+                and (is_demo or path.suffix in {".py", ".pyi", ".proto"})
+            ):
+                found.add(f"carryall/{path.relative_to(ROOT).as_posix()}")
+    return found
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == source_files()
+
+
+def test_the_wheel_holds_what_the_readme_promises(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {f"carryall/{folder}/__init__.py" for folder in FOLDERS} <= names
+    assert "carryall/py.typed" in names
+    assert {
+        f"carryall/exporter/demo/pycoder/{file}"
+        for file in ("config.json", "model.safetensors", "tokenizer.json")
+    } <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "carryall = carryall.cli:main" in wheel.read(entry_points).decode()
+
+
+def test_the_wheel_is_small_enough_to_publish(wheel: zipfile.ZipFile) -> None:
+    assert sum(info.compress_size for info in wheel.infolist()) < 40_000_000
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES])
+def test_the_import_view_is_made_of_links(name: str) -> None:
+    link = ROOT / "src" / "carryall" / name
+    advice = "git made a text file of a symbolic link; see 'Windows' in CONTRIBUTING.md"
+    assert link.is_symlink(), advice
+    assert link.resolve() == ROOT / name, advice
+
+
+def test_build_leftovers_stay_out_of_git() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    banned = (".egg-info", "__pycache__", ".venv", "build/", "dist/")
+    assert [path for path in done.stdout.splitlines() if any(part in path for part in banned)] == []
