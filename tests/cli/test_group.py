@@ -1,0 +1,107 @@
+"""The command group: exit codes, one-line errors, help without heavy imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from carryall.cli import carryall
+from carryall.cli.group import SUMMARIES
+from carryall.runtime.errors import CheckpointError, ModelNotFoundError
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does, in its own process."""
+    command = [sys.executable, "-m", "carryall", *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=120
+    )
+
+
+def failing_verb(error: BaseException) -> click.Command:
+    def body() -> None:
+        raise error
+
+    return click.Command("failing", callback=body)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ModelNotFoundError("no model 'x'"), 2, "error: no model 'x'"),
+        (CheckpointError("shard 2\nis truncated"), 1, "error: shard 2 is truncated"),
+        (
+            OSError(28, "No space left on device", "out"),
+            1,
+            "error: [Errno 28] No space left on device: 'out'",
+        ),
+        (click.UsageError("bad option."), 2, "error: bad option (see 'carryall failing --help')"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+    ],
+)
+def test_errors_become_one_line_and_a_code(
+    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(carryall), "get_command", lambda *_: failing_verb(error))
+    result = CliRunner().invoke(carryall, ["failing"], prog_name="carryall")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.strip() == line
+
+
+def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(carryall), "get_command", lambda *_: failing_verb(ZeroDivisionError("ours")))
+    assert isinstance(CliRunner().invoke(carryall, ["failing"]).exception, ZeroDivisionError)
+
+
+def test_an_unknown_verb_suggests_the_nearest_one() -> None:
+    done = run("exprot")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no verb 'exprot'; did you mean 'export'? (see 'carryall --help')\n"
+
+
+def test_an_unknown_option_is_wrong_use() -> None:
+    done = run("--colour")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: No such option '--colour'")
+
+
+@pytest.mark.parametrize(("args", "environment"), [(["--debug"], {}), ([], {"CARRYALL_DEBUG": "1"})])
+def test_debug_shows_the_traceback(args: list[str], environment: dict[str, str]) -> None:
+    done = run(*args, "exprot", **environment)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    done = run()
+    assert done.returncode == 0
+    assert done.stdout == run("--help").stdout
+
+
+def test_the_version_is_the_package_s() -> None:
+    import carryall as package
+
+    assert run("--version").stdout == f"carryall {package.__version__}\n"
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "carryall", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_the_help_lists_every_verb() -> None:
+    text = CliRunner().invoke(carryall, ["--help"]).stdout
+    for verb, summary in SUMMARIES.items():
+        assert f"  {verb.ljust(8)}  {summary}" in text
