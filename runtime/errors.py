@@ -19,6 +19,7 @@
     |   `-- ProviderRuntimeError      a run failed on the device
     |-- EngineClosedError         the engine was shut down while the request was in it
     |-- QueueFullError            the engine refused admission; retry later
+    |-- ServiceUnavailableError   the service is loading its model or shutting down
     `-- RequestCancelled          the caller cancelled this request
 
 A message says what is wrong, with which thing, and what to do about it. This module imports nothing
@@ -111,6 +112,10 @@ class EngineClosedError(CarryallError):
 
 class QueueFullError(CarryallError):
     """The engine's waiting queue is full; retry later."""
+
+
+class ServiceUnavailableError(CarryallError):
+    """The service is still loading its model, or already shutting down."""
 
 
 class RequestCancelled(CarryallError):  # noqa: N818 -- not a fault, the caller's own wish
