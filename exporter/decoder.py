@@ -1,0 +1,115 @@
+"""The frame every decoder shares: inputs, outputs, masks and rotary tables; a family file fills in its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .config import DecoderConfig, RopeConfig
+from .graph import GraphWriter
+from .rope import rope_tables
+from .weights import Array, Checkpoint
+
+KV_SHAPE_BEFORE, KV_SHAPE_AFTER = "past_sequence", "total_sequence"
+
+
+class Decoder(GraphWriter):
+    """A decoder's graph under construction, with the configuration and the weights it is made from.
+
+    The inputs are made at once; ``finish`` makes the outputs.
+    """
+
+    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
+        super().__init__(config.model_type)
+        self.config = config
+        self.checkpoint = checkpoint
+        tokens = ("batch", "sequence")
+        self.input_ids = self.input("input_ids", ir.DataType.INT64, tokens)
+        self.attention_mask = self.input("attention_mask", ir.DataType.INT64, ("batch", KV_SHAPE_AFTER))
+        self.position_ids = self.input("position_ids", ir.DataType.INT64, tokens)
+        self.past = [
+            (self._kv_input(f"past_key_values.{layer}.key"), self._kv_input(f"past_key_values.{layer}.value"))
+            for layer in range(config.num_layers)
+        ]
+        self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self._masks: dict[int | None, ir.Value] = {}
+        self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
+
+    def weight(
+        self,
+        name: str,
+        *shape: int,
+        view: Callable[[Array], Array] | None = None,
+        new_name: str | None = None,
+    ) -> ir.Value:
+        """The weight ``name`` of the module in scope. See ``Checkpoint.tensor``."""
+        tensor = self.checkpoint.tensor(
+            self.qualified(name), shape, view=view, new_name=self.qualified(new_name or name)
+        )
+        return self.initializer(tensor)
+
+    def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
+        """State what ``layer`` hands to the next run."""
+        self._present[layer] = (key, value)
+
+    def rope(self, layer: int) -> tuple[ir.Value, ir.Value] | None:
+        """Cosines and sines of ``layer``, shared by all layers with the same rope."""
+        config = self.config.ropes[layer]
+        if config is None:
+            return None
+        if config not in self._ropes:
+            with self.unscoped(f"rope_{len(self._ropes)}" if self._ropes else "rope"):
+                self._ropes[config] = rope_tables(self, config, self.position_ids)
+        return self._ropes[config]
+
+    def mask(self, layer: int) -> ir.Value:
+        """The additive mask of ``layer``, shared by all layers with the same window."""
+        window = self.config.windows[layer]
+        if window not in self._masks:
+            with self.unscoped("mask" if window is None else f"mask_window_{window}"):
+                self._masks[window] = self._write_mask(window)
+        return self._masks[window]
+
+    def finish(self, logits: ir.Value) -> ir.Model:
+        """Make the outputs and return the model."""
+        self.output(logits, "logits", ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
+        for layer, values in sorted(self._present.items()):
+            for value, kind in zip(values, ("key", "value"), strict=True):
+                self.output(
+                    value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(KV_SHAPE_AFTER)
+                )
+        return self.model()
+
+    def _kv_input(self, name: str) -> ir.Value:
+        return self.input(name, ir.DataType.FLOAT, self._kv_shape(KV_SHAPE_BEFORE))
+
+    def _kv_shape(self, length: str) -> tuple[Any, ...]:
+        return ("batch", self.config.num_kv_heads, length, self.config.head_dim)
+
+    def _write_mask(self, window: int | None) -> ir.Value:
+        """[batch, 1, sequence, total]: 0 where a query may look, else the lowest float.
+
+        Query i stands at index past + i of the cache. It sees real tokens up to itself, at most ``window`` of them.
+        """
+        zero, one = (self.constant(n, np.int64, str(n)) for n in (0, 1))
+        sequence = self.op("Squeeze", self.op("Shape", self.input_ids, start=1, end=2))
+        past = self.op("Squeeze", self.op("Shape", self.past[0][0], start=2, end=3))
+        total = self.op("Add", past, sequence)
+        keys = self.op("Range", zero, total, one)
+        queries = self.op("Unsqueeze", self.op("Range", past, total, one), self.ints(1))
+        visible = self.op("LessOrEqual", keys, queries)
+        if window is not None:
+            oldest = self.op("Sub", queries, self.constant(window, np.int64, "window"))
+            visible = self.op("And", visible, self.op("Greater", keys, oldest))
+        real = self.op(
+            "Unsqueeze", self.op("Cast", self.attention_mask, to=ir.DataType.BOOL), self.ints(1, 2)
+        )
+        return self.op(
+            "Where",
+            self.op("And", visible, real),
+            self.constant(0, np.float32, "visible"),
+            self.constant(np.finfo(np.float32).min, np.float32, "hidden"),
+        )

@@ -1,0 +1,100 @@
+"""Hugging Face checkpoint -> portable graph -> package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from ..runtime.errors import UnsupportedModelError
+from . import models
+from .config import DecoderConfig, RawConfig, read_config
+from .decoder import Decoder
+from .package import Package, Progress, write_package
+from .weights import Checkpoint, WeightWarning
+
+
+class Family(Protocol):
+    """What a module in ``models/`` exports."""
+
+    def config(self, raw: RawConfig) -> DecoderConfig:
+        """Normalise config.json."""
+
+    def build(self, net: Decoder) -> ir.Value:
+        """Write the decoder and return its logits."""
+
+
+def families() -> list[str]:
+    """Every ``model_type`` that can be exported."""
+    return sorted(module.name for module in pkgutil.iter_modules(models.__path__))
+
+
+def family(model_type: str) -> Any:
+    """The module of one family.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    if model_type not in families():
+        raise UnsupportedModelError(
+            f"no exporter for model_type '{model_type}'; there is one for: {', '.join(families())}. "
+            "Other models can be traced: carryall export SRC DST --via optimum"
+        )
+    return importlib.import_module(f"{models.__name__}.{model_type}")
+
+
+def export_model(source: Path) -> ir.Model:
+    """Write the portable graph of a checkpoint folder, whose weights are read when they are asked for.
+
+    Raises:
+        UnsupportedModelError: no exporter knows the model, or something it is configured to do.
+        CheckpointError: a weight is missing or not as the configuration says.
+    """
+    raw = read_config(source)
+    module: Family = family(raw["model_type"])
+    net = Decoder(module.config(raw), Checkpoint(source))
+    model = net.finish(module.build(net))
+    unused = net.checkpoint.unused()
+    if unused:
+        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        warnings.warn(
+            f"{len(unused)} tensors have no place in a {raw['model_type']}: {shown}", WeightWarning, 2
+        )
+    return model
+
+
+def export_package(
+    source: Path,
+    out: Path,
+    *,
+    transform: Callable[[ir.Model], ir.Model] | None = None,
+    quantization: dict[str, Any] | None = None,
+    passes: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> Package:
+    """Export a checkpoint folder into a package.
+
+    Args:
+        source: a Hugging Face checkpoint folder.
+        out: where the package goes: a folder that is empty or does not exist.
+        transform: applied to the graph before it is written, such as a quantizer; its lazy initializers are
+            evaluated by the threads that write them.
+        quantization: what ``transform`` does to the weights, for the package's record.
+        passes: the names of the passes in ``transform``, for the package's record.
+        progress: told about every tensor written.
+
+    Raises:
+        OutputExistsError: ``out`` holds something.
+        UnsupportedModelError: see ``export_model``.
+        CheckpointError: see ``export_model``, or a file of the tokenizer is missing.
+        OSError: the disk is full, or the like; nothing is left behind.
+    """
+    model = export_model(source)
+    if transform is not None:
+        model = transform(model)
+    return write_package(model, source, out, quantization=quantization, passes=passes, progress=progress)

@@ -1,0 +1,105 @@
+"""Writes ONNX nodes under the names of the checkpoint's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+OPSET = 23  # the first with Attention, RotaryEmbedding and RMSNormalization
+IR_VERSION = 11  # the one released with opset 23
+
+Attribute = int | float | str | Sequence[int]
+
+
+class GraphWriter:
+    """An ONNX graph under construction.
+
+    Nodes are named ``<scope>/<operator>`` and values after the node that makes them, so that a reader of the
+    graph finds the checkpoint's module at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
+        self._scope: list[str] = []
+        self._name_counts: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of everything written inside with ``name`` and a dot."""
+        self._scope.append(name)
+        yield
+        self._scope.pop()
+
+    @contextmanager
+    def unscoped(self, name: str) -> Iterator[None]:
+        """Like ``scope``, but leaving the scopes around it out: for what several modules share."""
+        outer, self._scope = self._scope, [name]
+        yield
+        self._scope = outer
+
+    def qualified(self, name: str = "") -> str:
+        """``name`` with the scopes it is in."""
+        return ".".join([*self._scope, name] if name else self._scope)
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
+        """Add a graph input."""
+        value = ir.val(name, dtype, ir.Shape(shape))
+        self.graph.inputs.append(value)
+        return value
+
+    def output(self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> None:
+        """Make ``value`` a graph output called ``name``."""
+        value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
+        self.graph.outputs.append(value)
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:
+        """Append a node with one output."""
+        return self.ops(op_type, *inputs, num_outputs=1, **attributes)[0]
+
+    def ops(
+        self, op_type: str, *inputs: ir.Value | None, num_outputs: int, **attributes: Attribute
+    ) -> Sequence[ir.Value]:
+        """Append a node with ``num_outputs`` outputs."""
+        name = self._unique(f"{self.qualified()}/{op_type}" if self._scope else op_type)
+        node = ir.node(op_type, inputs, attributes, num_outputs=num_outputs, name=name)
+        for i, value in enumerate(node.outputs):
+            value.name = name if i == 0 else f"{name}.{i}"
+        self.graph.append(node)
+        return node.outputs
+
+    def initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """Register ``tensor`` under its own name; the same name again gives the value made first."""
+        name = tensor.name or ""
+        if name in self.graph.initializers:
+            return self.graph.initializers[name]
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def constant(self, value: npt.ArrayLike, dtype: type[np.generic], name: str) -> ir.Value:
+        """A small constant; equal ones are stored once, under the name of the first."""
+        array = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.initializer(ir.tensor(array, name=self._unique(f"constants/{name}")))
+        return self._constants[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        """A 1-D int64 constant."""
+        return self.constant(values, np.int64, "_".join(map(str, values)).replace("-", "minus"))
+
+    def model(self) -> ir.Model:
+        """The finished model."""
+        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="carryall")
+
+    def _unique(self, name: str) -> str:
+        count = self._name_counts.get(name, 0)
+        self._name_counts[name] = count + 1
+        return f"{name}_{count}" if count else name

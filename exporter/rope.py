@@ -1,0 +1,170 @@
+"""Rotary position embeddings: every rope type as a formula over positions, in standard operators.
+
+RoPE: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. Its extensions are cited where they are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..runtime.errors import CheckpointError, UnsupportedModelError
+from .config import RopeConfig
+from .graph import GraphWriter
+
+Floats = npt.NDArray[np.float64]
+
+
+def rope_tables(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Cosines and sines [batch, sequence, rotary_dim / 2] of the angles at ``position_ids`` [batch, sequence].
+
+    Raises:
+        UnsupportedModelError: the rope type is not known.
+    """
+    if config.rope_type not in _FREQUENCIES:
+        known = ", ".join(sorted(_FREQUENCIES))
+        raise UnsupportedModelError(f"rope type '{config.rope_type}' is not supported; these are: {known}")
+    frequencies = _FREQUENCIES[config.rope_type](graph, config, position_ids)
+    positions = graph.op("Unsqueeze", graph.op("Cast", position_ids, to=ir.DataType.FLOAT), graph.ints(-1))
+    angles = graph.op("Mul", positions, frequencies)
+    cos, sin = graph.op("Cos", angles), graph.op("Sin", angles)
+    scaling = attention_scaling(config)
+    if scaling != 1.0:
+        factor = graph.constant(scaling, np.float32, "attention_scaling")
+        cos, sin = graph.op("Mul", cos, factor), graph.op("Mul", sin, factor)
+    return cos, sin
+
+
+def attention_scaling(config: RopeConfig) -> float:
+    """What cosines and sines are multiplied with, as YaRN and LongRoPE ask for."""
+    if config.rope_type not in ("yarn", "longrope"):
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+    factor = _extension(config)
+    if factor <= 1.0:
+        return 1.0
+    if config.rope_type == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(config.original_max_position_embeddings))
+    if config.mscale and config.mscale_all_dim:
+        return _yarn_mscale(factor, config.mscale) / _yarn_mscale(factor, config.mscale_all_dim)
+    return _yarn_mscale(factor, 1.0)
+
+
+def default_frequencies(config: RopeConfig) -> Floats:
+    """theta^(-2i/d) for i in [0, d/2)."""
+    return config.theta ** -_exponents(config)
+
+
+def linear_frequencies(config: RopeConfig) -> Floats:
+    """Position interpolation: Chen et al., https://arxiv.org/abs/2306.15595."""
+    return default_frequencies(config) / _factor(config)
+
+
+def llama3_frequencies(config: RopeConfig) -> Floats:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between blended."""
+    frequencies = default_frequencies(config)
+    turns = (
+        config.original_max_position_embeddings * frequencies / (2 * math.pi)
+    )  # within the original context
+    low, high = config.low_freq_factor, config.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / _factor(config))
+
+
+def yarn_frequencies(config: RopeConfig) -> Floats:
+    """YaRN: Peng et al., https://arxiv.org/abs/2309.00071, section 3.2."""
+    half = config.rotary_dim // 2
+    low, high = (_yarn_dimension(config, turns) for turns in (config.beta_fast, config.beta_slow))
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    interpolated = np.clip((np.arange(half) - low) / (high - low), 0.0, 1.0)
+    return default_frequencies(config) * (1 - interpolated + interpolated / _extension(config))
+
+
+def _static(
+    frequencies: Callable[[RopeConfig], Floats],
+) -> Callable[[GraphWriter, RopeConfig, ir.Value], ir.Value]:
+    def write(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
+        return graph.constant(frequencies(config), np.float32, "inv_freq")
+
+    return write
+
+
+def _dynamic(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
+    """NTK-aware scaling that grows with the sequence: theta is multiplied by (factor * length / max - (factor - 1))^(d/(d-2))."""
+    factor, dim = _factor(config), config.rotary_dim
+    length = graph.op("Cast", _sequence_length(graph, position_ids), to=ir.DataType.FLOAT)
+    ratio = graph.op(
+        "Div", length, graph.constant(config.max_position_embeddings, np.float32, "max_positions")
+    )
+    ratio = graph.op("Max", ratio, graph.constant(1, np.float32, "one"))
+    growth = graph.op("Mul", ratio, graph.constant(factor, np.float32, "rope_factor"))
+    growth = graph.op("Sub", growth, graph.constant(factor - 1, np.float32, "rope_factor_less_one"))
+    exponents = graph.constant(-_exponents(config) * dim / (dim - 2), np.float32, "rope_exponents")
+    frequencies = graph.constant(default_frequencies(config), np.float32, "inv_freq")
+    return graph.op("Mul", frequencies, graph.op("Pow", growth, exponents))
+
+
+def _longrope(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
+    """LongRoPE: Ding et al., https://arxiv.org/abs/2402.13753; one factor a frequency, two sets by length."""
+    original = graph.constant(config.original_max_position_embeddings, np.int64, "original_max_positions")
+    is_long = graph.op("Greater", _sequence_length(graph, position_ids), original)
+    sets = []
+    for name, factors in (("long", config.long_factor), ("short", config.short_factor)):
+        if len(factors) != config.rotary_dim // 2:
+            raise CheckpointError(
+                f"config.json: rope '{name}_factor' must hold {config.rotary_dim // 2} numbers, found {len(factors)}"
+            )
+        values = default_frequencies(config) / np.asarray(factors)
+        sets.append(graph.constant(values, np.float32, f"{name}_inv_freq"))
+    return graph.op("Where", is_long, *sets)
+
+
+_FREQUENCIES: dict[str, Callable[[GraphWriter, RopeConfig, ir.Value], ir.Value]] = {
+    "default": _static(default_frequencies),
+    "linear": _static(linear_frequencies),
+    "dynamic": _dynamic,
+    "llama3": _static(llama3_frequencies),
+    "yarn": _static(yarn_frequencies),
+    "longrope": _longrope,
+}
+
+
+def _sequence_length(graph: GraphWriter, position_ids: ir.Value) -> ir.Value:
+    largest = graph.op("ReduceMax", position_ids, keepdims=0)
+    return graph.op("Add", largest, graph.constant(1, np.int64, "one"))
+
+
+def _exponents(config: RopeConfig) -> Floats:
+    return np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
+
+
+def _factor(config: RopeConfig) -> float:
+    if config.factor is None:
+        raise CheckpointError(f"config.json: rope type '{config.rope_type}' needs a 'factor'")
+    return config.factor
+
+
+def _extension(config: RopeConfig) -> float:
+    """How many times longer than the original the context became."""
+    if config.factor is not None:
+        return config.factor
+    return config.max_position_embeddings / config.original_max_position_embeddings
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _yarn_dimension(config: RopeConfig, turns: float) -> float:
+    """The index of the frequency that makes ``turns`` full turns within the original context."""
+    length = config.original_max_position_embeddings
+    return config.rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))

@@ -1,0 +1,60 @@
+"""The facts that a decoder's graph states about itself, read from its inputs and outputs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..runtime.errors import GraphError
+
+_PAST = re.compile(r"past_key_values\.(\d+)\.key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSignature:
+    """Sizes of any decoder graph with the value names of docs/architecture.md, portable or lowered."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    kv_dtype: ir.DataType
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one cached token takes in all layers together."""
+        bits = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_dtype.bitwidth
+        return bits // 8
+
+    @classmethod
+    def of(cls, model: ir.Model) -> DecoderSignature:
+        """Read the signature of ``model``.
+
+        Raises:
+            GraphError: it has no such inputs and outputs.
+        """
+        caches = [value for value in model.graph.inputs if _PAST.fullmatch(value.name or "")]
+        logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
+        if logits is None or not caches:
+            raise GraphError(
+                "the graph is no decoder with explicit cache: it lacks the input past_key_values.0.key or the output logits"
+            )
+        cache = caches[0]
+        if cache.dtype is None:
+            raise GraphError(f"input {cache.name} has no element type")
+        return cls(
+            num_layers=len(caches),
+            num_kv_heads=_static(cache, 1),
+            head_dim=_static(cache, 3),
+            vocab_size=_static(logits, -1),
+            kv_dtype=cache.dtype,
+        )
+
+
+def _static(value: ir.Value, axis: int) -> int:
+    size = value.shape[axis] if value.shape is not None and len(value.shape) > abs(axis) else None
+    if not isinstance(size, int):
+        raise GraphError(f"axis {axis} of {value.name} must have a fixed size, found shape {value.shape}")
+    return size

@@ -1,0 +1,192 @@
+"""Reads safetensors checkpoints lazily, through a memory map.
+
+Format: https://github.com/huggingface/safetensors#format (8 bytes little-endian header length, JSON header, data).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..runtime.errors import CheckpointError
+from .config import read_json
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
+
+
+class WeightWarning(UserWarning):
+    """A weight looks wrong; the message names the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where one tensor lies."""
+
+    file: _MappedFile
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class _MappedFile:
+    """One safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            if path.stat().st_size < 8:
+                raise self._truncated()
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._data_start = 8 + int.from_bytes(self._map[:8], "little")
+        if self._data_start > len(self._map):
+            raise self._truncated()
+
+    def entries(self) -> dict[str, _Entry]:
+        """All tensors of the file.
+
+        Raises:
+            CheckpointError: the header is damaged or the file ends before its last tensor does.
+        """
+        try:
+            header = json.loads(self._map[8 : self._data_start])
+            header.pop("__metadata__", None)
+            entries = {
+                name: _Entry(
+                    self, str(info["dtype"]), tuple(map(int, info["shape"])), *map(int, info["data_offsets"])
+                )
+                for name, info in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{self.path} is no safetensors file: its header is damaged") from error
+        if any(entry.end > len(self._map) - self._data_start for entry in entries.values()):
+            raise self._truncated()
+        return entries
+
+    def array(self, entry: _Entry) -> Array:
+        """The tensor as a view of the mapped file."""
+        dtype = np.dtype(DTYPES[entry.dtype])
+        count = (entry.end - entry.begin) // dtype.itemsize
+        flat = np.frombuffer(self._map, dtype, count, offset=self._data_start + entry.begin)
+        return flat.reshape(entry.shape)
+
+    def forget(self, entry: _Entry) -> None:
+        """Drop the tensor's pages from this process, so that memory does not grow with the checkpoint."""
+        if hasattr(self._map, "madvise"):
+            start = (self._data_start + entry.begin) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, self._data_start + entry.end - start)
+
+    def _truncated(self) -> CheckpointError:
+        return CheckpointError(f"{self.path} is truncated; download it again")
+
+
+class Checkpoint:
+    """The tensors of a checkpoint folder, single file or sharded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries: dict[str, _Entry] = {}
+        for path in _shards(folder):
+            self._entries |= _MappedFile(path).entries()
+        self._unused = set(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        view: Callable[[Array], Array] | None = None,
+        new_name: str | None = None,
+    ) -> ir.LazyTensor:
+        """A float32 tensor, read and converted whenever its content is asked for.
+
+        Args:
+            name: its name in the checkpoint.
+            shape: the shape it must have there.
+            view: what to take of it: a transposition, a slice, a computation.
+            new_name: the result's name, ``name`` by default.
+
+        Raises:
+            CheckpointError: the tensor is missing, or its shape or dtype is not as expected.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.folder} holds no tensor '{name}'")
+        if entry.shape != shape:
+            raise CheckpointError(f"tensor '{name}': expected shape {list(shape)}, found {list(entry.shape)}")
+        if entry.dtype not in DTYPES:
+            raise CheckpointError(f"tensor '{name}': dtype {entry.dtype} is none of {', '.join(DTYPES)}")
+        if (entry.end - entry.begin) != np.prod(shape, dtype=int) * np.dtype(DTYPES[entry.dtype]).itemsize:
+            raise CheckpointError(f"tensor '{name}': {entry.file.path} gives it the wrong number of bytes")
+        self._unused.discard(name)
+        view = view or (lambda array: array)
+        new_name = new_name or name
+        # The view of a zero-stride stand-in has the right shape and costs nothing.
+        new_shape = view(np.broadcast_to(np.zeros((), DTYPES[entry.dtype]), shape)).shape
+        return ir.LazyTensor(
+            lambda: ir.tensor(_read(entry, view, name), name=new_name),
+            dtype=ir.DataType.FLOAT,
+            shape=ir.Shape(new_shape),
+            name=new_name,
+        )
+
+    def unused(self) -> list[str]:
+        """Names that nobody asked for."""
+        return sorted(self._unused)
+
+
+def _shards(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no 'weight_map'")
+    shards = [folder / name for name in sorted(set(weight_map.values()))]
+    for shard in shards:
+        if not shard.is_file():
+            raise CheckpointError(f"shard {shard.name} is missing in {folder}")
+    return shards
+
+
+def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:
+    array = _contiguous(view(entry.file.array(entry))).astype(np.float32)
+    entry.file.forget(entry)
+    # NaN and infinity survive a sum; the exact look is only worth it then.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = not np.isfinite(array.sum())
+    if suspicious and not np.isfinite(array).all():
+        warnings.warn(f"tensor '{name}' holds NaN or infinity", WeightWarning, stacklevel=2)
+    return array
+
+
+def _contiguous(array: Array) -> Array:
+    """``array`` in row-major order. NumPy's own copy of a transposed matrix misses the cache at every element."""
+    if array.ndim != 2 or array.flags.c_contiguous:
+        return array
+    result = np.empty(array.shape, array.dtype)
+    bits = np.dtype(f"u{array.dtype.itemsize}")
+    source, target = array.view(bits), result.view(bits)
+    for row in range(0, array.shape[0], _BLOCK):
+        for column in range(0, array.shape[1], _BLOCK):
+            block = np.s_[row : row + _BLOCK, column : column + _BLOCK]
+            target[block] = source[block]
+    return result
