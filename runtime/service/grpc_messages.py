@@ -1,0 +1,94 @@
+"""Between the wire messages of `carryall.v1` and the service's own."""
+
+from __future__ import annotations
+
+from ... import __version__
+from ...proto import carryall_pb2 as pb
+from ..errors import RequestError
+from ..outputs import FinishReason, Logprob
+from ..sampling_params import SamplingParams
+from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt
+
+FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "cancelled": pb.FINISH_REASON_CANCELLED,
+}
+
+
+def from_request(message: pb.GenerateRequest) -> GenerationRequest:
+    """Read a request.
+
+    Raises:
+        RequestError: it has no prompt, or a sampling option is out of range.
+    """
+    return GenerationRequest(
+        prompt=_prompt(message),
+        params=_sampling_params(message.sampling),
+        request_id=message.request_id or None,
+        priority=message.priority,
+    )
+
+
+def _prompt(message: pb.GenerateRequest) -> Prompt:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return list(message.token_ids.ids)
+        case "chat":
+            turns = message.chat.messages
+            return Conversation([{"role": turn.role, "content": turn.content} for turn in turns])
+        case _:
+            raise RequestError("the request has no prompt; set one of text, token_ids, chat")
+
+
+def _sampling_params(message: pb.SamplingOptions) -> SamplingParams:
+    """Read the options that were set; their names are those of SamplingParams."""
+    options = {field.name: value for field, value in message.ListFields()}
+    if options.get("max_tokens") == 0:
+        options["max_tokens"] = None
+    return SamplingParams.from_dict(options)
+
+
+def to_response(delta: Delta) -> pb.GenerateResponse:
+    """Write a delta."""
+    message = pb.GenerateResponse(
+        request_id=delta.request_id,
+        index=delta.index,
+        text_delta=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=[_token_logprobs(*pair) for pair in zip(delta.token_ids, delta.logprobs, strict=False)],
+        finish_reason=FINISH_REASONS[delta.finish_reason],
+    )
+    if isinstance(delta.stop_reason, str):
+        message.stop_string = delta.stop_reason
+    elif delta.stop_reason is not None:
+        message.stop_token_id = delta.stop_reason
+    if delta.usage is not None:
+        message.usage.prompt_tokens = delta.usage.prompt_tokens
+        message.usage.completion_tokens = delta.usage.completion_tokens
+        message.usage.cached_tokens = delta.usage.cached_tokens
+    return message
+
+
+def _token_logprobs(token_id: int, candidates: dict[int, Logprob]) -> pb.TokenLogprobs:
+    top = sorted(candidates.values(), key=lambda candidate: candidate.rank)
+    return pb.TokenLogprobs(chosen=_logprob(candidates[token_id]), top=[_logprob(entry) for entry in top])
+
+
+def _logprob(entry: Logprob) -> pb.Logprob:
+    return pb.Logprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank, text=entry.text)
+
+
+def to_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
+    """Write the model's description."""
+    return pb.GetModelInfoResponse(
+        model=info.model,
+        provider=info.provider,
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        max_slots=info.max_slots,
+        server_version=__version__,
+    )

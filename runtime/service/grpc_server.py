@@ -1,0 +1,90 @@
+"""A gRPC server with health checking, bound to one address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ...proto import carryall_pb2, carryall_pb2_grpc
+from ..errors import UsageError
+from .grpc_service import LLMServicer
+from .handler import LLMHandler
+
+SERVICE = carryall_pb2.DESCRIPTOR.services_by_name["LLM"].full_name
+# Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
+CLOSING_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where and how the service listens.
+
+    Args:
+        grpc_port: 0 lets the operating system choose.
+        grace_seconds: how long requests in progress may go on after a shutdown was asked for.
+        max_message_bytes: largest message taken or sent.
+    """
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 8001
+    grace_seconds: float = 30.0
+    max_message_bytes: int = 16 * 2**20
+
+
+class GrpcServer:
+    """Serves a handler; healthy from `set_serving` until `stop`."""
+
+    def __init__(self, handler: LLMHandler, config: ServerConfig) -> None:
+        self._handler = handler
+        self._config = config
+        options = [
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.so_reuseport", 0),  # else a second server binds the same port and steals half the calls
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._health = health.aio.HealthServicer()
+        carryall_pb2_grpc.add_LLMServicer_to_server(  # type: ignore[no-untyped-call]
+            LLMServicer(handler), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> str:
+        """Listen, not healthy yet; return the address, `host:port`.
+
+        Raises:
+            UsageError: the address cannot be bound.
+        """
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        address = f"{host}:{self._config.grpc_port}"
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise UsageError(
+                f"cannot listen on {address}: is the port taken, the host this machine's, the port allowed? "
+                "Choose another with --grpc-port or --host"
+            ) from error
+        await self._server.start()
+        return f"{host}:{port}"
+
+    async def set_serving(self) -> None:
+        """Report healthy."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> bool:
+        """Report unhealthy, refuse new requests, wait for those in progress, then cancel what is left.
+
+        Returns:
+            Whether all requests ended within the grace period.
+        """
+        await self._health.enter_graceful_shutdown()
+        drained = await self._handler.drain(self._config.grace_seconds)
+        await self._server.stop(CLOSING_SECONDS)
+        return drained
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, status)

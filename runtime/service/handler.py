@@ -1,0 +1,92 @@
+"""Requests in, deltas out: the service without its transports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import ServiceUnavailableError
+from .deltas import DeltaTracker
+from .messages import Conversation, Delta, GenerationRequest, ModelInfo
+
+if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
+
+LOADING = "the model is still loading; retry later"
+STOPPING = "the service is shutting down; retry elsewhere"
+
+
+class LLMHandler:
+    """Serves requests from one engine, from `ready` until `drain`. Lives in one event loop."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[AsyncLLM, ModelInfo] | None = None
+        self._refusal: str | None = LOADING
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def ready(self, llm: AsyncLLM, info: ModelInfo) -> None:
+        """Accept requests from now on."""
+        self._loaded = llm, info
+        self._refusal = None
+
+    @property
+    def active(self) -> int:
+        """How many requests are in progress."""
+        return self._active
+
+    def info(self) -> ModelInfo:
+        """Describe the loaded model.
+
+        Raises:
+            ServiceUnavailableError: it is still loading.
+        """
+        if self._loaded is None:
+            raise ServiceUnavailableError(LOADING)
+        return self._loaded[1]
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """Yield the continuation as it grows. Closing the generator cancels the request.
+
+        Raises:
+            ServiceUnavailableError: the model is loading, or the service is shutting down.
+            RequestError: the request is at fault.
+            QueueFullError: too many requests are waiting.
+            EngineClosedError: the engine was shut down meanwhile.
+            ProviderRuntimeError: the model failed to run.
+        """
+        with self._in_progress() as llm:
+            prompt = request.prompt
+            if isinstance(prompt, Conversation):
+                prompt = llm.render_chat(prompt.messages)
+            outputs = llm.generate(prompt, request.params, request.request_id, request.priority)
+            tracker = DeltaTracker()
+            async with aclosing(outputs):
+                async for output in outputs:
+                    for delta in tracker.advance(output):
+                        yield delta
+
+    async def drain(self, grace_seconds: float) -> bool:
+        """Refuse new requests and wait for those in progress; return whether all ended in time."""
+        self._refusal = STOPPING
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    @contextmanager
+    def _in_progress(self) -> Iterator[AsyncLLM]:
+        if self._refusal is not None or self._loaded is None:
+            raise ServiceUnavailableError(self._refusal or LOADING)
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield self._loaded[0]
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()

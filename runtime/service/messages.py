@@ -1,0 +1,68 @@
+"""What every transport turns its requests into, and its answers out of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..outputs import FinishReason, Logprob
+from ..sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Chat messages, as the model's chat template takes them: each with a `role` and a `content`."""
+
+    messages: list[dict[str, Any]]
+
+
+Prompt = str | list[int] | Conversation  # list[int]: token ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request, whatever it came by.
+
+    Args:
+        priority: a smaller number is served first.
+    """
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    request_id: str | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a continuation gained since the last delta; all of them concatenated are the whole."""
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[dict[int, Logprob]] = ()  # one a token, if asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None  # in the last delta of the request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The loaded model, as clients see it."""
+
+    model: str
+    provider: str
+    vocab_size: int
+    context_length: int
+    max_slots: int
