@@ -58,18 +58,21 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", _items("stop", self.stop, str))
+        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids, int))
         for name, (low, high, inclusive) in _RANGES.items():
             value = getattr(self, name)
-            if value is None:
+            if value is None and name in _OPTIONAL:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidSamplingError(f"{name} must be a number, not {value!r}")
+            kind, noun = (int, "a whole number") if name in _WHOLE else (int | float, "a number")
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise InvalidSamplingError(f"{name} must be {noun}, not {value!r}")
             if not (low <= value <= high if inclusive else low < value <= high):
                 bracket = "[" if inclusive else "("
                 raise InvalidSamplingError(f"{name} must be in {bracket}{low}, {high}], not {value!r}")
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSamplingError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if any(not s for s in self.stop):
             raise InvalidSamplingError("stop strings must not be empty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -96,7 +99,18 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def _items(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """Return one item or a sequence of them as a tuple, each checked to be of ``kind``."""
+    items = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, kind):
+            raise InvalidSamplingError(f"{name} must be a list of {kind.__name__}, not {value!r}")
+    return items
+
+
 _INF = float("inf")
+_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
 # name: (lowest, highest, whether the lowest itself is allowed)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "max_tokens": (1, _INF, True),
