@@ -94,8 +94,12 @@ class Provider(abc.ABC):
         """None if this provider can run here, else why not and what to do about it."""
 
     @abc.abstractmethod
-    def passes(self) -> list[ir.passes.PassBase]:
-        """Passes that lower a portable decoder graph to this target's kernels, in order."""
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Passes that lower a portable decoder graph to this target's kernels, in order.
+
+        Args:
+            config: as it will be given to ``runner``; ``context_length`` must be set (rope tables have that length).
+        """
 
     @abc.abstractmethod
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
