@@ -1,0 +1,108 @@
+"""Small helpers for passes that edit an ``ir.Graph`` in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+MICROSOFT = "com.microsoft"
+
+
+def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Node]:
+    """Yield the graph's nodes of one operator; the graph may change underway."""
+    yield from [node for node in graph if node.op_type == op_type and node.domain == domain]
+
+
+def weight(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer that no caller can override, else None."""
+    if value is None or not value.is_initializer() or value.is_graph_input():
+        return None
+    return value.const_value
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Return the content of an initializer or ``Constant`` output, else None. For small values only."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.NDArray[Any]) -> ir.Value:
+    """Register a tensor under ``name``, numbered when the name is taken."""
+    content = ir.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+    unique, number = name, 0
+    while unique in graph.initializers:
+        number += 1
+        unique = f"{name}_{number}"
+    content.name = unique
+    value = ir.Value(name=unique, type=ir.TensorType(content.dtype), shape=content.shape, const_value=content)
+    graph.register_initializer(value)
+    return value
+
+
+def shared_constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """Return the initializer ``name``, made on first use. The caller owns the name's meaning."""
+    return graph.initializers[name] if name in graph.initializers else add_initializer(graph, name, array)
+
+
+def insert(
+    before: ir.Node,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    domain: str = "",
+    num_outputs: int = 1,
+) -> ir.Node:
+    """Insert a new node in front of ``before`` and return it."""
+    graph = before.graph
+    if not isinstance(graph, ir.Graph):
+        raise TypeError(f"node {before.name} belongs to no graph")
+    node = ir.node(op_type, inputs, attributes or {}, domain=domain, num_outputs=num_outputs)
+    graph.insert_before(before, node)
+    if domain:
+        graph.opset_imports.setdefault(domain, 1)
+    return node
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """Let every consumer of ``old`` read ``new``, which also inherits type, shape and, for an output, the name."""
+    new.type, new.shape = new.type or old.type, new.shape or old.shape
+    if old.is_graph_output():
+        old.name, new.name = f"{old.name}_replaced", old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def sole_consumer(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads ``value`` once, or None."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def remove_unused(graph: ir.Graph, node: ir.Node | None) -> None:
+    """Remove ``node`` when nothing reads it, then its producers likewise."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current is None or current.graph is not graph:
+            continue
+        if any(output.uses() or output.is_graph_output() for output in current.outputs):
+            continue
+        producers = [value.producer() for value in current.inputs if value is not None]
+        graph.remove(current, safe=True)
+        stack.extend(producers)
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an integer attribute or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """Return a float attribute or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_float()

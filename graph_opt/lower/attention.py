@@ -1,0 +1,146 @@
+"""Attention(RotaryEmbedding(q), RotaryEmbedding(k), v, mask, past) -> GroupQueryAttention on a shared KV buffer.
+
+What the mask means and what the rope's table holds is found by evaluating them (``probe.py``). The kernel's
+limits are those of onnxruntime's ``group_query_attention_helper.h``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from .. import probe
+from ..edit import MICROSOFT, add_initializer, float_attribute, insert, int_attribute, nodes_of, replace
+from ..passes.base import GraphPass
+from .kernels import Kernels
+
+SEQLENS_K = "seqlens_k"
+TOTAL_LENGTH = "total_sequence_length"
+
+
+class GroupQueryAttentionPass(GraphPass):
+    """Lower every ``Attention`` with a KV cache to com.microsoft ``GroupQueryAttention``.
+
+    Args:
+        context_length: most tokens a sequence will have; the length of the rope tables.
+        kernels: what the target's kernels take.
+    """
+
+    def __init__(self, context_length: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.context_length = context_length
+        self.kernels = kernels
+        self._meanings: dict[ir.Value | None, probe.MaskMeaning | str] = {}
+        self._tables: dict[ir.Value, ir.Value] = {}
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        self._meanings, self._tables = {}, {}
+        for node in nodes_of(graph, "Attention"):
+            meaning = _misfit(node) or self._meaning(graph, node)
+            if isinstance(meaning, str):
+                self.refuse(node, meaning)
+                continue
+            self._lower(graph, node, meaning)
+            self.fired += 1
+
+    def _meaning(self, graph: ir.Graph, node: ir.Node) -> probe.MaskMeaning | str:
+        mask = node.inputs[3]
+        if mask is None:
+            causal = int_attribute(node, "is_causal", 0)
+            return probe.MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
+        if mask not in self._meanings:
+            self._meanings[mask] = probe.mask_meaning(graph, mask, self.context_length)
+        return self._meanings[mask]
+
+    def _lower(self, graph: ir.Graph, node: ir.Node, meaning: probe.MaskMeaning) -> None:
+        query, key, value, _, past_key, past_value = node.inputs[:6]
+        attributes = _attributes(node, meaning)
+        tables: list[ir.Value] = []
+        rope = self._shared_rope(node)
+        if rope is not None:
+            query_rope, key_rope = rope
+            query, key = query_rope.inputs[0], key_rope.inputs[0]
+            tables = [self._table(graph, angle) for angle in query_rope.inputs[1:3] if angle is not None]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(query_rope, "interleaved", 0)}
+        lengths = [_int32_input(graph, SEQLENS_K, ["batch"]), _int32_input(graph, TOTAL_LENGTH, [])]
+        inputs = [query, key, value, past_key, past_value, *lengths, *tables]
+        lowered = insert(node, "GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
+        lowered.name = node.name
+        for old, new in zip(node.outputs, lowered.outputs, strict=True):
+            replace(old, new)
+        graph.remove(node, safe=True)
+
+    def _shared_rope(self, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+        """Return the RotaryEmbedding nodes of q and k if the kernel can do their work."""
+        pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
+        ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
+        if not self.kernels.rotary_in_attention or len(ropes) != 2:
+            return None
+        reason = _rope_misfit(node, ropes[0], ropes[1])
+        if reason:
+            self.refuse(ropes[0], reason)
+            return None
+        return ropes[0], ropes[1]
+
+    def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
+        if angle not in self._tables:
+            table = probe.rope_table(graph, angle, self.context_length)
+            self._tables[angle] = add_initializer(graph, f"{angle.name}_table", table)
+        return self._tables[angle]
+
+
+def _attributes(node: ir.Node, meaning: probe.MaskMeaning) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "num_heads": int_attribute(node, "q_num_heads", 0),
+        "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
+    }
+    for name in ("scale", "softcap"):
+        if name in node.attributes:
+            attributes[name] = float_attribute(node, name, 0.0)
+    if meaning.window is not None:
+        attributes["local_window_size"] = meaning.window
+    return attributes
+
+
+def _misfit(node: ir.Node) -> str | None:
+    """Say why an Attention node cannot become GroupQueryAttention, or None."""
+    inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
+    if inputs[4] is None or inputs[5] is None or len(node.outputs) < 3:
+        return "it has no KV cache"
+    if inputs[6] is not None or len(node.outputs) > 3:
+        return "it uses nonpad_kv_seqlen or qk_matmul_output"
+    if not int_attribute(node, "q_num_heads", 0) or not int_attribute(node, "kv_num_heads", 0):
+        return "its q, k and v are not [batch, sequence, heads * head_dim]"
+    sizes = [
+        value.shape[3] if value is not None and value.shape is not None else None for value in inputs[4:6]
+    ]
+    if not isinstance(sizes[0], int) or sizes[0] != sizes[1]:
+        return f"the head sizes of key and value must be equal and known, got {sizes[0]} and {sizes[1]}"
+    return f"the kernel needs a head size divisible by 8, got {sizes[0]}" if sizes[0] % 8 else None
+
+
+def _rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
+    """Say why the kernel cannot rotate q and k as these two nodes do, or None."""
+    if list(query.inputs[1:]) != list(key.inputs[1:]):
+        return "q and k are rotated by different angles"
+    if len(query.inputs) > 3 and query.inputs[3] is not None:
+        return (
+            "the rope reads a table by position_ids; angles [batch, sequence, rotary_dim / 2] were expected"
+        )
+    names = ("interleaved", "rotary_embedding_dim")
+    if any(int_attribute(query, name, 0) != int_attribute(key, name, 0) for name in names):
+        return "q and k are rotated differently"
+    past = node.inputs[4]
+    head_size = past.shape[3] if past is not None and past.shape is not None else 0
+    rotary = int_attribute(query, "rotary_embedding_dim", 0) or head_size
+    return f"the kernel rotates multiples of 16 elements, not {rotary}" if int(rotary) % 16 else None
+
+
+def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:
+    for value in graph.inputs:
+        if value.name == name:
+            return value
+    value = ir.val(name, ir.DataType.INT32, shape)
+    graph.inputs.append(value)
+    return value

@@ -1,0 +1,80 @@
+"""The graph's face: from explicit past and present to slots of a shared KV buffer.
+
+``attention_mask`` and ``position_ids`` vanish; what still needs positions gets them from the cache lengths.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..edit import insert, nodes_of, replace, shared_constant
+from ..passes.base import GraphPass
+from .attention import SEQLENS_K, TOTAL_LENGTH
+
+_CACHE = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
+
+
+class SlotInputsPass(GraphPass):
+    """Give the graph the inputs and outputs of the slot contract.
+
+    Raises:
+        GraphError: an ``Attention`` is left, or something else still reads ``attention_mask``.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        left = [str(node.name) for node in nodes_of(graph, "Attention")]
+        if left:
+            raise GraphError(
+                f"attention {left[0]} (one of {len(left)}) was not lowered to GroupQueryAttention, "
+                "so it cannot share a KV buffer; the report's refusals say why"
+            )
+        inputs = {str(value.name): value for value in graph.inputs}
+        positions = inputs.get("position_ids")
+        if positions is not None and positions.uses():
+            replace(positions, _positions(graph, inputs))
+        self._drop(graph, inputs)
+        for value in [*graph.inputs, *graph.outputs]:
+            if _CACHE.fullmatch(str(value.name)) and value.shape is not None:
+                value.shape = ir.Shape([value.shape[0], value.shape[1], "max_length", value.shape[3]])
+        self.fired += 1
+
+    @staticmethod
+    def _drop(graph: ir.Graph, inputs: dict[str, ir.Value]) -> None:
+        for name in ("attention_mask", "position_ids"):
+            value = inputs.get(name)
+            if value is None:
+                continue
+            if value.uses():
+                reader = next(iter(value.uses())).node
+                raise GraphError(f"{reader.op_type} {reader.name} still reads {name}; slots have none")
+            graph.inputs.remove(value)
+
+
+def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
+    """Compute position_ids [batch, sequence] from the cache lengths.
+
+    A row's new tokens end at ``seqlens_k``, except in a run of fresh prompts (sequence = total length), which
+    start at 0 and are padded on the right.
+    """
+    first = graph[0]
+
+    def whole(name: str, *value: int) -> ir.Value:
+        return shared_constant(graph, f"slots.{name}", np.array(value, np.int64).reshape(-1))
+
+    zero, one = whole("zero", 0), whole("one", 1)
+    scalar_zero = shared_constant(graph, "slots.scalar_zero", np.array(0, np.int64))
+    scalar_one = shared_constant(graph, "slots.scalar_one", np.array(1, np.int64))
+
+    def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
+        return insert(first, op_type, operands, attributes).outputs[0]
+
+    length = op("Squeeze", op("Shape", inputs["input_ids"], start=1, end=2), zero)
+    last = op("Unsqueeze", op("Cast", inputs[SEQLENS_K], to=int(ir.DataType.INT64)), one)
+    on_cache = op("Sub", op("Add", last, one), length)
+    total = op("Cast", inputs[TOTAL_LENGTH], to=int(ir.DataType.INT64))
+    start = op("Where", op("Equal", length, total), zero, on_cache)
+    return op("Add", start, op("Range", scalar_zero, length, scalar_one))

@@ -1,0 +1,50 @@
+"""The base of our own passes: it counts what it changed, and says what it left alone and why."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A place that nearly matched: which node, and the reason it was left as it was."""
+
+    node: str
+    reason: str
+
+
+class GraphPass(ir.passes.InPlacePass):
+    """A pass over one graph after another, with a fire count and refusals.
+
+    Attributes:
+        fired: rewrites made by the latest call.
+        refusals: near misses of the latest call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fired = 0
+        self.refusals: list[Refusal] = []
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the main graph of ``model``."""
+        self.fired, self.refusals = 0, []
+        self.rewrite(model.graph)
+        return ir.passes.PassResult(model, modified=self.fired > 0)
+
+    @abc.abstractmethod
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite ``graph`` in place; add to ``fired`` once a rewrite."""
+
+    def refuse(self, node: ir.Node, reason: str) -> None:
+        """Record that ``node`` was left alone."""
+        self.refusals.append(Refusal(node.name or node.op_type, reason))
+
+
+def pass_name(pass_: ir.passes.PassBase) -> str:
+    """Return the name a pass is listed, reported and disabled by: its class name without ``Pass``."""
+    name = getattr(pass_, "name", None)
+    return name if isinstance(name, str) else type(pass_).__name__.removesuffix("Pass")

@@ -1,0 +1,171 @@
+"""Find out what a part of a graph means by evaluating it, never by matching how it is written.
+
+Masks and rope tables have endless written forms; their values on probe inputs are few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from ..runtime.errors import GraphError
+from .lazy import Array
+
+_PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+_BLOCKED = -1e4  # a mask entry at or below this hides its key
+_SEED = 0
+
+
+class Probe:
+    """A part of a graph, cut out between the graph's inputs and one value."""
+
+    def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
+        self.inputs = _inputs_of(value)
+        part = ir.convenience.extract(graph, self.inputs, [value])
+        model = ir.Model(part, ir_version=11)
+        self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+
+    @property
+    def input_names(self) -> set[str]:
+        """Names of the graph inputs that the value depends on."""
+        return {str(value.name) for value in self.inputs}
+
+    def __call__(self, feed: Mapping[str, Array]) -> Array:
+        """Evaluate on ``feed``, of which only the needed inputs are used."""
+        needed = {name: feed[name] for name in self.input_names}
+        result: Array = self._evaluator.run(None, needed)[0]
+        return result
+
+
+def _inputs_of(value: ir.Value) -> list[ir.Value]:
+    """Return the graph inputs upstream of ``value``."""
+    found: dict[ir.Value, None] = {}
+    seen: set[ir.Node] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        node = current.producer()
+        if node is None:
+            if current.is_graph_input():
+                found[current] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.extend(operand for operand in node.inputs if operand is not None)
+    return list(found)
+
+
+def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDArray[np.float32]:
+    """Evaluate a cos or sin value at positions 0..context_length-1.
+
+    Returns:
+        Shape [context_length, rotary_dim / 2].
+
+    Raises:
+        GraphError: the value depends on more than ``position_ids``.
+    """
+    probe = Probe(graph, value)
+    if probe.input_names - {"position_ids"}:
+        raise GraphError(
+            f"rope table '{value.name}' depends on {sorted(probe.input_names)}, not on positions only"
+        )
+    table = np.asarray(probe({"position_ids": np.arange(context_length, dtype=np.int64)[None]}), np.float32)
+    if table.ndim == 3 and table.shape[:2] == (1, context_length):
+        return table[0]
+    if table.ndim == 2 and table.shape[0] == context_length:
+        return table
+    raise GraphError(f"rope table '{value.name}' has shape {table.shape} for {context_length} positions")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskMeaning:
+    """What an additive attention mask lets a token see: itself and earlier ones, at most ``window`` in all."""
+
+    window: int | None = None  # None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One probe: padding on the left per row, cached tokens, new tokens."""
+
+    padding: Sequence[int]
+    past: int
+    new: int
+
+    def feed(self, inputs: Sequence[ir.Value]) -> dict[str, Array]:
+        batch, total = len(self.padding), self.past + self.new
+        mask = (np.arange(total) >= np.array(self.padding)[:, None]).astype(np.int64)
+        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, self.past :]
+        feed: dict[str, Array] = {"attention_mask": mask, "position_ids": positions}
+        feed["input_ids"] = np.ones((batch, self.new), np.int64)
+        for value in inputs:
+            if _PAST_KEY.fullmatch(str(value.name)):
+                _, heads, _, size = value.shape if value.shape is not None else (1, 1, None, 1)
+                zero = np.zeros((1, 1, 1, 1), np.float32)
+                feed[str(value.name)] = np.broadcast_to(zero, (batch, int(heads), self.past, int(size)))
+        return feed
+
+    def visible(self, window: int | None) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which (query, key) pairs should see each other, and which queries are real tokens."""
+        query = self.past + np.arange(self.new)[:, None]
+        key = np.arange(self.past + self.new)[None]
+        near = (key <= query) & (key > query - (window or self.past + self.new + 1))
+        start = np.array(self.padding)[:, None, None]
+        return near & (key >= start), (query >= start)[..., 0]
+
+
+def mask_meaning(graph: ir.Graph, mask: ir.Value, context_length: int) -> MaskMeaning | str:
+    """Say what an additive mask [batch, 1, new, total] means, or why it is none of the known kinds.
+
+    The window is read off the last row of the longest context; then every entry of several probes, with
+    random left padding, must be as that meaning predicts.
+    """
+    probe = Probe(graph, mask)
+    unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
+    if unknown:
+        return f"the mask depends on {sorted(unknown)}"
+    longest = _Case([0], context_length - 1, 1)
+    seen = _seen(probe, longest)
+    if isinstance(seen, str):
+        return seen
+    count = int(seen[0, 0].sum())
+    window = None if count == context_length else count
+    for case in _cases(window, context_length):
+        seen = _seen(probe, case)
+        if isinstance(seen, str):
+            return seen
+        expected, real = case.visible(window)
+        if (seen != expected)[real].any():
+            return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
+    return MaskMeaning(window)
+
+
+_KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "input_ids"})
+
+
+def _cases(window: int | None, context_length: int) -> list[_Case]:
+    rng = np.random.default_rng(_SEED)
+    edge = min(window or 8, context_length - 4)
+    shapes = [(0, 7), (5, 1), (6, 4), (edge - 1, 3), (edge, 2), (edge + 1, 1)]
+    return [_Case(rng.integers(0, past // 2 + 2, 3).tolist(), past, new) for past, new in shapes]
+
+
+def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:
+    """Evaluate one case. Returns which pairs see each other [batch, new, total], or why it cannot be said."""
+    values = np.asarray(probe(case.feed(probe.inputs)))
+    if values.dtype == np.bool_:
+        values = np.where(values, 0.0, 2 * _BLOCKED)
+    shape = (len(case.padding), 1, case.new, case.past + case.new)
+    try:
+        values = np.broadcast_to(values, shape)[:, 0]
+    except ValueError:
+        return f"the mask has shape {values.shape} where {shape} was expected (one mask for all heads)"
+    hidden = values <= _BLOCKED
+    if not np.all(hidden | (values == 0)):
+        return "the mask adds a bias to visible keys"
+    return ~hidden
