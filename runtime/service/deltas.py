@@ -1,13 +1,13 @@
-"""Growing outputs cut into what is new in each."""
+"""Growing outputs cut into what is new in each, and put together again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from dataclasses import dataclass
 
-from ..errors import ProviderRuntimeError
+from ..errors import ProviderRuntimeError, RequestCancelled
 from ..outputs import CompletionOutput, RequestOutput
-from .messages import Delta, Usage
+from .messages import Delta, Generation, Usage
 
 
 @dataclass(slots=True)
@@ -67,4 +67,25 @@ def _usage(output: RequestOutput) -> Usage:
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=sum(len(completion.token_ids) for completion in output.outputs),
         cached_tokens=output.metrics.cached_tokens if output.metrics else 0,
+    )
+
+
+async def collect(deltas: AsyncIterable[Delta]) -> Generation:
+    """Return the concatenation of a request's deltas.
+
+    Raises:
+        RequestCancelled: the stream ended before the request did.
+    """
+    parts = [delta async for delta in deltas]
+    last = parts[-1] if parts else None
+    if last is None or last.usage is None or last.finish_reason not in ("stop", "length"):
+        raise RequestCancelled("the request was cancelled before it was finished")
+    return Generation(
+        request_id=last.request_id,
+        text="".join(part.text for part in parts),
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=[entry for part in parts for entry in part.logprobs],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        usage=last.usage,
     )

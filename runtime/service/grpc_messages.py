@@ -7,7 +7,7 @@ from ...proto import carryall_pb2 as pb
 from ..errors import RequestError
 from ..outputs import FinishReason, Logprob
 from ..sampling_params import SamplingParams
-from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt
+from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt, by_rank
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -52,14 +52,20 @@ def _sampling_params(message: pb.SamplingOptions) -> SamplingParams:
     return SamplingParams.from_dict(options)
 
 
-def to_response(delta: Delta) -> pb.GenerateResponse:
-    """Write a delta."""
+def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:
+    """Write a delta, with the ``top_logprobs`` most likely candidates of each token that has logprobs."""
     message = pb.GenerateResponse(
         request_id=delta.request_id,
         index=delta.index,
         text_delta=delta.text,
         token_ids=delta.token_ids,
-        logprobs=[_token_logprobs(*pair) for pair in zip(delta.token_ids, delta.logprobs, strict=False)],
+        logprobs=[
+            pb.TokenLogprobs(
+                chosen=_logprob(candidates[token]),
+                top=[_logprob(entry) for entry in by_rank(candidates, top_logprobs)],
+            )
+            for token, candidates in zip(delta.token_ids, delta.logprobs, strict=False)
+        ],
         finish_reason=FINISH_REASONS[delta.finish_reason],
     )
     if isinstance(delta.stop_reason, str):
@@ -71,11 +77,6 @@ def to_response(delta: Delta) -> pb.GenerateResponse:
         message.usage.completion_tokens = delta.usage.completion_tokens
         message.usage.cached_tokens = delta.usage.cached_tokens
     return message
-
-
-def _token_logprobs(token_id: int, candidates: dict[int, Logprob]) -> pb.TokenLogprobs:
-    top = sorted(candidates.values(), key=lambda candidate: candidate.rank)
-    return pb.TokenLogprobs(chosen=_logprob(candidates[token_id]), top=[_logprob(entry) for entry in top])
 
 
 def _logprob(entry: Logprob) -> pb.Logprob:

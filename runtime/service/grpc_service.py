@@ -44,12 +44,11 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Stream one request's continuation."""
-        async with (
-            _errors_as_status(context),
-            aclosing(self._handler.generate(from_request(request))) as deltas,
-        ):
-            async for delta in deltas:
-                await context.write(to_response(delta))
+        async with _errors_as_status(context):
+            wanted = from_request(request)
+            async with aclosing(self._handler.generate(wanted)) as deltas:
+                async for delta in deltas:
+                    await context.write(to_response(delta, wanted.params.logprobs or 0))
 
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,19 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The whole of one continuation."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The loaded model, as clients see it."""
 
@@ -66,3 +79,9 @@ class ModelInfo:
     vocab_size: int
     context_length: int
     max_slots: int
+
+
+def by_rank(candidates: Mapping[int, Logprob], most: int | None = None) -> list[Logprob]:
+    """Return one token's candidates, best first; ``most`` leaves out a chosen token of a lower rank."""
+    ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
+    return ranked if most is None else [candidate for candidate in ranked if candidate.rank <= most]

@@ -1,0 +1,177 @@
+"""OpenAI's JSON shapes for completions and chat completions, and what they mean here.
+
+Bodies follow https://platform.openai.com/docs/api-reference, with vLLM's further sampling options
+(`top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`, `min_tokens`, ...).
+An option that would have to be ignored to be accepted is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RequestError
+from ..outputs import Logprob
+from ..sampling_params import SamplingParams
+from .messages import Conversation, Generation, GenerationRequest, Prompt, Usage, by_rank
+
+Json = dict[str, Any]
+
+# Describe the caller or the bill, not the generation. One model is loaded, whatever `model` says.
+IGNORED = ("metadata", "model", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
+# Accepted with the one value that asks for what is done anyway.
+ONLY: dict[str, Any] = {"best_of": 1, "echo": False, "n": 1, "stream": False, "stream_options": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How one url's bodies are read and answered."""
+
+    request: Callable[[Mapping[str, Any]], GenerationRequest]
+    response: Callable[[GenerationRequest, Generation, str], Json]  # str: the model's name
+
+
+def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Read a body of /v1/completions.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    options = _options(body)
+    prompt = options.pop("prompt", None)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a list of one prompt
+    if not isinstance(prompt, str) and not _is_token_ids(prompt):
+        raise RequestError(
+            "'prompt' must be one text or one list of token ids; put several prompts in lines of their own"
+        )
+    return _request(prompt, options)
+
+
+def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Read a body of /v1/chat/completions.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    options = _options(body)
+    messages = options.pop("messages", None)
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("'messages' must be a list of at least one message")
+    wanted, top = options.pop("logprobs", False), options.pop("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise RequestError("'logprobs' must be true or false; 'top_logprobs' says how many")
+    if wanted:
+        options["logprobs"] = top
+    if "max_completion_tokens" in options:
+        options["max_tokens"] = options.pop("max_completion_tokens")
+    options.setdefault("max_tokens", None)  # unlike completions, chat has no default limit
+    return _request(Conversation([_turn(message) for message in messages]), options)
+
+
+def _options(body: Mapping[str, Any]) -> Json:
+    """Return what is left to be read: null means the default, and some options have one possible value."""
+    options = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
+    for name, value in ONLY.items():
+        given = options.pop(name, value)
+        if given != value:
+            raise RequestError(f"'{name}': {given!r} is not supported, only {value!r}")
+    return options
+
+
+def _request(prompt: Prompt, options: Json) -> GenerationRequest:
+    priority = options.pop("priority", 0)
+    if not isinstance(priority, int):
+        raise RequestError(f"'priority' must be a whole number, not {priority!r}")
+    return GenerationRequest(prompt=prompt, params=SamplingParams.from_dict(options), priority=priority)
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) for item in value
+    )
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _turn(message: Any) -> Json:
+    """Return one message, its content as one text."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list) and all(map(_is_text_part, content)):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise RequestError("each message must be an object with a text 'role' and a text 'content'")
+    return {**message, "content": content}
+
+
+def completion_response(request: GenerationRequest, result: Generation, model: str) -> Json:
+    """Answer a body of /v1/completions."""
+    choice = {"text": result.text, "logprobs": _completion_logprobs(result)}
+    return _response("cmpl", "text_completion", result, model, choice)
+
+
+def chat_response(request: GenerationRequest, result: Generation, model: str) -> Json:
+    """Answer a body of /v1/chat/completions."""
+    logprobs = _chat_logprobs(result, request.params.logprobs)
+    choice = {"message": {"role": "assistant", "content": result.text}, "logprobs": logprobs}
+    return _response("chatcmpl", "chat.completion", result, model, choice)
+
+
+def _response(prefix: str, kind: str, result: Generation, model: str, choice: Json) -> Json:
+    return {
+        "id": f"{prefix}-{result.request_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, **choice, "finish_reason": result.finish_reason}],
+        "usage": _usage(result.usage),
+    }
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _completion_logprobs(result: Generation) -> Json | None:
+    if not result.logprobs:
+        return None
+    chosen = [candidates[token] for candidates, token in zip(result.logprobs, result.token_ids, strict=True)]
+    lengths = [len(entry.text) for entry in chosen]
+    return {
+        "tokens": [entry.text for entry in chosen],
+        "token_logprobs": [entry.logprob for entry in chosen],
+        "top_logprobs": [{e.text: e.logprob for e in by_rank(candidates)} for candidates in result.logprobs],
+        "text_offset": list(itertools.accumulate(lengths, initial=0))[:-1],
+    }
+
+
+def _chat_logprobs(result: Generation, wanted: int | None) -> Json | None:
+    if wanted is None:
+        return None
+    pairs = zip(result.token_ids, result.logprobs, strict=True)
+    return {
+        "content": [
+            {**_entry(candidates[token]), "top_logprobs": [_entry(e) for e in by_rank(candidates, wanted)]}
+            for token, candidates in pairs
+        ]
+    }
+
+
+def _entry(entry: Logprob) -> Json:
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
+
+
+ENDPOINTS = {
+    "/v1/completions": Endpoint(completion_request, completion_response),
+    "/v1/chat/completions": Endpoint(chat_request, chat_response),
+}
