@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import rich.progress as bars
 from rich.console import Console
-
-Report = Callable[[int, int], None]  # (done, total), in any unit
 
 FIRST_LINE_SECONDS = 2.0
 NEXT_LINE_SECONDS = 10.0
 
 
+class Progress(Protocol):
+    """What a piece of work calls to tell how far it is, in any unit."""
+
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        """``done`` of ``total``; ``name`` is what was worked on last."""
+
+
 @contextmanager
-def progress(label: str, *, quiet: bool = False) -> Iterator[Report]:
-    """Show how far a piece of work is; yields the function that the work calls."""
+def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show how far a piece of work is, while it runs.
+
+    Yields:
+        The function that the work calls.
+    """
     console = Console(stderr=True)
     if quiet:
-        yield lambda done, total: None
-    elif console.is_terminal:
+        yield _Silence()
+    elif not console.is_terminal:
+        yield _PlainLines(label)
+    else:
         columns = (
-            bars.TextColumn("{task.description:<10}"),
+            bars.TextColumn("{task.description:<9}"),
             bars.BarColumn(bar_width=40),
             bars.TaskProgressColumn(),
             bars.TimeElapsedColumn(),
         )
         with bars.Progress(*columns, console=console) as bar:
-            task = bar.add_task(label, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-    else:
-        yield _PlainLines(label)
+            yield _Bar(bar, bar.add_task(label, total=None))
+
+
+class _Silence:
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        pass
+
+
+class _Bar:
+    def __init__(self, bar: bars.Progress, task: bars.TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        self._bar.update(self._task, completed=done, total=total)
 
 
 class _PlainLines:
@@ -41,10 +63,9 @@ class _PlainLines:
     def __init__(self, label: str) -> None:
         self._label = label
         self._next = time.monotonic() + FIRST_LINE_SECONDS
-        self._console = Console(stderr=True)
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, name: str = "") -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + NEXT_LINE_SECONDS
-            self._console.print(f"{self._label}: {100 * done // max(total, 1)} %")
+            Console(stderr=True).print(f"{self._label}: {100 * done // max(total, 1)} %")

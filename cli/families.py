@@ -1,0 +1,35 @@
+"""``carryall families``."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ..exporter import export
+from .options import json_option, print_json
+
+
+@click.command("families")
+@json_option
+def command(as_json: bool) -> None:
+    """List the model families that can be exported.
+
+    A family is known by the "model_type" in a checkpoint's config.json. Its exporter is one file,
+    exporter/models/MODEL_TYPE.py.
+
+    \b
+    Example:
+        carryall families
+    """
+    known = {name: inspect.getdoc(export.family(name)) or "" for name in export.families()}
+    about = {name: " ".join(text.split("\n\n")[0].split()) for name, text in known.items()}
+    if as_json:
+        print_json([{"model_type": name, "about": text} for name, text in about.items()])
+        return
+    table = Table("model_type", "what it is", box=None, pad_edge=False)
+    for name, text in about.items():
+        table.add_row(name, text)
+    Console().print(table)

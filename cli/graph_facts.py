@@ -1,0 +1,50 @@
+"""What can be counted in a graph: operators, weights, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import onnx_ir as ir
+
+from ..graph_opt.report import count_operators
+
+
+def operators(model: ir.Model) -> dict[str, int]:
+    """Return how often each operator occurs, most frequent first."""
+    return dict(Counter(count_operators(model)).most_common())
+
+
+def initializers(model: ir.Model) -> list[ir.TensorProtocol]:
+    """Return the weights, largest first."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sorted((t for t in tensors if t is not None), key=lambda t: (-t.nbytes, t.name or ""))
+
+
+def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
+    """Return the number and the bytes of the weights of each element type."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
+    for tensor in initializers(model):
+        entry = found[tensor.dtype.name]
+        entry["tensors"] += 1
+        entry["bytes"] += tensor.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def parameter_count(model: ir.Model) -> int:
+    """Return the number of weights, without scales and zero points, in floating point or quantized."""
+    dequantizers = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    helpers = {value.name for node in dequantizers for value in node.inputs[1:] if value is not None}
+    return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)
+
+
+def describe_value(value: ir.Value) -> dict[str, Any]:
+    """Return name, element type and shape of an input or output; a dynamic axis is a string."""
+    shape = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]
+    return {"name": value.name, "dtype": value.dtype.name if value.dtype else None, "shape": shape}
+
+
+def describe_tensor(tensor: ir.TensorProtocol) -> dict[str, Any]:
+    """Return name, element type, shape and bytes of a weight."""
+    shape = [int(size) for size in tensor.shape.numpy()]
+    return {"name": tensor.name, "dtype": tensor.dtype.name, "shape": shape, "bytes": tensor.nbytes}

@@ -1,0 +1,136 @@
+"""``carryall inspect``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx_ir as ir
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..exporter.package import Package
+from ..exporter.signature import DecoderSignature
+from ..runtime.errors import GraphError
+from . import graph_facts
+from .models import load_graph
+from .options import human_bytes, json_option, model_argument, print_json
+
+LARGEST = 8
+_LAYER = re.compile(r"\.\d+\.")
+
+
+@click.command("inspect")
+@model_argument
+@json_option
+def command(model: str, as_json: bool) -> None:
+    """Show what is inside a model, without running it.
+
+    Operators and how often each occurs, the weights by type and the largest of them, how the weights are
+    quantized, the layers and heads of the KV cache and what a token costs there, inputs, outputs, sizes on
+    disk. MODEL is a package, an ONNX file, or a checkpoint, which is shown as export would write it.
+
+    \b
+    Examples:
+        carryall inspect demo
+        carryall inspect ./model.onnx --json
+    """
+    graph, package = load_graph(model)
+    facts = describe(graph, package)
+    if as_json:
+        print_json({"model": model, **facts})
+    else:
+        show(model, facts)
+
+
+def describe(model: ir.Model, package: Package | None) -> dict[str, Any]:
+    """Return the facts that ``--json`` prints."""
+    record = package.record if package else None
+    counts = graph_facts.operators(model)
+    return {
+        "model_type": record.model_type if record else None,
+        "context_length": record.context_length if record else None,
+        "parameters": graph_facts.parameter_count(model),
+        "quantization": record.quantization if record else None,
+        "passes": list(record.passes) if record else [],
+        "kv_cache": _kv_cache(model),
+        "opsets": dict(model.opset_imports),
+        "nodes": sum(counts.values()),
+        "operators": counts,
+        "weights": graph_facts.weights_by_type(model),
+        "largest": [graph_facts.describe_tensor(t) for t in graph_facts.initializers(model)[:LARGEST]],
+        "inputs": [graph_facts.describe_value(value) for value in model.graph.inputs],
+        "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
+        "files": _files(package.path) if package else {},
+    }
+
+
+def _kv_cache(model: ir.Model) -> dict[str, Any] | None:
+    """Return the cache's sizes, None for a graph without one."""
+    try:
+        signature = DecoderSignature.of(model)
+    except GraphError:
+        return None
+    return {
+        "layers": signature.num_layers,
+        "kv_heads": signature.num_kv_heads,
+        "head_dim": signature.head_dim,
+        "dtype": signature.kv_dtype.name,
+        "bytes_per_token": signature.kv_bytes_per_token,
+    }
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def show(name: str, facts: dict[str, Any]) -> None:
+    """Print the facts for a person."""
+    console = Console()
+    summary = Table(box=None, show_header=False, pad_edge=False)
+    for label, text in _summary(facts):
+        summary.add_row(Text(label, style="bold"), Text(text))
+    console.print(Text(name, style="bold"), summary, "", sep="\n")
+    weights = Table("weights", "tensors", "size", box=None, pad_edge=False)
+    for dtype, entry in facts["weights"].items():
+        weights.add_row(dtype, str(entry["tensors"]), human_bytes(entry["bytes"]))
+    largest = Table("largest weights", "type", "shape", "size", box=None, pad_edge=False)
+    for tensor in facts["largest"]:
+        shape = " x ".join(map(str, tensor["shape"]))
+        largest.add_row(Text(tensor["name"]), tensor["dtype"], shape, human_bytes(tensor["bytes"]))
+    console.print(weights, "", largest, "", sep="\n")
+
+
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("family", facts["model_type"]), ("parameters", f"{facts['parameters'] / 1e6:,.1f} M")]
+    if facts["context_length"]:
+        rows.append(("context", f"{facts['context_length']:,} tokens"))
+    if facts["kv_cache"]:
+        cache = facts["kv_cache"]
+        heads = (
+            f"{cache['layers']} layers x {cache['kv_heads']} heads x {cache['head_dim']}, {cache['dtype']}"
+        )
+        rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} a token"))
+    quantization = facts["quantization"]
+    rows.append(
+        ("quantized", ", ".join(f"{k} {v}" for k, v in quantization.items()) if quantization else "no")
+    )
+    rows.append(("passes", ", ".join(facts["passes"]) or "none"))
+    rows.append(("opsets", ", ".join(f"{domain or 'ai.onnx'} {v}" for domain, v in facts["opsets"].items())))
+    operators = ", ".join(f"{op} {count}" for op, count in facts["operators"].items())
+    rows.append(("operators", f"{facts['nodes']} nodes: {operators}"))
+    rows += [(way, _signatures(facts[way])) for way in ("inputs", "outputs")]
+    if facts["files"]:
+        rows.append(
+            ("files", ", ".join(f"{name} {human_bytes(size)}" for name, size in facts["files"].items()))
+        )
+    return [(label, text) for label, text in rows if text]
+
+
+def _signatures(values: list[dict[str, Any]]) -> str:
+    """Return the values in words, the caches of all layers as one."""
+    texts = [f"{value['name']} {value['dtype']} [{', '.join(map(str, value['shape']))}]" for value in values]
+    return "\n".join(dict.fromkeys(_LAYER.sub(".N.", text) for text in texts))

@@ -1,0 +1,106 @@
+"""``carryall inspect`` and ``carryall families``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+
+from carryall.cli import carryall
+from carryall.exporter.demo import demo_path
+from carryall.exporter.export import export_package, families
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_package(demo_path("pycoder"), tmp_path_factory.mktemp("inspect") / "package").path
+
+
+def facts(model: str) -> dict[str, object]:
+    result = CliRunner().invoke(carryall, ["inspect", model, "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_package_shows_its_contract_and_sizes(package: Path) -> None:
+    found = facts(str(package))
+    config = json.loads((package / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    assert found["kv_cache"] == {
+        "layers": layers,
+        "kv_heads": config["num_key_value_heads"],
+        "head_dim": head_dim,
+        "dtype": "FLOAT",
+        "bytes_per_token": 2 * 4 * layers * config["num_key_value_heads"] * head_dim,
+    }
+    assert found["model_type"] == config["model_type"]
+    assert found["quantization"] is None
+    operators = found["operators"]
+    assert isinstance(operators, dict)
+    assert operators["Attention"] == layers
+    assert found["nodes"] == sum(operators.values())
+    files = found["files"]
+    assert isinstance(files, dict)
+    assert files["model.onnx.data"] == (package / "model.onnx.data").stat().st_size
+
+
+def test_a_package_its_onnx_file_and_its_checkpoint_agree(package: Path) -> None:
+    same = ("nodes", "operators", "weights", "kv_cache", "inputs", "outputs", "parameters")
+    of_package, of_file, of_source = (facts(m) for m in (str(package), str(package / "model.onnx"), "demo"))
+    for key in same:
+        assert of_package[key] == of_file[key] == of_source[key], key
+
+
+def test_any_onnx_file_will_do(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        net (float[batch, 3] x) => (float[batch, 3] y) { y = Relu(x) }"""
+    ir.save(ir.from_onnx_text(text), tmp_path / "net.onnx")
+    found = facts(str(tmp_path / "net.onnx"))
+    assert found["operators"] == {"Relu": 1}
+    assert found["kv_cache"] is None
+    assert found["inputs"] == [{"name": "x", "dtype": "FLOAT", "shape": ["batch", 3]}]
+
+
+def test_the_text_names_what_matters(package: Path) -> None:
+    result = CliRunner().invoke(carryall, ["inspect", str(package)], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    for words in (
+        "KV cache",
+        "largest weights",
+        "Attention",
+        "input_ids INT64 [batch, sequence]",
+        "model.onnx.data",
+    ):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [
+        ("nowhere", 2, "nowhere"),
+        ("text.onnx", 1, "text.onnx"),
+        ("empty", 2, "empty"),
+    ],
+)
+def test_bad_models_get_one_line(model: str, code: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("this is no model")
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(carryall, ["inspect", str(tmp_path / model)])
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_families_lists_what_can_be_exported() -> None:
+    result = CliRunner().invoke(carryall, ["families", "--json"])
+    entries = json.loads(result.stdout)
+    assert [entry["model_type"] for entry in entries] == families()
+    assert all(entry["about"] for entry in entries)
+    text = CliRunner().invoke(carryall, ["families"]).stdout
+    assert all(name in text for name in families())
