@@ -1,8 +1,8 @@
 """carryall beside its peers, on the same machine, in the same run.
 
 Every engine is a worker process in its own environment (``benchmarks/workers/``). Rounds interleave the
-Every engine is a worker process in its own environment (``benchmarks/workers/``). Rounds interleave
-rounds, and what counts is the ratio within a run.
+engines, so that a change of clock speed or a noisy neighbour touches all of them; the figures are medians
+over rounds, and what counts is the ratio within a run.
 
     python benchmarks/peers.py --work 256x64x1 --rounds 5 \\
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
