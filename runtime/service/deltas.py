@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from ..errors import ProviderRuntimeError, RequestCancelled
@@ -70,13 +71,14 @@ def _usage(output: RequestOutput) -> Usage:
     )
 
 
-async def collect(deltas: AsyncIterable[Delta]) -> Generation:
+async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
     """Return the concatenation of a request's deltas.
 
     Raises:
         RequestCancelled: the stream ended before the request did.
     """
-    parts = [delta async for delta in deltas]
+    async with aclosing(deltas):
+        parts = [delta async for delta in deltas]
     last = parts[-1] if parts else None
     if last is None or last.usage is None or last.finish_reason not in ("stop", "length"):
         raise RequestCancelled("the request was cancelled before it was finished")
