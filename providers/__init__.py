@@ -1,1 +1,61 @@
-"""Execution providers: one file and one class a target."""
+"""Execution providers: one file and one class a target, found by file name.
+
+``providers/<name>.py`` ends with ``PROVIDER = <its Provider class>``; another distribution adds one through
+the entry-point group ``carryall.providers``. See ``docs/adding_a_provider.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+
+from ..runtime.errors import ProviderUnavailableError, UsageError
+from .base import Provider
+
+ENTRY_POINT_GROUP = "carryall.providers"
+
+# Modules of this folder that are parts, not providers.
+_PARTS = frozenset({"base", "cores", "doctor", "kv_memory", "machine", "ort", "slot_graph", "slot_runner"})
+
+
+def _built_in() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _PARTS)
+
+
+@functools.cache
+def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def provider_names() -> list[str]:
+    """Names that ``get_provider`` knows, whether or not they can run here."""
+    return sorted({*_built_in(), *_third_party()})
+
+
+@functools.cache
+def get_provider(name: str) -> Provider:
+    """The provider of that name; its module is imported now, its libraries only when it is used.
+
+    Raises:
+        UsageError: no such provider.
+        ProviderUnavailableError: a third-party provider's module cannot be imported.
+    """
+    if name in _built_in():
+        provider = importlib.import_module(f".{name}", __name__).PROVIDER()
+    elif name in _third_party():
+        point = _third_party()[name]
+        try:
+            provider = point.load()()
+        except (ImportError, AttributeError) as error:
+            raise ProviderUnavailableError(
+                f"provider '{name}' ({point.value}) cannot be loaded: {error}"
+            ) from error
+    else:
+        raise UsageError(f"unknown provider '{name}'; known providers: {', '.join(provider_names())}")
+    if not isinstance(provider, Provider):
+        raise ProviderUnavailableError(
+            f"provider '{name}' is a {type(provider).__name__}, not a carryall Provider"
+        )
+    return provider

@@ -56,7 +56,9 @@ class Row:
     slot: int
     tokens: npt.NDArray[np.int64]  # [n], n >= 1
     start: int
-    num_logits: int = 1  # logits wanted for the last num_logits tokens; 0 for a prefill chunk that is not the last
+    num_logits: int = (
+        1  # logits wanted for the last num_logits tokens; 0 for a prefill chunk that is not the last
+    )
 
 
 class Runner(Protocol):
@@ -98,7 +100,7 @@ class Provider(abc.ABC):
         """Passes that lower a portable decoder graph to this target's kernels, in order.
 
         Args:
-            config: as it will be given to ``runner``; ``context_length`` must be set (rope tables have that length).
+            config: as it will be given to ``runner``; ``context_length`` must be set, for the rope tables.
         """
 
     @abc.abstractmethod
@@ -115,4 +117,5 @@ class Provider(abc.ABC):
 
         Args:
             model: the lowered ``model.onnx``.
+            config: slots, context and threads.
         """

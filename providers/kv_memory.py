@@ -1,0 +1,112 @@
+"""KV storage for slots on reserved address space: the operating system's page table does the paging.
+
+A buffer [slots, kv_heads, length, head_dim] is mapped without reserving memory for it. A page costs memory
+from its first touch until ``release`` gives it back, so a long context costs nothing until it is used, while
+the kernels see one plain contiguous tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.errors import ProviderRuntimeError
+
+# The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+# macOS keeps anonymous pages on MADV_DONTNEED; Windows has neither.
+_GIVE_BACK: int | None = getattr(mmap, "MADV_DONTNEED" if sys.platform == "linux" else "MADV_FREE", None)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Shape of one layer's keys or values, without the slot axis and the length axis.
+
+    Args:
+        heads: KV heads.
+        width: elements a head and token: the head size, or less if an element packs several values.
+        dtype: NumPy type of an element.
+    """
+
+    heads: int
+    width: int
+    dtype: np.dtype[np.generic]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in this buffer."""
+        return self.heads * self.width * self.dtype.itemsize
+
+
+def padded_length(length: int, specs: Mapping[str, KVSpec]) -> int:
+    """The least length >= ``length`` at which every slot of every buffer starts on its own page."""
+    step = 1
+    for spec in specs.values():
+        step = math.lcm(step, mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, spec.bytes_per_token))
+    return -(-length // step) * step
+
+
+class KVMemory:
+    """The KV buffers of one model, [slots, heads, length, width] each, addressed by slot.
+
+    Args:
+        specs: a buffer each, by name.
+        slots: how many sequences fit.
+        length: positions a slot; made longer so that slots start on page boundaries.
+
+    Raises:
+        ProviderRuntimeError: the address space cannot be reserved.
+    """
+
+    def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
+        self.length = padded_length(length, specs)
+        self._stride = {name: self.length * spec.bytes_per_token for name, spec in specs.items()}
+        self._maps: dict[str, mmap.mmap] = {}
+        self.buffers: dict[str, npt.NDArray[np.generic]] = {}
+        for name, spec in specs.items():
+            self._maps[name] = _reserve(name, slots * self._stride[name])
+            flat = np.frombuffer(self._maps[name], spec.dtype)
+            self.buffers[name] = flat.reshape(slots, spec.heads, self.length, spec.width)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether ``release`` returns memory to the operating system; without madvise it stays for reuse."""
+        return _GIVE_BACK is not None
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy positions [0, length) of every buffer from slot ``source`` to slot ``target``."""
+        for buffer in self.buffers.values():
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+    def release(self, slot: int) -> None:
+        """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""
+        if _GIVE_BACK is None:
+            return
+        for name, memory in self._maps.items():
+            memory.madvise(_GIVE_BACK, slot * self._stride[name], self._stride[name])
+
+    def close(self) -> None:
+        """Drop the buffers; the address space goes when the last view of it does."""
+        self.buffers.clear()
+        self._maps.clear()
+
+
+def _reserve(name: str, size: int) -> mmap.mmap:
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows: backed by the page file, filled on touch
+            return mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ProviderRuntimeError(
+            f"cannot reserve {size / 2**30:.1f} GiB of address space for KV buffer '{name}': {error}. "
+            "Lower max_slots or context_length."
+        ) from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a 2 MiB page for every head's first token would cost gigabytes
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory

@@ -1,0 +1,133 @@
+"""What this machine is: cores this process may use, instruction sets, memory, and how fast memory reads."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUPS = Path("/sys/fs/cgroup")
+_X86_FEATURES = (
+    *("avx2", "f16c", "fma", "avx_vnni"),
+    *("avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+)
+_ARM_FEATURES = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The parts of a machine that decide how fast a model runs on its CPU."""
+
+    system: str
+    cpu: str
+    logical_cores: int  # of the whole machine
+    usable_cores: int  # physical cores this process may use, within its affinity and CPU quota
+    features: tuple[str, ...]  # instruction sets that matter to matrix kernels; empty if they cannot be read
+    memory_total: int | None  # bytes
+    memory_available: int | None  # bytes
+
+
+def describe_machine() -> Machine:
+    """Read the machine's facts; a fact that this system does not reveal is None or empty."""
+    flags = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
+    total, available = _meminfo("MemTotal"), _meminfo("MemAvailable")
+    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
+        logical_cores=os.cpu_count() or 1,
+        usable_cores=usable_cores(),
+        features=tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in flags),
+        memory_total=total,
+        memory_available=available,
+    )
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use, within its affinity and its control group's CPU quota.
+
+    Two threads of one core share its arithmetic units, so matrix kernels gain nothing from the second.
+    """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in allowed}
+    quota = _cpu_quota()
+    return max(1, min(len(cores), math.ceil(quota)) if quota is not None else len(cores))
+
+
+def memory_bandwidth(threads: int | None = None, megabytes: int = 256, seconds: float = 0.4) -> float:
+    """Measure how fast all usable cores together read memory, in GB/s (1e9 bytes).
+
+    The best of several passes over a buffer far larger than the caches, as STREAM does (McCalpin, 1995), but
+    reading only: decoding a model reads its weights and hardly writes.
+    """
+    threads = threads or usable_cores()
+    data = np.ones(megabytes * 2**20 // 8, np.float64)
+    parts = np.array_split(data, threads)
+    best, deadline = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < deadline or best == math.inf:
+        best = min(best, _read_once(parts))
+    return data.nbytes / best / 1e9
+
+
+def _read_once(parts: list[npt.NDArray[np.float64]]) -> float:
+    """Seconds in which as many threads as parts read one part each."""
+    workers = [threading.Thread(target=np.dot, args=(part, part)) for part in parts]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - start
+
+
+def _siblings(cpu: int) -> str:
+    """An identifier of the physical core that a logical one belongs to."""
+    text = _read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+    return text if text is not None else str(cpu)
+
+
+def _cpu_quota() -> float | None:
+    """CPUs that the control group allows, as a fraction; None if unlimited. Versions 2 and 1 of cgroups."""
+    group = next(
+        (line[3:] for line in (_read(Path("/proc/self/cgroup")) or "").splitlines() if line[:3] == "0::"), "/"
+    )
+    for folder in (_CGROUPS / group.strip("/"), _CGROUPS):
+        words = (_read(folder / "cpu.max") or "").split()
+        if len(words) == 2 and words[0] != "max":
+            return int(words[0]) / int(words[1])
+    quota = _read(_CGROUPS / "cpu" / "cpu.cfs_quota_us")
+    period = _read(_CGROUPS / "cpu" / "cpu.cfs_period_us")
+    if quota is not None and period is not None and int(quota) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _cpuinfo(key: str) -> str:
+    for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _meminfo(key: str) -> int | None:
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,193 @@
+"""ONNX Runtime, opened strictly: a session runs on the asked execution provider or does not open."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..runtime.errors import (
+    CarryallError,
+    GraphError,
+    MissingExtraError,
+    ModelNotFoundError,
+    ProviderRuntimeError,
+    ProviderUnavailableError,
+)
+
+CPU = "CPUExecutionProvider"
+
+# Distributions that all install the folder onnxruntime/, and the extra of ours that brings each.
+_WHEELS = {
+    "onnxruntime": "cpu",
+    "onnxruntime-gpu": "cuda",
+    "onnxruntime-directml": "directml",
+    "onnxruntime-openvino": None,
+    "onnxruntime-qnn": None,
+    "onnxruntime-rocm": None,
+    "onnxruntime-migraphx": None,
+    "onnxruntime-training": None,
+    "onnxruntime-silicon": None,
+}
+_FATAL_ONLY = 4
+
+
+def installed_wheels() -> dict[str, str]:
+    """Version of every installed distribution that brings the package ``onnxruntime``."""
+    found = {}
+    for wheel in _WHEELS:
+        try:
+            found[wheel] = importlib.metadata.version(wheel)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def wheel_conflict(wheels: Mapping[str, str]) -> str | None:
+    """Why these wheels cannot be installed together and what to do, or None if at most one is."""
+    if len(wheels) < 2:
+        return None
+    listed = ", ".join(f"{name} {version}" for name, version in wheels.items())
+    extras = " or ".join(f"'carryall[{_WHEELS[name]}]'" for name in wheels if _WHEELS.get(name))
+    return (
+        f"several onnxruntime wheels overwrite each other's files: {listed}. "
+        f"Keep one: pip uninstall -y {' '.join(wheels)} && pip install {extras or 'carryall[cpu]'}"
+    )
+
+
+@functools.cache
+def load_onnxruntime(what: str, extra: str = "cpu") -> ModuleType:
+    """Import onnxruntime.
+
+    Args:
+        what: who needs it, for the error message.
+        extra: the carryall extra that brings the right wheel.
+
+    Raises:
+        MissingExtraError: no onnxruntime wheel is installed.
+        ProviderUnavailableError: several wheels are, or its libraries cannot be loaded.
+    """
+    conflict = wheel_conflict(installed_wheels())
+    if conflict is not None:
+        raise ProviderUnavailableError(conflict)
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
+        raise MissingExtraError(what, "onnxruntime", extra) from error
+    except ImportError as error:
+        raise ProviderUnavailableError(f"{what}: onnxruntime cannot be loaded: {error}") from error
+    return onnxruntime  # type: ignore[no-any-return]
+
+
+@functools.cache
+def runtime_errors() -> tuple[type[BaseException], ...]:
+    """Everything a failing onnxruntime call raises; its own types share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (RuntimeError, ValueError, MemoryError, *own)
+
+
+def session_options(num_threads: int = 0, entries: Mapping[str, str] | None = None) -> Any:
+    """``onnxruntime.SessionOptions`` that print nothing: what matters is raised.
+
+    Args:
+        num_threads: threads of one operator; 0 leaves it to onnxruntime.
+        entries: ``session.*`` configuration entries.
+    """
+    options = load_onnxruntime("a session").SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def check_available(execution_provider: str) -> None:
+    """Raise ProviderUnavailableError unless this onnxruntime build contains the execution provider."""
+    onnxruntime = load_onnxruntime(execution_provider)
+    built_in = onnxruntime.get_available_providers()
+    if execution_provider not in built_in:
+        wheels = ", ".join(f"{name} {version}" for name, version in installed_wheels().items())
+        raise ProviderUnavailableError(
+            f"{execution_provider} is not part of the installed {wheels or 'onnxruntime'}, which has "
+            f"{', '.join(built_in)}. Install the wheel that brings it; `carryall doctor` says which."
+        )
+
+
+def check_registered(asked: list[str], registered: list[str], model: str) -> None:
+    """Raise ProviderUnavailableError if an asked execution provider was dropped while the session opened."""
+    dropped = [name for name in asked if name not in registered]
+    if dropped:
+        raise ProviderUnavailableError(
+            f"{', '.join(dropped)} could not start for {model}; onnxruntime fell back to "
+            f"{', '.join(registered)}. Usually a library of the device is missing: run `carryall doctor`."
+        )
+
+
+def open_session(
+    model: Path | bytes,
+    execution_provider: str,
+    options: Any = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> Any:
+    """Open an ``onnxruntime.InferenceSession`` on one execution provider and nowhere else.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        GraphError: the file is no valid ONNX model, or has operators the provider lacks.
+        ProviderUnavailableError: the provider is missing, could not start, or nodes would run on the CPU.
+    """
+    onnxruntime = load_onnxruntime(execution_provider)
+    check_available(execution_provider)
+    if isinstance(model, Path) and not model.is_file():
+        raise ModelNotFoundError(f"no such model file: {model}")
+    options = options if options is not None else session_options()
+    if execution_provider != CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    name = model_name(model)
+    try:
+        session = onnxruntime.InferenceSession(
+            model if isinstance(model, bytes) else str(model),
+            sess_options=options,
+            providers=[(execution_provider, dict(provider_options or {}))],
+            enable_fallback=0,
+        )
+    except runtime_errors() as error:
+        raise load_error(error, name, [execution_provider]) from error
+    session.disable_fallback()
+    check_registered([execution_provider], session.get_providers(), name)
+    return session
+
+
+def model_name(model: object) -> str:
+    """How error messages call a model given as path or content."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else "the given model"
+
+
+def load_error(error: BaseException, model: str, providers: list[str]) -> CarryallError:
+    """What a failure to open a session means, as one of our errors."""
+    text = one_line(error)
+    if isinstance(error, MemoryError) or "Failed to allocate memory" in text:
+        return ProviderRuntimeError(f"not enough memory to load {model} on {', '.join(providers)}: {text}")
+    if "fallback to CPU EP has been explicitly disabled" in text:
+        return ProviderUnavailableError(
+            f"some nodes of {model} cannot run on {', '.join(providers)} and would fall back to the CPU. "
+            "Lower the model for this provider, or allow the fallback."
+        )
+    if type(error).__name__ == "EPFail":
+        return ProviderUnavailableError(f"{', '.join(providers)} failed while loading {model}: {text}")
+    return GraphError(f"onnxruntime cannot load {model}: {text}")
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an onnxruntime error without line breaks and without its own prefix."""
+    text = " ".join(str(error).split())
+    return text.removeprefix("[ONNXRuntimeError] : ") or type(error).__name__

@@ -1,0 +1,109 @@
+"""Reading a slot graph: its caches and sizes, from the inputs and outputs of an opened session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..runtime.errors import GraphError
+from .kv_memory import KVSpec
+
+INPUT_IDS = "input_ids"
+SEQLENS_K = "seqlens_k"
+TOTAL_LENGTH = "total_sequence_length"
+POSITIONS = "logits_positions"
+LOGITS = "logits"
+_PAST, _PRESENT = "past_key_values.", "present."
+CONTEXT_LENGTH = "context_length"  # key in the model's metadata
+
+_DTYPES: Mapping[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(bfloat16)": ml_dtypes.bfloat16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGraph:
+    """What a runner must know of a lowered graph; see "The lowered graph" in ``docs/architecture.md``.
+
+    Args:
+        vocab_size: columns of the logits.
+        caches: shape of each KV input, by input name.
+        context_length: most tokens a sequence may have, or None if the graph does not say.
+    """
+
+    vocab_size: int
+    caches: Mapping[str, KVSpec]
+    context_length: int | None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that one token takes over all layers."""
+        return sum(spec.bytes_per_token for spec in self.caches.values())
+
+
+def present_name(past: str) -> str:
+    """The output that continues the KV input ``past``, in the same buffer."""
+    return _PRESENT + past.removeprefix(_PAST)
+
+
+def read_slot_graph(session: Any, source: str) -> SlotGraph:
+    """Read the contract of a lowered graph from its session.
+
+    Args:
+        session: an opened ``onnxruntime.InferenceSession``.
+        source: how error messages call the model.
+
+    Raises:
+        GraphError: the graph is not lowered to slots.
+    """
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = {value.name: value for value in session.get_outputs()}
+    caches = {name: _cache_spec(value, source) for name, value in inputs.items() if name.startswith(_PAST)}
+    wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
+    produced = {LOGITS, *(present_name(name) for name in caches)}
+    problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
+    problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - wanted - caches.keys())]
+    problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
+    if not caches:
+        problems.append("has no KV cache inputs")
+    if problems:
+        raise GraphError(
+            f"{source} is not lowered to slots ({'; '.join(problems)}); lower it with provider.passes()"
+        )
+    vocab_size = outputs[LOGITS].shape[-1]
+    if not isinstance(vocab_size, int):
+        raise GraphError(
+            f"{source}: the last axis of 'logits' must be the vocabulary size, not {vocab_size!r}"
+        )
+    return SlotGraph(vocab_size, caches, _context_length(session, source))
+
+
+def _cache_spec(value: Any, source: str) -> KVSpec:
+    dtype = _DTYPES.get(value.type)
+    if dtype is None:
+        raise GraphError(f"{source}: KV input '{value.name}' has the unsupported type {value.type}")
+    if len(value.shape) != 4 or not isinstance(value.shape[1], int) or not isinstance(value.shape[3], int):
+        raise GraphError(
+            f"{source}: KV input '{value.name}' must be [batch, kv_heads, length, head_dim] with known "
+            f"kv_heads and head_dim, not {value.shape}"
+        )
+    return KVSpec(value.shape[1], value.shape[3], np.dtype(dtype))
+
+
+def _context_length(session: Any, source: str) -> int | None:
+    text = session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise GraphError(
+            f"{source}: the metadata entry '{CONTEXT_LENGTH}' must be a positive number, not {text!r}"
+        )
+    return int(text)

@@ -1,0 +1,231 @@
+"""Runs sequences through a slot graph: batched decode, one run a prompt, everything bound once.
+
+Every persistent array is indexed by slot, so a decode run over slots [first, first + count) binds plain views
+of them and a step only writes a few integers. ``lengths[slot]`` serves as ``seqlens_k`` of that run as it
+stands: with a single new token, "tokens in the cache after the run, minus 1" is the length before it.
+
+    slots    0     1     2     3        rows: decode 0, decode 2, prompt 3
+    run 1   [d     -     d]             slot 1 rides along: it writes at its own next free position
+    run 2                     [p p p]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..runtime.errors import ProviderRuntimeError, UsageError
+from . import ort
+from .base import Row, RunnerConfig, RunnerInfo
+from .kv_memory import KVMemory
+from .slot_graph import (
+    INPUT_IDS,
+    LOGITS,
+    POSITIONS,
+    SEQLENS_K,
+    TOTAL_LENGTH,
+    SlotGraph,
+    present_name,
+    read_slot_graph,
+)
+
+# A prompt runs in pieces of this many tokens, so that intermediate tensors stay small whatever its length.
+PREFILL_CHUNK = 512
+# One idle slot riding along costs less than another run, which reads all weights again; two cost more.
+_MAX_HOLE = 1
+_MAX_BINDINGS = 128
+
+Logits = npt.NDArray[np.float32]
+
+
+class SlotRunner:
+    """The ``Runner`` of providers whose attention works on slots in one shared buffer.
+
+    Args:
+        session: a strictly opened session of a graph lowered to slots.
+        config: slots and context.
+        source: how error messages call the model.
+
+    Raises:
+        GraphError: the graph is not lowered to slots.
+        UsageError: the context length is unknown or larger than the model's.
+    """
+
+    def __init__(self, session: Any, config: RunnerConfig, source: str) -> None:
+        graph = read_slot_graph(session, source)
+        context_length = _context_length(config, graph, source)
+        self.info = RunnerInfo(
+            vocab_size=graph.vocab_size,
+            context_length=context_length,
+            max_slots=config.max_slots,
+            kv_bytes_per_token=graph.kv_bytes_per_token,
+            batched_multi_token=False,
+        )
+        self._session = session
+        self._kv = KVMemory(graph.caches, config.max_slots, context_length)
+        self._bindings: dict[tuple[str, int, int], Any] = {}
+        self._ids = np.zeros((config.max_slots, 1), np.int64)
+        self._lengths = np.zeros(config.max_slots, np.int32)
+        self._total = np.zeros((), np.int32)
+        self._first_position = np.zeros((config.max_slots, 1), np.int64)
+        self._logits = np.empty((config.max_slots, 1, graph.vocab_size), np.float32)
+
+    def forward(self, rows: Sequence[Row]) -> list[Logits]:
+        """Run one step; see ``Runner.forward``."""
+        self._check(rows)
+        singles = [row for row in rows if len(row.tokens) == 1]
+        results: dict[int, Logits] = {}
+        try:
+            # Decode first: a prompt row that rode along as a dummy then overwrites what the dummy wrote.
+            self._decode(singles)
+            for row in rows:
+                results[row.slot] = self._logits[row.slot, : row.num_logits]
+                if len(row.tokens) > 1:
+                    results[row.slot] = self._prefill(row)
+        except ort.runtime_errors() as error:
+            raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
+        for row in rows:
+            self._lengths[row.slot] = row.start + len(row.tokens)
+        return [results[row.slot] for row in rows]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
+        if length > self._lengths[source]:
+            raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
+        self._kv.copy_prefix(source, target, length)
+        self._lengths[target] = length
+
+    def release(self, slot: int) -> None:
+        """Give the slot's memory back to the operating system. Its content is lost."""
+        self._lengths[slot] = 0
+        self._kv.release(slot)
+
+    def close(self) -> None:
+        """Free everything. The runner cannot be used afterwards."""
+        self._bindings.clear()
+        self._session = None
+        self._kv.close()
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuse a step that needs KV that is not there; then cut the slots to where their rows start."""
+        if self._session is None:
+            raise ProviderRuntimeError("the runner is closed")
+        if len({row.slot for row in rows}) != len(rows):
+            raise ProviderRuntimeError("a slot occurs twice in one step")
+        for row in rows:
+            end = row.start + len(row.tokens)
+            if row.start > self._lengths[row.slot] or end == row.start or end > self.info.context_length:
+                raise ProviderRuntimeError(
+                    f"row [{row.start}, {end}) does not continue slot {row.slot}, which holds "
+                    f"{self._lengths[row.slot]} of at most {self.info.context_length} tokens"
+                )
+        for row in rows:
+            self._lengths[row.slot] = row.start
+
+    def _decode(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._ids[row.slot, 0] = row.tokens[0]
+        for first, last in self._ranges(sorted(row.slot for row in rows)):
+            self._total[...] = self._lengths[first : last + 1].max() + 1
+            self._session.run_with_iobinding(self._decode_binding(first, last - first + 1))
+
+    def _ranges(self, slots: list[int]) -> Iterator[tuple[int, int]]:
+        """Cut sorted slots into ranges [first, last], bridging cheap holes that have room for a dummy row."""
+        if not slots:
+            return
+        first = last = slots[0]
+        for slot in slots[1:]:
+            hole = self._lengths[last + 1 : slot]
+            if len(hole) > _MAX_HOLE or (hole >= self.info.context_length).any():
+                yield first, last
+                first = slot
+            last = slot
+        yield first, last
+
+    def _prefill(self, row: Row) -> Logits:
+        """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
+        size, spare = len(row.tokens), self._logits[row.slot : row.slot + 1]
+        logits = (
+            spare if row.num_logits == 1 else np.empty((1, row.num_logits, self.info.vocab_size), np.float32)
+        )
+        first_wanted = size - row.num_logits
+        for begin in range(0, size, PREFILL_CHUNK):
+            end = min(begin + PREFILL_CHUNK, size)
+            part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
+            # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
+            self._run_piece(row.slot, row.start + begin, row.tokens[begin:end], part if part.size else spare)
+        return logits[0]
+
+    def _run_piece(self, slot: int, start: int, tokens: npt.NDArray[np.int64], logits: Logits) -> None:
+        """Run ``tokens`` at positions [start, start + n) of a slot; fill ``logits`` with those of the last ones."""
+        count = len(tokens)
+        binding = self._kv_binding("prefill", slot, 1)
+        feeds: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: np.ascontiguousarray(tokens, np.int64)[None],
+            SEQLENS_K: np.array([start + count - 1], np.int32),
+            TOTAL_LENGTH: np.array(start + count, np.int32),
+            POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
+        }
+        self._bind(binding, feeds, logits)
+        self._session.run_with_iobinding(binding)
+
+    def _decode_binding(self, first: int, count: int) -> Any:
+        key = ("decode", first, count)
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._kv_binding(*key)
+            part = slice(first, first + count)
+            feeds: dict[str, npt.NDArray[Any]] = {
+                INPUT_IDS: self._ids[part],
+                SEQLENS_K: self._lengths[part],
+                TOTAL_LENGTH: self._total,
+                POSITIONS: self._first_position[part],
+            }
+            self._bind(binding, feeds, self._logits[part])
+        return binding
+
+    def _kv_binding(self, kind: str, first: int, count: int) -> Any:
+        """An IO binding whose caches are those of slots [first, first + count), made once."""
+        key = (kind, first, count)
+        binding = self._bindings.get(key)
+        if binding is None:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.pop(next(iter(self._bindings)))
+            binding = self._session.io_binding()
+            for past, buffer in self._kv.buffers.items():
+                value = _shared_value(buffer[first : first + count])
+                binding.bind_ortvalue_input(past, value)
+                binding.bind_ortvalue_output(present_name(past), value)
+            self._bindings[key] = binding
+        return binding
+
+    @staticmethod
+    def _bind(binding: Any, feeds: dict[str, npt.NDArray[Any]], logits: Logits) -> None:
+        for name, array in feeds.items():
+            binding.bind_ortvalue_input(name, _shared_value(array))
+        binding.bind_ortvalue_output(LOGITS, _shared_value(logits))
+
+
+def _shared_value(array: npt.NDArray[Any]) -> Any:
+    """An ``OrtValue`` on the array's own memory, so that later changes in place are seen."""
+    value = ort.load_onnxruntime("a slot runner").OrtValue
+    if array.dtype == ml_dtypes.bfloat16:
+        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16.value)
+    return value.ortvalue_from_numpy(array)
+
+
+def _context_length(config: RunnerConfig, graph: SlotGraph, source: str) -> int:
+    asked, known = config.context_length, graph.context_length
+    if asked is None and known is None:
+        raise UsageError(f"{source} does not state its context length; give RunnerConfig.context_length")
+    if asked is not None and known is not None and asked > known:
+        raise UsageError(f"context length {asked} exceeds the {known} that {source} was lowered for")
+    length = asked or known
+    if length is None or length < 1:
+        raise UsageError(f"context length must be positive, not {asked}")
+    return length
