@@ -1,0 +1,186 @@
+"""No model and no device: a toy language model for tests of everything above the providers.
+
+Its logits are a pure function of the tokens that were run in a slot, which it keeps as a real KV cache would,
+so a wrong slot, position or order changes the output or is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..runtime.errors import ProviderRuntimeError, UsageError
+from .base import Provider, Row, Runner, RunnerConfig, RunnerInfo
+
+_MODULUS = 2**61 - 1
+_PATTERNS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullOptions:
+    """Settings of the toy model.
+
+    Args:
+        vocab_size: how many tokens it knows.
+        kv_bytes_per_token: what it claims to need.
+        step_seconds: how long a run takes.
+        seed: another seed is another model.
+    """
+
+    vocab_size: int = 256
+    kv_bytes_per_token: int = 1024
+    step_seconds: float = 0.0
+    seed: int = 0
+
+
+class NullRunner:
+    """The toy model and its cache of token histories.
+
+    Args:
+        config: slots and context, 4,096 tokens unless stated.
+        options: the toy model's own settings.
+
+    Attributes:
+        before_forward: called with the rows of each run; it may raise ProviderRuntimeError.
+        forwards: runs so far.
+    """
+
+    def __init__(self, config: RunnerConfig, options: NullOptions) -> None:
+        self.info = RunnerInfo(
+            vocab_size=options.vocab_size,
+            context_length=config.context_length or 4096,
+            max_slots=config.max_slots,
+            kv_bytes_per_token=options.kv_bytes_per_token,
+            batched_multi_token=True,
+        )
+        self.before_forward: Callable[[Sequence[Row]], None] | None = None
+        self.forwards = 0
+        self.closed = False
+        self._step_seconds = options.step_seconds
+        rng = np.random.default_rng(options.seed)
+        self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
+        # Per slot, a hash of the history after each token: what KV is to a real model.
+        self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
+        self._buffer = np.empty((0, options.vocab_size), np.float32)
+
+    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
+        """Run one step; the result is overwritten by the next."""
+        self.forwards += 1
+        self._check(rows)
+        if self.before_forward is not None:
+            self.before_forward(rows)
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        wanted = sum(row.num_logits for row in rows)
+        if wanted > len(self._buffer):
+            self._buffer = np.empty((wanted, self.info.vocab_size), np.float32)
+        self._buffer.fill(np.nan)
+        results, used = [], 0
+        for row in rows:
+            hashes = self._extend(row)
+            out = self._buffer[used : used + row.num_logits]
+            for i, value in enumerate(hashes[len(hashes) - row.num_logits :]):
+                out[i] = self._logits(value)
+            results.append(out)
+            used += row.num_logits
+        return results
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the history of positions [0, length)."""
+        if length > len(self._hashes[source]):
+            raise ProviderRuntimeError(
+                f"slot {source} holds {len(self._hashes[source])} tokens, cannot copy {length}"
+            )
+        self._hashes[target] = self._hashes[source][:length]
+
+    def release(self, slot: int) -> None:
+        """Forget a slot's history."""
+        self._hashes[slot] = []
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.closed = True
+        self._hashes = []
+
+    def held_tokens(self) -> int:
+        """Tokens in all slots together."""
+        return sum(len(hashes) for hashes in self._hashes)
+
+    def _extend(self, row: Row) -> list[int]:
+        hashes = self._hashes[row.slot]
+        del hashes[row.start :]
+        value = hashes[-1] if hashes else 0
+        for token in row.tokens.tolist():
+            value = (value * 1_000_003 + token + 1) % _MODULUS
+            hashes.append(value)
+        return hashes
+
+    def _logits(self, value: int) -> npt.NDArray[np.float32]:
+        pattern, shift = value % _PATTERNS, value // _PATTERNS % self.info.vocab_size
+        return np.roll(self._patterns[pattern], shift)
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuse what would silently corrupt a real cache."""
+        if len({row.slot for row in rows}) != len(rows):
+            raise ProviderRuntimeError(f"a slot appears twice in {[row.slot for row in rows]}")
+        for row in rows:
+            if not 0 <= row.slot < len(self._hashes):
+                raise ProviderRuntimeError(f"there is no slot {row.slot}")
+            held, end = len(self._hashes[row.slot]), row.start + len(row.tokens)
+            if row.start > held:
+                raise ProviderRuntimeError(
+                    f"row starts at {row.start}, but slot {row.slot} holds {held} tokens"
+                )
+            if not len(row.tokens) or end > self.info.context_length:
+                raise ProviderRuntimeError(
+                    f"row [{row.start}, {end}) does not fit into {self.info.context_length}"
+                )
+            if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
+                raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
+
+
+class NullProvider(Provider):
+    """Runs the toy model in place of any model."""
+
+    name = "null"
+
+    def available(self) -> str | None:
+        """Always."""
+        return None
+
+    def passes(self) -> list[ir.passes.PassBase]:
+        """None: no graph is run."""
+        return []
+
+    def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
+        """Refused: the null provider computes nothing."""
+        raise UsageError("the null provider runs no graphs; it only stands in for a language model")
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """The toy model, with the vocabulary of ``model`` if that file exists."""
+        known = NullOptions.__dataclass_fields__
+        unknown = sorted(set(config.options) - set(known))
+        if unknown:
+            raise UsageError(
+                f"unknown option '{unknown[0]}' of the null provider; it knows: {', '.join(known)}"
+            )
+        options = dict(config.options)
+        if model.exists():
+            options.setdefault("vocab_size", _vocab_size(model))
+        return NullRunner(config, NullOptions(**options))
+
+
+def _vocab_size(model: Path) -> int:
+    logits = next(value for value in ir.load(model).graph.outputs if value.name == "logits")
+    assert logits.shape is not None  # noqa: S101 -- a graph output of a package always has one
+    return int(logits.shape[-1])
+
+
+PROVIDER = NullProvider

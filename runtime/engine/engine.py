@@ -1,0 +1,240 @@
+"""Continuous batching: many requests, one runner, one step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...providers.base import Row, Runner
+from ..errors import (
+    PromptTooLongError,
+    ProviderRuntimeError,
+    QueueFullError,
+    RequestError,
+    UsageError,
+)
+from .request import Request
+from .sampler import NO_TOKEN, Sample, sample
+from .scheduler import Scheduler, StepPlan
+from .slots import SlotTable
+from .stats import Counters, EngineStats
+
+_log = logging.getLogger(__name__)
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How the engine schedules.
+
+    Args:
+        max_step_tokens: most tokens of one step. Smaller ones keep running streams smooth while long prompts
+            arrive, larger ones finish prompts sooner.
+        max_queue: most requests that may wait; None is no limit.
+        kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
+    """
+
+    max_step_tokens: int = 512
+    max_queue: int | None = None
+    kv_bytes: int | None = None
+
+
+class Engine:
+    """Requests in, tokens out. Not thread-safe: one thread at a time may use it.
+
+    Args:
+        runner: holds the model and the KV cache; the engine closes it.
+        config: how to schedule.
+    """
+
+    def __init__(self, runner: Runner, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.info = info = runner.info
+        if self.config.max_step_tokens < info.max_slots:
+            raise UsageError(
+                f"max_step_tokens {self.config.max_step_tokens} is less than the {info.max_slots} slots, "
+                "each of which needs a token a step; raise it or lower max_slots"
+            )
+        kv_tokens = None
+        if self.config.kv_bytes is not None:
+            kv_tokens = self.config.kv_bytes // max(1, info.kv_bytes_per_token)
+        # The last token generated needs no KV.
+        self.max_length = (
+            info.context_length if kv_tokens is None else min(info.context_length, kv_tokens + 1)
+        )
+        self._runner = runner
+        self._slots = SlotTable(info.max_slots, kv_tokens)
+        self._scheduler = Scheduler(self._slots, self.config.max_step_tokens)
+        self._requests: dict[str, Request] = {}
+        self._counters = Counters()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, whose ``max_tokens`` is lowered to the room that the context leaves.
+
+        Raises:
+            PromptTooLongError: it can never fit.
+            RequestError: the prompt is empty, names tokens that do not exist, or the id is in use.
+            QueueFullError: too many wait already.
+        """
+        if self.config.max_queue is not None and self._scheduler.num_waiting >= self.config.max_queue:
+            raise QueueFullError(f"{self._scheduler.num_waiting} requests are waiting already; retry later")
+        if request.request_id in self._requests:
+            raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
+        room = self._room(request)
+        request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+        self._requests[request.request_id] = request
+        self._counters.prompt_tokens += request.num_tokens
+        self._scheduler.add(request)
+
+    def cancel(self, request_id: str) -> Request | None:
+        """End a request now, with finish_reason "cancelled"; None if it is not in the engine."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.finish("cancelled")
+            self._counters.cancelled += 1
+            self._retire(request)
+            self._release_freed()
+        return request
+
+    def step(self) -> list[Request]:
+        """Run one step; return the requests that gained a token or ended."""
+        self._compact()
+        plan, logits, failed = self._forward(self._scheduler.plan())
+        self._scheduler.commit(plan)
+        ready = [i for i, row in enumerate(plan.rows) if row.num_logits]
+        requests = [plan.requests[i] for i in ready]
+        samples = sample([logits[i][-1] for i in ready], [request.sampling for request in requests])
+        self._append(requests, samples)
+        self._release_freed()
+        return failed + requests
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment."""
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.num_waiting,
+            slots=self._slots.num_slots,
+            kv_tokens=self._slots.used_tokens,
+            kv_bytes=self._slots.used_tokens * self.info.kv_bytes_per_token,
+            kv_bytes_budget=self.config.kv_bytes,
+            preemptions=self._scheduler.preemptions,
+            **dataclasses.asdict(self._counters),
+        )
+
+    def check_integrity(self) -> None:
+        """Check that requests, queue and slots agree.
+
+        Raises:
+            RuntimeError: they do not; the message says how.
+        """
+        self._scheduler.check_integrity()
+        held = len(self._scheduler.running) + self._scheduler.num_waiting
+        if held != len(self._requests):
+            raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
+
+    def close(self) -> list[Request]:
+        """Cancel everything and free the runner; return the requests that were cut off."""
+        cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
+        self._runner.close()
+        return cut
+
+    def _room(self, request: Request) -> int:
+        if not request.prompt_token_ids:
+            raise RequestError("the prompt is empty; give it at least one token")
+        low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
+        if low < 0 or high >= self.info.vocab_size:
+            wrong = low if low < 0 else high
+            raise RequestError(
+                f"prompt token id {wrong} is outside the vocabulary [0, {self.info.vocab_size})"
+            )
+        room: int = self.max_length - request.num_tokens
+        if room < 1:
+            limit = (
+                "the context" if self.max_length == self.info.context_length else "the KV cache's byte budget"
+            )
+            raise PromptTooLongError(
+                f"the prompt has {request.num_tokens} tokens, but {limit} holds {self.max_length}, at least one "
+                "of them generated; shorten the prompt or load the model with room for more"
+            )
+        return room
+
+    def _forward(self, plan: StepPlan) -> tuple[StepPlan, list[Logits], list[Request]]:
+        """Run the plan; return what of it was computed, its logits, and the requests that failed."""
+        if not plan.rows:
+            return plan, [], []
+        self._counters.steps += 1
+        try:
+            logits = self._runner.forward(plan.rows)
+        except ProviderRuntimeError as error:
+            return self._forward_one_by_one(plan, error)
+        self._counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
+        return plan, logits, []
+
+    def _forward_one_by_one(
+        self, plan: StepPlan, error: ProviderRuntimeError
+    ) -> tuple[StepPlan, list[Logits], list[Request]]:
+        """Find the rows at fault by running each alone; only their requests fail."""
+        _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
+        logits: list[Logits] = []
+        failed: dict[int, ProviderRuntimeError] = {}
+        for i, row in enumerate(plan.rows):
+            outcome = self._forward_row(row) if len(plan.rows) > 1 else error
+            if isinstance(outcome, ProviderRuntimeError):
+                failed[i] = outcome
+            else:
+                logits.append(outcome)
+        for i, fault in failed.items():
+            self._fail(plan.requests[i], fault)
+        return plan.without(failed), logits, [plan.requests[i] for i in failed]
+
+    def _forward_row(self, row: Row) -> Logits | ProviderRuntimeError:
+        try:
+            logits = self._runner.forward([row])[0].copy()  # the next run overwrites the original
+        except ProviderRuntimeError as error:
+            return error
+        self._counters.computed_tokens += len(row.tokens)
+        return logits
+
+    def _append(self, requests: list[Request], samples: list[Sample]) -> None:
+        for request, chosen in zip(requests, samples, strict=True):
+            if chosen.token_id == NO_TOKEN:
+                self._fail(request, ProviderRuntimeError("the model's logits are not finite numbers"))
+                continue
+            request.append(chosen)
+            self._counters.generated_tokens += 1
+            if request.finished:
+                self._counters.finished += 1
+                self._retire(request)
+
+    def _fail(self, request: Request, error: ProviderRuntimeError) -> None:
+        request.finish("error", error=str(error))
+        self._counters.failed += 1
+        self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._scheduler.remove(request)
+
+    def _release_freed(self) -> None:
+        for slot in self._slots.take_freed():
+            self._runner.release(slot)
+
+    def _compact(self) -> None:
+        move = self._scheduler.compact()
+        if move is None:
+            return
+        try:
+            self._runner.copy_prefix(move.source, move.target, move.length)
+        except ProviderRuntimeError as error:
+            _log.warning("moving %s failed, it will be computed again: %s", move.request, error)
+            self._scheduler.preempt(move.request)

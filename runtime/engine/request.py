@@ -1,0 +1,184 @@
+"""One request and everything it has become so far."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from ..sampling_params import SamplingParams
+from .sampler import Sample
+from .sampling_state import SamplingState
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; a preempted one waits again."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class OutputText(Protocol):
+    """Turns tokens into the request's text; see ``runtime/output_text.py``."""
+
+    text: str
+
+    def push(self, token_id: int, *, check_stop: bool) -> str | None:
+        """Add a token; return the stop string that it completed."""
+
+    def end(self) -> None:
+        """Give out what was held back."""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token on its own."""
+
+
+class Request:
+    """A prompt, its options, and the tokens generated for it.
+
+    Args:
+        request_id: unique among the requests in the engine.
+        prompt_token_ids: at least one.
+        params: the request's options.
+        end_token_ids: tokens that end it.
+        text: makes the text; None leaves it empty.
+        prompt: the prompt as it was written, if it was text.
+        priority: lower is served first, as in vLLM.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        end_token_ids: Collection[int] = (),
+        text: OutputText | None = None,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.priority = priority
+        self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
+        self.end_token_ids = frozenset(end_token_ids)
+        self.output_token_ids: list[int] = []
+        self.metrics = RequestMetrics(arrival=time.monotonic())
+
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: str | None = None
+
+        # The scheduler's part: KV of tokens [0, num_computed) lies in `slot`.
+        self.arrival_index = 0
+        self.slot: int | None = None
+        self.num_computed = 0
+
+        self._tokens = np.array(self.prompt_token_ids, np.int64)
+        self.num_tokens = len(self._tokens)
+        self.sampling = SamplingState(params, self._tokens, self.end_token_ids)
+        self._text = text
+        self._logprobs: list[dict[int, Logprob]] = []
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens whose KV is missing: 1 while decoding, more during prefill."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts requests by who is served first."""
+        return self.priority, self.arrival_index
+
+    def token_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Tokens [start, stop) of prompt and output together; a view."""
+        return self._tokens[start:stop]
+
+    def append(self, sample: Sample) -> None:
+        """Take a generated token; finishes the request where the token, its text or the length ends it."""
+        token = sample.token_id
+        self._push(token)
+        self.sampling.observe(token)
+        if not self.metrics.first_token:
+            self.metrics.first_token = time.monotonic()
+        if sample.logprobs:
+            self._logprobs.append(
+                {
+                    p.token_id: Logprob(p.token_id, p.logprob, p.rank, self._token_text(p.token_id))
+                    for p in sample.logprobs
+                }
+            )
+        ended = token in self.end_token_ids
+        stop_string = None
+        if self._text is not None and (not ended or self.params.include_stop_str_in_output):
+            check = len(self.output_token_ids) >= self.params.min_tokens and not ended
+            stop_string = self._text.push(token, check_stop=check)
+        if ended:
+            self.finish("stop", token)
+        elif stop_string is not None:
+            self.finish("stop", stop_string)
+        elif self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
+            self.finish("length")
+
+    def finish(
+        self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None
+    ) -> None:
+        """End the request."""
+        self.status = RequestStatus.FINISHED
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+        self.metrics.finished = time.monotonic()
+        if self._text is not None:
+            self._text.end()
+
+    def snapshot(self) -> RequestOutput:
+        """The request's state now; later tokens do not change it."""
+        logprobs = list(self._logprobs) if self.params.logprobs is not None else None
+        cumulative = None
+        if logprobs is not None:
+            tokens = zip(logprobs, self.output_token_ids, strict=True)
+            cumulative = sum(choices[token].logprob for choices, token in tokens)
+        completion = CompletionOutput(
+            index=0,
+            text=self._text.text if self._text is not None else "",
+            token_ids=self.output_token_ids.copy(),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=logprobs,
+            cumulative_logprob=cumulative,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[completion],
+            finished=self.finished,
+            metrics=self.metrics,
+            error=self.error,
+        )
+
+    def _push(self, token: int) -> None:
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        self.output_token_ids.append(token)
+
+    def _token_text(self, token: int) -> str:
+        return self._text.token_text(token) if self._text is not None else ""

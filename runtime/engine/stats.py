@@ -1,0 +1,55 @@
+"""What the engine is doing, as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot; counters count since the engine was made.
+
+    Args:
+        running: requests that hold a slot.
+        waiting: requests in the queue.
+        slots: how many requests may run at once.
+        kv_tokens: tokens held in the KV cache.
+        kv_bytes: the same in bytes.
+        kv_bytes_budget: most bytes the KV cache may hold; None is no limit beyond the slots' own.
+        steps: forward steps run.
+        prompt_tokens: prompt tokens of the requests taken in.
+        generated_tokens: tokens sampled.
+        computed_tokens: tokens run through the model, recomputed ones included.
+        preemptions: times a running request had to give up its slot.
+        finished: requests that ended by themselves.
+        cancelled: requests that the caller ended.
+        failed: requests that ended with an error.
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    kv_tokens: int
+    kv_bytes: int
+    kv_bytes_budget: int | None
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    computed_tokens: int
+    preemptions: int
+    finished: int
+    cancelled: int
+    failed: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """The engine's running totals; see EngineStats."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
