@@ -53,3 +53,6 @@ def _session_options(config: RunnerConfig) -> Any:
     spinning = config.options.get("spinning", _OPTIONS["spinning"])
     entries = {"session.intra_op.allow_spinning": "1" if spinning else "0"}
     return ort.session_options(config.num_threads or machine.usable_cores(), entries)
+
+
+PROVIDER = CpuProvider

@@ -119,10 +119,12 @@ class SlotRunner:
             raise ProviderRuntimeError("a slot occurs twice in one step")
         for row in rows:
             end = row.start + len(row.tokens)
-            if row.start > self._lengths[row.slot] or end == row.start or end > self.info.context_length:
+            held = int(self._lengths[row.slot])
+            fits = row.start <= held and row.start < end <= self.info.context_length
+            if not fits or row.num_logits > len(row.tokens):
                 raise ProviderRuntimeError(
-                    f"row [{row.start}, {end}) does not continue slot {row.slot}, which holds "
-                    f"{self._lengths[row.slot]} of at most {self.info.context_length} tokens"
+                    f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
+                    f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
                 )
         for row in rows:
             self._lengths[row.slot] = row.start
@@ -159,10 +161,10 @@ class SlotRunner:
             part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
             # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
             self._run_piece(row.slot, row.start + begin, row.tokens[begin:end], part if part.size else spare)
-        return logits[0]
+        return logits.reshape(row.num_logits, self.info.vocab_size)
 
     def _run_piece(self, slot: int, start: int, tokens: npt.NDArray[np.int64], logits: Logits) -> None:
-        """Run ``tokens`` at positions [start, start + n) of a slot; fill ``logits`` with those of the last ones."""
+        """Run ``tokens`` at positions [start, start + n) of a slot; fill ``logits`` from the last ones."""
         count = len(tokens)
         binding = self._kv_binding("prefill", slot, 1)
         feeds: dict[str, npt.NDArray[Any]] = {

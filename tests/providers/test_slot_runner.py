@@ -136,7 +136,8 @@ def test_copied_prefix_continues_like_the_original(runner: slot_runner.SlotRunne
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([Row(0, sequence(2, 0), 1)], "does not continue slot 0, which holds 0"),
+        ([Row(0, sequence(2, 0), 0, num_logits=3)], "with 3 logits"),
+        ([Row(0, sequence(2, 0), 1)], "does not continue slot 0, which holds 0 of"),
         ([Row(0, sequence(CONTEXT + 1, 0), 0)], f"of at most {CONTEXT} tokens"),
         ([Row(0, sequence(0, 0), 0)], r"row \[0, 0\)"),
         ([Row(1, sequence(2, 0), 0), Row(1, sequence(1, 0), 0)], "twice"),
