@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -100,8 +100,9 @@ class SamplingParams:
 
 
 def _items(name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    """Return one item or a sequence of them as a tuple, each checked to be of ``kind``."""
-    items = tuple(value) if isinstance(value, list | tuple) else (value,)
+    """Return one item or several as a tuple, each checked to be of ``kind``."""
+    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    items = tuple(value) if several else (value,)
     for item in items:
         if isinstance(item, bool) or not isinstance(item, kind):
             raise InvalidSamplingError(f"{name} must be a list of {kind.__name__}, not {value!r}")
