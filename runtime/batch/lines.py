@@ -5,8 +5,8 @@ Two forms, which may be mixed:
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "...", "max_tokens": 8}}
     {"prompt": "...", "max_tokens": 8}   or   {"messages": [...]}
 
-The first is OpenAI's (https://platform.openai.com/docs/guides/batch); the second is its body by itself, to which a
-custom_id may be added (else it is `line-N`).
+The first is OpenAI's (https://platform.openai.com/docs/guides/batch); the second is its body by itself,
+to which a custom_id may be added (else it is `line-N`).
 """
 
 from __future__ import annotations

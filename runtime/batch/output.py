@@ -15,8 +15,8 @@ from ..errors import OutputExistsError, UsageError
 class ResultFile:
     """Results of a run, one JSON object a line.
 
-    They are appended to `TARGET.partial`, which is renamed when the run is complete. A cut can only tear the last
-    line, which `resume` drops.
+    They are appended to `TARGET.partial`, which is renamed when the run is complete. A cut can only tear the
+    last line, which `resume` drops.
     """
 
     def __init__(self, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ... import __version__
 from ...proto import carryall_pb2 as pb
 from ..errors import RequestError
 from ..outputs import FinishReason, Logprob
@@ -91,5 +90,5 @@ def to_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
         vocab_size=info.vocab_size,
         context_length=info.context_length,
         max_slots=info.max_slots,
-        server_version=__version__,
+        server_version=info.server_version,
     )

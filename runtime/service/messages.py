@@ -79,6 +79,7 @@ class ModelInfo:
     vocab_size: int
     context_length: int
     max_slots: int
+    server_version: str
 
 
 def by_rank(candidates: Mapping[int, Logprob], most: int | None = None) -> list[Logprob]:

@@ -1,0 +1,69 @@
+"""Deltas concatenate to the whole, however the states are cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carryall.runtime.errors import ProviderRuntimeError, RequestCancelled
+from carryall.runtime.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from carryall.runtime.service.deltas import DeltaTracker, collect
+from carryall.runtime.service.messages import Delta
+
+TEXT = "añ 漢字🙂 end"
+
+
+def state(
+    tokens: int, characters: int, finish: FinishReason | None = None, error: str | None = None
+) -> RequestOutput:
+    completion = CompletionOutput(
+        index=0,
+        text=TEXT[:characters],
+        token_ids=list(range(tokens)),
+        finish_reason=finish,
+        logprobs=[{n: Logprob(n, -1.0, 1, "t")} for n in range(tokens)],
+    )
+    metrics = RequestMetrics(arrival=0.0, cached_tokens=2)
+    return RequestOutput("r", None, [1, 2, 3], [completion], finish is not None, metrics, error)
+
+
+async def stream(deltas: list[Delta]) -> AsyncGenerator[Delta, None]:
+    for delta in deltas:
+        yield delta
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, len(TEXT)))))
+def test_deltas_concatenate_to_the_whole(cuts: list[tuple[int, int]]) -> None:
+    tokens, characters = (sorted(values) for values in ([cut[0] for cut in cuts], [cut[1] for cut in cuts]))
+    states = [state(*cut) for cut in zip(tokens, characters, strict=True)]
+    tracker = DeltaTracker()
+    deltas = [
+        delta for output in [*states, state(20, len(TEXT), "stop")] for delta in tracker.advance(output)
+    ]
+    whole = asyncio.run(collect(stream(deltas)))
+    assert (whole.text, whole.token_ids, whole.finish_reason) == (TEXT, list(range(20)), "stop")
+    assert [next(iter(entry)) for entry in whole.logprobs] == whole.token_ids
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.cached_tokens) == (3, 20, 2)
+    assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_a_state_without_news_gives_no_delta() -> None:
+    tracker = DeltaTracker()
+    assert len(list(tracker.advance(state(1, 0)))) == 1
+    assert list(tracker.advance(state(1, 0))) == []
+
+
+def test_a_failed_request_raises() -> None:
+    with pytest.raises(ProviderRuntimeError, match="out of memory"):
+        list(DeltaTracker().advance(state(1, 1, "error", "out of memory")))
+
+
+@pytest.mark.parametrize("finish", [None, "cancelled"])
+def test_an_unfinished_stream_is_no_result(finish: FinishReason | None) -> None:
+    deltas = list(DeltaTracker().advance(state(1, 1, finish)))
+    with pytest.raises(RequestCancelled):
+        asyncio.run(collect(stream(deltas)))

@@ -1,0 +1,95 @@
+"""Wire messages and the service's own, both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from carryall.proto import carryall_pb2 as pb
+from carryall.runtime.errors import RequestError
+from carryall.runtime.outputs import Logprob
+from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.service.grpc_messages import from_request, to_response
+from carryall.runtime.service.messages import Conversation, Delta, Usage
+
+
+def test_every_sampling_option_is_on_the_wire() -> None:
+    fields = [field.name for field in pb.SamplingOptions.DESCRIPTOR.fields]
+    assert sorted(fields) == sorted(field.name for field in dataclasses.fields(SamplingParams))
+
+
+def test_options_left_out_have_their_defaults() -> None:
+    assert from_request(pb.GenerateRequest(text="x")).params == SamplingParams()
+
+
+def test_options_at_zero_are_not_left_out() -> None:
+    options = pb.SamplingOptions(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
+    params = from_request(pb.GenerateRequest(text="x", sampling=options)).params
+    assert params == SamplingParams(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
+
+
+def test_no_limit_is_written_as_zero() -> None:
+    assert from_request(pb.GenerateRequest(text="", sampling={"max_tokens": 0})).params.max_tokens is None
+
+
+def test_lists_and_identity() -> None:
+    request = from_request(
+        pb.GenerateRequest(
+            token_ids={"ids": [3, 4]},
+            request_id="r",
+            priority=-1,
+            sampling={"stop": ["a"], "stop_token_ids": [5]},
+        )
+    )
+    assert (request.prompt, request.request_id, request.priority) == ([3, 4], "r", -1)
+    assert (request.params.stop, request.params.stop_token_ids) == (("a",), (5,))
+
+
+def test_chat() -> None:
+    request = from_request(pb.GenerateRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
+    assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
+    assert request.request_id is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.GenerateRequest(), "no prompt"),
+        (pb.GenerateRequest(text="x", sampling={"top_p": 1.5}), "top_p must be in"),
+        (pb.GenerateRequest(text="x", sampling={"temperature": float("nan")}), "temperature must be in"),
+        (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be in"),
+        (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
+    ],
+)
+def test_bad_requests_say_why(message: pb.GenerateRequest, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        from_request(message)
+
+
+def test_a_delta_on_the_wire() -> None:
+    chosen, best = Logprob(9, -3.0, 4, "!"), Logprob(2, -0.1, 1, "?")
+    delta = Delta(
+        request_id="r",
+        index=0,
+        text="!",
+        token_ids=[9],
+        logprobs=[{9: chosen, 2: best}],
+        finish_reason="stop",
+        stop_reason=9,
+        usage=Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=1),
+    )
+    message = to_response(delta, top_logprobs=1)
+    assert message.logprobs[0].chosen == pb.Logprob(token_id=9, logprob=-3.0, rank=4, text="!")
+    assert [entry.token_id for entry in message.logprobs[0].top] == [2]
+    assert (message.finish_reason, message.stop_token_id) == (pb.FINISH_REASON_STOP, 9)
+    assert message.usage == pb.Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=1)
+
+
+def test_an_unfinished_delta_has_neither_reason_nor_usage() -> None:
+    message = to_response(Delta(request_id="r", index=0, text="a"), top_logprobs=0)
+    assert message.finish_reason == pb.FINISH_REASON_UNSPECIFIED
+    assert message.WhichOneof("stop_reason") is None
+    assert not message.HasField("usage")
+    stopped = to_response(Delta(request_id="r", index=0, finish_reason="stop", stop_reason="\n"), 0)
+    assert stopped.stop_string == "\n"

@@ -1,0 +1,156 @@
+"""OpenAI bodies: what they mean, what is refused, what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from carryall.runtime.errors import RequestError
+from carryall.runtime.outputs import Logprob
+from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.service.messages import Conversation, Generation, GenerationRequest, Usage
+from carryall.runtime.service.openai import ENDPOINTS, chat_request, completion_request
+
+TURNS = [{"role": "user", "content": "Hi"}]
+
+
+def test_completion_options_are_sampling_params() -> None:
+    body = {
+        "prompt": "x",
+        "max_tokens": 3,
+        "temperature": 0,
+        "stop": ["a", "b"],
+        "top_k": 5,
+        "logprobs": 2,
+        "seed": 7,
+    }
+    request = completion_request(
+        {**body, "model": "any", "user": "me", "n": 1, "stream": False, "priority": -2}
+    )
+    assert request.params == SamplingParams(
+        max_tokens=3, temperature=0, stop=("a", "b"), top_k=5, logprobs=2, seed=7
+    )
+    assert (request.prompt, request.priority) == ("x", -2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"), [([1, 2], [1, 2]), ([[1, 2]], [1, 2]), (["text"], "text"), ("", "")]
+)
+def test_prompts_may_be_text_or_tokens(prompt: Any, expected: Any) -> None:
+    assert completion_request({"prompt": prompt}).prompt == expected
+
+
+def test_null_means_the_default() -> None:
+    assert completion_request({"prompt": "x", "stop": None, "temperature": None}).params == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, SamplingParams(max_tokens=None)),
+        ({"max_tokens": 4}, SamplingParams(max_tokens=4)),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, SamplingParams(max_tokens=5)),
+        ({"logprobs": True, "top_logprobs": 2}, SamplingParams(max_tokens=None, logprobs=2)),
+        ({"logprobs": True}, SamplingParams(max_tokens=None, logprobs=0)),
+        ({"logprobs": False}, SamplingParams(max_tokens=None)),
+    ],
+)
+def test_chat_options(options: dict[str, Any], expected: SamplingParams) -> None:
+    request = chat_request({"messages": TURNS, **options})
+    assert request.params == expected
+    assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": ", you"}]
+    request = chat_request({"messages": [{"role": "user", "content": parts, "name": "Ann"}]})
+    assert request.prompt == Conversation([{"role": "user", "content": "Hello, you", "name": "Ann"}])
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "message"),
+    [
+        ("/v1/completions", {}, "'prompt' must be"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "lines of their own"),
+        ("/v1/completions", {"prompt": [1, True]}, "'prompt' must be"),
+        ("/v1/completions", {"prompt": "x", "n": 2}, "'n': 2 is not supported, only 1"),
+        ("/v1/completions", {"prompt": "x", "temprature": 1}, "did you mean 'temperature'"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens must be a whole number"),
+        ("/v1/completions", {"prompt": "x", "priority": "high"}, "'priority' must be a whole number"),
+        ("/v1/chat/completions", {"messages": []}, "at least one message"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "each message must be"),
+        ("/v1/chat/completions", {"messages": ["Hi"]}, "each message must be"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "each message",
+        ),
+        ("/v1/chat/completions", {"messages": TURNS, "tools": []}, "unknown sampling option 'tools'"),
+        ("/v1/chat/completions", {"messages": TURNS, "logprobs": 3}, "'logprobs' must be true or false"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(url: str, body: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        ENDPOINTS[url].request(body)
+
+
+def generation(logprobs: list[dict[int, Logprob]]) -> Generation:
+    return Generation(
+        request_id="r1",
+        text="ab!",
+        token_ids=[7, 9][: len(logprobs) or 2],
+        logprobs=logprobs,
+        finish_reason="length",
+        stop_reason=None,
+        usage=Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3),
+    )
+
+
+CANDIDATES = [
+    {7: Logprob(7, -0.5, 1, "ab")},
+    {9: Logprob(9, -3.0, 4, "!"), 2: Logprob(2, -0.1, 1, "?")},  # the chosen one is not among the best
+]
+
+
+def test_completion_response() -> None:
+    request = GenerationRequest(prompt="x", params=SamplingParams(logprobs=1))
+    body = ENDPOINTS["/v1/completions"].response(request, generation(CANDIDATES), "m")
+    assert body["object"] == "text_completion"
+    assert (body["id"], body["model"]) == ("cmpl-r1", "m")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "text": "ab!",
+            "finish_reason": "length",
+            "logprobs": {
+                "tokens": ["ab", "!"],
+                "token_logprobs": [-0.5, -3.0],
+                "top_logprobs": [{"ab": -0.5}, {"?": -0.1, "!": -3.0}],
+                "text_offset": [0, 2],
+            },
+        }
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+
+
+def test_chat_response_lists_only_the_most_likely_beside_the_chosen() -> None:
+    request = GenerationRequest(prompt=Conversation(TURNS), params=SamplingParams(logprobs=1))
+    body = ENDPOINTS["/v1/chat/completions"].response(request, generation(CANDIDATES), "m")
+    choice = body["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "ab!"}
+    best = {"token": "?", "logprob": -0.1, "bytes": [63]}
+    assert choice["logprobs"]["content"][1] == {
+        "token": "!", "logprob": -3.0, "bytes": [33], "top_logprobs": [best]
+    }  # fmt: skip
+
+
+def test_no_logprobs_unless_asked_for() -> None:
+    for endpoint in ENDPOINTS.values():
+        body = endpoint.response(GenerationRequest(prompt="x"), generation([]), "m")
+        assert body["choices"][0]["logprobs"] is None
