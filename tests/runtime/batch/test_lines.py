@@ -117,10 +117,18 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-names = st.sampled_from(
-    "custom_id method url body prompt messages max_tokens max_completion_tokens stop temperature logprobs "
-    "top_logprobs n stop_token_ids priority seed role content".split()
-)
+LINE = ["custom_id", "method", "url", "body", "prompt", "messages", "role", "content"]
+OPTIONS = [
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "stop_token_ids",
+    "temperature",
+    "logprobs",
+    "n",
+    "seed",
+]
+names = st.sampled_from([*LINE, *OPTIONS, "top_logprobs", "priority"])
 bodies = st.dictionaries(
     names, json_values | st.lists(st.dictionaries(names, json_values, max_size=2), max_size=2)
 )
