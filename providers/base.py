@@ -90,6 +90,7 @@ class Provider(abc.ABC):
     """One target. See ``docs/adding_a_provider.md``."""
 
     name: str
+    execution_provider: str | None = None  # ONNX Runtime's name of it, where it is one of ONNX Runtime's
 
     @abc.abstractmethod
     def available(self) -> str | None:

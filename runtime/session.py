@@ -1,0 +1,142 @@
+"""``InferenceSession``: onnxruntime's, for any ONNX model, but strict about where it runs.
+
+Everything onnxruntime's own class can do is inherited; only opening differs. What is asked for is what runs:
+a provider that is missing, cannot start, or leaves nodes to the CPU is an error, unless ``allow_fallback``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from ..providers import get_provider, ort
+from .errors import ModelNotFoundError, UsageError
+
+ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our error, with the remedy
+import onnxruntime  # noqa: E402
+
+_NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
+
+Providers = Sequence[str | tuple[str, dict[Any, Any]]]
+
+
+class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime is untyped
+    """Runs an ONNX model; same arguments, methods and results as ``onnxruntime.InferenceSession``.
+
+    Args:
+        path_or_bytes: a file, serialized ONNX, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        sess_options: ``onnxruntime.SessionOptions``.
+        providers: names of carryall ("cpu") or of onnxruntime ("CPUExecutionProvider"), best first, each
+            alone or with a dict of its options; None takes what onnxruntime takes by itself.
+        provider_options: one dict a provider, where ``providers`` are plain names.
+        allow_fallback: let onnxruntime replace a provider that fails, and run what it lacks on the CPU.
+        **kwargs: passed on to onnxruntime.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        GraphError: not a valid ONNX model, or it has operators that no asked provider has.
+        ProviderUnavailableError: an asked provider is missing, cannot start, or would leave nodes to the CPU.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str] | onnx.ModelProto | ir.Model,
+        sess_options: Any = None,
+        providers: Providers | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        *,
+        allow_fallback: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._allow_fallback = allow_fallback
+        self._source = ort.model_name(path_or_bytes)
+        if isinstance(path_or_bytes, str | os.PathLike) and not Path(path_or_bytes).is_file():
+            raise ModelNotFoundError(f"no such model file: {self._source}")
+        if not allow_fallback:
+            kwargs["enable_fallback"] = 0
+        options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        asked = _names(providers)
+        with _readable(path_or_bytes) as model, self._strictly(asked, options):
+            super().__init__(model, options, _translated(providers), provider_options, **kwargs)
+        self._check(asked)
+
+    def set_providers(
+        self, providers: Providers | None = None, provider_options: Sequence[dict[Any, Any]] | None = None
+    ) -> None:
+        """Open the model again on other providers; same rules as at construction."""
+        asked = _names(providers)
+        with self._strictly(asked, self._sess_options_initial):
+            super().set_providers(_translated(providers), provider_options)
+        self._check(asked)
+
+    @contextlib.contextmanager
+    def _strictly(self, asked: list[str], options: Any) -> Iterator[None]:
+        """While a session opens: no node may fall to the CPU unasked, and failures become our errors."""
+        if self._allow_fallback:
+            yield
+            return
+        for name in asked:
+            ort.check_available(name)
+        guarded = bool(asked) and ort.CPU not in asked
+        if guarded:
+            options.add_session_config_entry(_NO_CPU_FALLBACK, "1")
+        try:
+            yield
+        except ort.runtime_errors() as error:
+            raise ort.load_error(error, self._source, asked) from error
+        finally:
+            if guarded:  # the options are the caller's, who may use them for another session
+                options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
+
+    def _check(self, asked: list[str]) -> None:
+        if not self._allow_fallback:
+            ort.check_registered(asked, self.get_providers(), self._source)
+
+
+def _names(providers: Providers | None) -> list[str]:
+    return [entry if isinstance(entry, str) else entry[0] for entry in _translated(providers) or []]
+
+
+def _translated(providers: Providers | None) -> list[str | tuple[str, dict[Any, Any]]] | None:
+    """The same providers under onnxruntime's names."""
+    if providers is None:
+        return None
+    if isinstance(providers, str):
+        raise UsageError(f"providers must be a sequence of names, such as ['{providers}']")
+    return [
+        _execution_provider(p) if isinstance(p, str) else (_execution_provider(p[0]), p[1]) for p in providers
+    ]
+
+
+def _execution_provider(name: str) -> str:
+    if name.endswith("ExecutionProvider"):
+        return name
+    translated = get_provider(name).execution_provider
+    if translated is None:
+        raise UsageError(
+            f"provider '{name}' is not part of onnxruntime; open its own session with "
+            f"carryall.providers.get_provider('{name}').session(path)"
+        )
+    return translated
+
+
+@contextlib.contextmanager
+def _readable(model: object) -> Iterator[object]:
+    """The model as a path or bytes; models in memory of any size go through a temporary folder."""
+    if isinstance(model, onnx.ModelProto):
+        model = ir.from_proto(model)
+    if not isinstance(model, ir.Model):
+        yield model
+        return
+    # onnxruntime keeps external data mapped, which Windows does not let us delete.
+    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
+        path = os.path.join(folder, "model.onnx")
+        ir.save(model, path, external_data="model.onnx.data")
+        yield path

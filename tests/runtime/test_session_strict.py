@@ -1,0 +1,111 @@
+"""What InferenceSession refuses, and the one-line error it gives."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from carryall import InferenceSession
+from carryall.providers import ort
+from carryall.runtime.errors import GraphError, ModelNotFoundError, ProviderUnavailableError, UsageError
+
+RELU = ir.to_proto(
+    ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> relu (float[n] x) => (float[n] y) { y = Relu(x) }'
+    )
+).SerializeToString()
+# In every onnxruntime wheel, and able to run no ordinary node: it only stands for a device that lacks some.
+LACKING = "AzureExecutionProvider"
+
+
+@pytest.fixture
+def quiet() -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def test_a_missing_provider_is_an_error() -> None:
+    with pytest.raises(
+        ProviderUnavailableError, match=r"CUDAExecutionProvider is not part of .*carryall doctor"
+    ):
+        InferenceSession(RELU, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def test_nodes_that_would_fall_to_the_cpu_are_an_error(quiet: Any) -> None:
+    with pytest.raises(ProviderUnavailableError, match="would fall back to the CPU"):
+        InferenceSession(RELU, quiet, providers=[LACKING])
+    # The caller's options serve the next session as before.
+    assert InferenceSession(RELU, quiet, providers=["cpu"]).get_providers() == [ort.CPU]
+
+
+def test_the_cpu_may_be_asked_for_as_second_choice() -> None:
+    session = InferenceSession(RELU, providers=[LACKING, "cpu"])
+    assert session.get_providers() == [LACKING, ort.CPU]
+
+
+def test_set_providers_is_as_strict(quiet: Any) -> None:
+    session = InferenceSession(RELU, quiet, providers=["cpu"])
+    with pytest.raises(ProviderUnavailableError, match="CUDAExecutionProvider"):
+        session.set_providers(["CUDAExecutionProvider"])
+    assert session.get_providers() == [ort.CPU]
+
+
+def test_allow_fallback_permits_both() -> None:
+    assert InferenceSession(RELU, providers=[LACKING], allow_fallback=True).get_providers()[-1] == ort.CPU
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnxruntime warns of the provider it lacks
+        session = InferenceSession(RELU, providers=["CUDAExecutionProvider"], allow_fallback=True)
+    assert session.get_providers() == [ort.CPU]
+
+
+def test_a_provider_that_silently_disappears_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime drops a provider whose library does not load and goes on with the CPU."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", ort.CPU])
+    with (
+        pytest.warns(UserWarning, match="is not in available provider names"),
+        pytest.raises(
+            ProviderUnavailableError, match=r"could not start for the given model; .* fell back to CPU"
+        ),
+    ):
+        InferenceSession(RELU, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("nowhere/model.onnx", ModelNotFoundError, "no such model file: nowhere/model.onnx"),
+        (Path("nowhere.onnx"), ModelNotFoundError, "nowhere.onnx"),
+        (b"not a model", GraphError, "onnxruntime cannot load the given model: .*protobuf"),
+        (b"", GraphError, "onnxruntime cannot load the given model"),
+        (RELU.replace(b"Relu", b"Rulu"), GraphError, "Rulu"),
+    ],
+)
+def test_bad_models(source: Any, error: type[Exception], message: str, quiet: Any) -> None:
+    with pytest.raises(error, match=message) as caught:
+        InferenceSession(source, quiet, providers=["cpu"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path, quiet: Any) -> None:
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(RELU[:-20])
+    with pytest.raises(GraphError, match=r"cut\.onnx"):
+        InferenceSession(path, quiet, providers=["cpu"])
+
+
+def test_unknown_provider_names() -> None:
+    with pytest.raises(UsageError, match=r"unknown provider 'gpu'; known providers: .*cpu"):
+        InferenceSession(RELU, providers=["gpu"])
+    with pytest.raises(UsageError, match=r"must be a sequence of names, such as \['cpu'\]"):
+        InferenceSession(RELU, providers="cpu")
+
+
+def test_unloadable_types_are_refused_as_onnxruntime_does() -> None:
+    with pytest.raises(TypeError, match="Unable to load from type"):
+        InferenceSession(17)  # type: ignore[arg-type]
