@@ -6,9 +6,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ..exporter.config import context_lengths, read_config
 from ..exporter.demo import NAMES, demo_path
 from ..exporter.export import export_model
-from ..exporter.package import Package
+from ..exporter.package import DATA_FILE, MODEL_FILE, Package
 from ..runtime.errors import GraphError, ModelNotFoundError
 
 
@@ -50,3 +51,30 @@ def load_onnx(path: Path) -> ir.Model:
         return ir.load(path)
     except Exception as error:  # protobuf raises many kinds for a file that is no ONNX
         raise GraphError(f"{path} is no readable ONNX file: {error}") from error
+
+
+def graph_file(name: str, scratch: Path) -> Path:
+    """Return the ONNX file of MODEL; a checkpoint is exported into the folder ``scratch``.
+
+    Raises:
+        ModelNotFoundError: no such model.
+    """
+    path = model_path(name)
+    if path.is_file():
+        return path
+    if Package.is_package(path):
+        return Package.open(path).model_path
+    scratch.mkdir()
+    ir.save(export_model(path), scratch / MODEL_FILE, external_data=DATA_FILE)
+    return scratch / MODEL_FILE
+
+
+def default_context_length(name: str, model: ir.Model) -> int | None:
+    """Return how long a sequence may be unless asked otherwise; None if neither graph nor files tell."""
+    path = model_path(name)
+    if Package.is_package(path):
+        return Package.open(path).record.default_context_length
+    if path.is_dir():
+        return context_lengths(read_config(path))[1]
+    stated = model.metadata_props.get("context_length")
+    return None if stated is None else int(stated)

@@ -1,0 +1,143 @@
+"""``carryall optimize`` and ``carryall verify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner, Result
+from tiny_models import write_tiny
+
+from carryall.cli import carryall
+from carryall.exporter.export import export_package
+
+BREAKING_SOURCE = '''
+import onnx_ir as ir
+
+class BreakingPass(ir.passes.InPlacePass):
+    """Doubles the logits."""
+
+    def call(self, model):
+        logits = model.graph.outputs[0]
+        doubled = ir.node("Add", [logits, logits])
+        doubled.outputs[0].shape, doubled.outputs[0].dtype = logits.shape, logits.dtype
+        logits.name, doubled.outputs[0].name = "half", "logits"
+        model.graph.append(doubled)
+        model.graph.outputs[0] = doubled.outputs[0]
+        return ir.passes.PassResult(model, modified=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("optimize")
+    write_tiny("llama", folder / "source")
+    return export_package(folder / "source", folder / "package").path
+
+
+@pytest.fixture
+def breaking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "breaking_pass_module.py").write_text(BREAKING_SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "breaking_pass_module", raising=False)
+    return "breaking_pass_module:BreakingPass"
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args], env={"COLUMNS": "110"})
+
+
+def test_lowering_to_the_cpu_is_reported_and_verified(package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cpu"
+    result = run(
+        "optimize", package, out, "--target", "cpu", "--verify", "--report", tmp_path / "report.json"
+    )
+    assert result.exit_code == 0, result.output
+    assert "GroupQueryAttention" in result.stdout
+    assert "greedy tokens equal: 17 of 17" in result.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["before"]["Attention"] == report["after"]["com.microsoft::GroupQueryAttention"]
+    names = {value.name for value in ir.load(out / "model.onnx").graph.inputs}
+    assert {"input_ids", "seqlens_k", "logits_positions"} <= names
+    assert (out / "tokenizer.json").is_file()
+    assert run("verify", package, out).exit_code == 0
+
+
+def test_json_is_one_document(package: Path, tmp_path: Path) -> None:
+    result = run("optimize", package, tmp_path / "out", "--target", "cpu", "--json")
+    assert json.loads(result.stdout)["passes"]
+    assert result.stderr == ""
+
+
+def test_an_onnx_file_becomes_an_onnx_file(package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert run("optimize", package / "model.onnx", out).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
+    again = run("optimize", package / "model.onnx", out)
+    assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
+    assert "exists" in again.stderr
+
+
+def test_a_pass_of_one_s_own_runs(package: Path, tmp_path: Path, breaking: str) -> None:
+    result = run("optimize", package, tmp_path / "out", "--pass", breaking)
+    assert result.exit_code == 0, result.output
+    assert "Breaking" in result.stdout
+    record = json.loads((tmp_path / "out" / "carryall.json").read_text())
+    assert record["passes"][0] == "Breaking"
+    differs = run("verify", package, tmp_path / "out", "--json")
+    assert differs.exit_code == 1
+    assert json.loads(differs.stdout)["passed"] is False
+    assert differs.stderr.startswith("error: ")
+
+
+def test_verify_refuses_to_write_a_graph_that_differs(package: Path, tmp_path: Path, breaking: str) -> None:
+    result = run("optimize", package, tmp_path / "out", "--pass", breaking, "--verify")
+    assert result.exit_code == 1
+    assert "above the bar" in result.stderr
+    assert not (tmp_path / "out").exists()
+    assert (
+        run("optimize", package, tmp_path / "out", "--pass", breaking, "--verify", "--max-kl", 100).exit_code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--target", "gpu"], "the targets are: portable, cpu"),
+        (["--target", "cpu", "--disable", "Nope"], "GroupQueryAttention"),
+        (["--pass", "nope"], "package.module:Class"),
+        (["--pass", "no_such_module_anywhere:Pass"], "cannot be imported"),
+        (["--pass", "json:JSONDecoder"], "no onnx_ir.passes.PassBase"),
+    ],
+)
+def test_wrong_use_gets_one_line_and_writes_nothing(
+    options: list[str], words: str, package: Path, tmp_path: Path
+) -> None:
+    result = run("optimize", package, tmp_path / "out", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_that_does_not_say_its_context_needs_the_option(package: Path, tmp_path: Path) -> None:
+    model = ir.load(package / "model.onnx")
+    model.graph.metadata_props.pop("context_length", None)
+    model.metadata_props.pop("context_length", None)
+    ir.save(model, tmp_path / "bare.onnx", external_data="bare.data")
+    arguments = ("optimize", tmp_path / "bare.onnx", tmp_path / "out.onnx", "--target", "cpu")
+    assert "--context-length" in run(*arguments).stderr
+    assert run(*arguments, "--context-length", 64).exit_code == 0
+
+
+def test_verify_wants_the_same_vocabulary_and_decoders(package: Path, tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> net (float[3] x) => (float[3] y) { y = Relu(x) }'
+    ir.save(ir.from_onnx_text(text), tmp_path / "net.onnx")
+    assert run("verify", package, tmp_path / "net.onnx").exit_code == 1
+    result = run("verify", package, "demo")
+    assert result.exit_code == 2
+    assert "different vocabularies" in result.stderr
