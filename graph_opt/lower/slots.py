@@ -10,6 +10,7 @@ from onnx_ir.passes import common
 from .attention import GroupQueryAttentionPass
 from .kernels import CPU, Kernels
 from .logits import SelectLogitsPass
+from .matmul_nbits import QuantizedWeightsPass
 from .slot_inputs import SlotInputsPass
 
 
@@ -33,5 +34,6 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         common.RemoveUnusedNodesPass(),
         SlotInputsPass(),
         SelectLogitsPass(),
+        QuantizedWeightsPass(options.kernels),
         common.RemoveUnusedNodesPass(),
     ]

@@ -1,0 +1,133 @@
+"""Blocked int4 and int8 weights in the layout of onnxruntime's kernels.
+
+B is [N, K / block, block * bits / 8] with the summed axis innermost, unsigned with an implied zero point in the
+middle of the range; scales are [N, K / block]; zero points are packed per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import add_initializer, int_attribute, weight
+from ..lazy import Array, lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles
+
+_BITS = {ir.DataType.INT4: 4, ir.DataType.UINT4: 4, ir.DataType.INT8: 8, ir.DataType.UINT8: 8}
+_SIGNED = frozenset({ir.DataType.INT4, ir.DataType.INT8})
+_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedWeight:
+    """A DequantizeLinear node of blocked weights, with the tensors it reads."""
+
+    node: ir.Node
+    values: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zero_points: ir.TensorProtocol | None
+    axis: int
+    block_size: int
+
+    @property
+    def stem(self) -> str:
+        """The name that new initializers of this weight start with."""
+        return str(self.node.inputs[0] and self.node.inputs[0].name).removesuffix(".values")
+
+    @property
+    def bits(self) -> int:
+        """Bits a value."""
+        return _BITS[self.values.dtype]
+
+    @property
+    def inputs(self) -> int:
+        """K, the size of the summed axis."""
+        return shape_of(self.values)[self.axis]
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return shape_of(self.values)[1 - self.axis]
+
+
+def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
+    """Describe the blocked weight that ``value`` is, say why it is an unusable one, or None if it is none."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "DequantizeLinear" or node.domain:
+        return None
+    block_size = int_attribute(node, "block_size", 0)
+    tensors = [weight(operand) for operand in node.inputs]
+    values, scales = tensors[0], tensors[1]
+    if values is None or scales is None or not block_size or len(values.shape) != 2:
+        return None
+    if values.dtype not in _BITS:
+        return f"weights of type {values.dtype.name} have no kernel"
+    if len(tensors) > 2 and node.inputs[2] is not None and tensors[2] is None:
+        return "the zero points are computed"
+    zero_points = tensors[2] if len(tensors) > 2 else None
+    if values.dtype not in _SIGNED and zero_points is None:
+        return "unsigned weights without zero points are centred at 0, the kernel's at the middle"
+    if values.dtype in _SIGNED and zero_points is not None:
+        return "signed weights with zero points have no kernel"
+    axis = int_attribute(node, "axis", 1)
+    return BlockedWeight(node, values, scales, zero_points, axis % 2, block_size)
+
+
+def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
+    """Register the kernel's B, scales and perhaps zero points of a weight."""
+    stem, blocks, bits = found.stem, found.inputs // found.block_size, found.bits
+    shape = (found.outputs, blocks, found.block_size * bits // 8)
+    packed = lazy(lambda: _rows(found.values, found.axis), ir.DataType.UINT8, shape)
+    scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), ir.DataType.FLOAT, shape[:2])
+    operands: list[ir.Value] = [
+        add_initializer(graph, f"{stem}.packed", packed),
+        add_initializer(graph, f"{stem}.packed_scales", scales),
+    ]
+    offsets = found.zero_points
+    if offsets is not None:
+        row = (blocks * bits + 7) // 8
+        points = lazy(lambda: _zero_point_rows(offsets, found.axis), ir.DataType.UINT8, (found.outputs, row))
+        operands.append(add_initializer(graph, f"{stem}.packed_zero_points", points))
+    return operands
+
+
+def _outputs_first(array: Array, axis: int) -> Array:
+    return np.ascontiguousarray(array.T) if axis == 0 else array
+
+
+def _rows(values: ir.TensorProtocol, axis: int) -> Array:
+    """Return a weight's unsigned bytes, one output a row, the summed axis packed along the row."""
+    size, other = shape_of(values)
+    if _BITS[values.dtype] == 8:
+        unsigned = values.numpy().view(np.uint8) ^ np.uint8(0x80 if values.dtype in _SIGNED else 0)
+        return _outputs_first(unsigned, axis)
+    flip = np.uint8(0x88 if values.dtype in _SIGNED else 0)
+    if axis == 1:
+        return packed_bytes(values) ^ flip
+    if other % 2:
+        return (
+            pack_nibbles(np.ascontiguousarray(unpack_nibbles(packed_bytes(values), (size, other)).T)) ^ flip
+        )
+    return _transpose_nibbles(packed_bytes(values).reshape(size, -1)) ^ flip
+
+
+def _transpose_nibbles(packed: Array) -> Array:
+    """Transpose a matrix of nibbles packed along its rows, both sizes even, tile by tile."""
+    even, odd = packed[0::2], packed[1::2]
+    result = np.empty((2 * packed.shape[1], len(even)), np.uint8)
+    for start in range(0, packed.shape[1], _TILE):
+        columns = slice(start, start + _TILE)
+        low, high = even[:, columns], odd[:, columns]
+        rows = result[2 * start : 2 * (start + low.shape[1])]
+        rows[0::2] = ((low & 0x0F) | (high << 4)).T
+        rows[1::2] = ((low >> 4) | (high & 0xF0)).T
+    return result
+
+
+def _zero_point_rows(offsets: ir.TensorProtocol, axis: int) -> Array:
+    """Return zero points packed per output, every row padded to whole bytes."""
+    if _BITS[offsets.dtype] == 8:
+        return _outputs_first(offsets.numpy(), axis)
+    rows = _outputs_first(unpack_nibbles(packed_bytes(offsets), shape_of(offsets)), axis)
+    return pack_nibbles(np.pad(rows, ((0, 0), (0, rows.shape[1] % 2))))

@@ -1,0 +1,148 @@
+"""DequantizeLinear of blocked weights and its reader -> com.microsoft MatMulNBits or GatherBlockQuantized.
+
+An embedding and the head tied to it read the same packed bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    constant,
+    insert,
+    int_attribute,
+    nodes_of,
+    replace,
+    shared_constant,
+    weight,
+)
+from ..lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
+from ..passes.base import GraphPass
+from .blocked_weight import BlockedWeight, blocked_weight, packed_operands
+from .kernels import Kernels
+
+
+class QuantizedWeightsPass(GraphPass):
+    """Lower readers of blocked weights: matrix products with their bias, and embeddings."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self._packed: dict[ir.Node, list[ir.Value]] = {}
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Lower MatMul, Gemm with a transposed weight, and Gather."""
+        self._packed = {}
+        for op_type, position, lower in (
+            ("Gather", 0, self._lower_gather),
+            ("MatMul", 1, self._lower_product),
+            ("Gemm", 1, self._lower_product),
+        ):
+            for node in nodes_of(graph, op_type):
+                found = blocked_weight(node.inputs[position])
+                if found is None:
+                    continue
+                reason = found if isinstance(found, str) else self._misfit(node, found)
+                if isinstance(found, str) or reason is not None:
+                    self.refuse(node, str(reason))
+                    continue
+                lower(graph, node, found)
+                self.fired += 1
+
+    def _misfit(self, node: ir.Node, found: BlockedWeight) -> str | None:
+        if node.op_type == "Gather":
+            if not self.kernels.gather_block_quantized:
+                return "the target has no GatherBlockQuantized"
+            return (
+                None if found.axis == 1 and not int_attribute(node, "axis", 0) else "it gathers along blocks"
+            )
+        if found.bits not in self.kernels.matmul_nbits:
+            return f"the target has no MatMulNBits for {found.bits} bits"
+        if node.op_type == "MatMul":
+            return None if found.axis == 0 else "the weight is blocked along its outputs"
+        if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:
+            return "the Gemm's weight is not blocked along the summed axis"
+        return (
+            "the Gemm adds a third operand" if len(node.inputs) > 2 and node.inputs[2] is not None else None
+        )
+
+    def _operands(self, graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
+        if found.node not in self._packed:
+            self._packed[found.node] = packed_operands(graph, found)
+        return self._packed[found.node]
+
+    def _lower_product(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
+        x, output = _around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
+        bias, output = _bias(output, found.outputs)
+        operands: list[ir.Value | None] = [x, *self._operands(graph, found)]
+        if bias is not None:
+            operands += [None] * (5 - len(operands)) + [bias]
+        attributes = {
+            "K": found.inputs,
+            "N": found.outputs,
+            "bits": found.bits,
+            "block_size": found.block_size,
+        }
+        if self.kernels.accuracy_level:
+            attributes["accuracy_level"] = self.kernels.accuracy_level
+        lowered = insert(output.producer() or node, "MatMulNBits", operands, attributes, domain=MICROSOFT)
+        lowered.name = node.name
+        replace(output, lowered.outputs[0])
+
+    def _lower_gather(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
+        """Gather rows of blocks [N, K / block, ...] with one scale a block, then join the blocks."""
+        packed, scales = self._operands(graph, found)[:2]
+        last = shared_constant(graph, "slots.last_axis", np.array([-1], np.int64))
+        operands = [packed, node.inputs[1], insert(node, "Unsqueeze", [scales, last]).outputs[0]]
+        if found.zero_points is not None:
+            operands.append(_zero_point_a_block(graph, found, found.zero_points))
+        attributes = {
+            "bits": found.bits,
+            "block_size": found.block_size,
+            "gather_axis": 0,
+            "quantize_axis": 2,
+        }
+        blocks = insert(node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)
+        blocks.name = node.name
+        shape = shared_constant(graph, f"slots.join_{found.inputs}", np.array([0, 0, found.inputs], np.int64))
+        replace(node.outputs[0], insert(node, "Reshape", [blocks.outputs[0], shape]).outputs[0])
+
+
+def _zero_point_a_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
+    """Register zero points [N, K / block, 1], one a byte: a row of one value is still padded to a byte."""
+    shape = (found.outputs, found.inputs // found.block_size, 1)
+
+    def compute() -> Array:
+        return unpack_nibbles(packed_bytes(points), shape) if found.bits == 4 else points.numpy()
+
+    return add_initializer(
+        graph, f"{found.stem}.gathered_zero_points", lazy(compute, ir.DataType.UINT8, shape)
+    )
+
+
+def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
+    """Return input and output of a Gemm, without the reshapes to and from a matrix around it if it has them."""
+    x, output = gemm.inputs[0], gemm.outputs[0]
+    before = x.producer() if x is not None else None
+    uses = list(output.uses())
+    if before is None or before.op_type != "Reshape" or len(uses) != 1 or uses[0].node.op_type != "Reshape":
+        return x, output
+    shape = constant(before.inputs[1])
+    if shape is None or len(shape) != 2:
+        return x, output
+    return before.inputs[0], uses[0].node.outputs[0]
+
+
+def _bias(output: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
+    """Return the bias added to ``output``, and the value after that addition; (None, output) without one."""
+    uses = list(output.uses())
+    if output.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None, output
+    bias = uses[0].node.inputs[1 - uses[0].idx]
+    tensor = weight(bias)
+    if tensor is None or shape_of(tensor) != (size,):
+        return None, output
+    return bias, uses[0].node.outputs[0]

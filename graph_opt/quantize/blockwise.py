@@ -1,0 +1,146 @@
+"""Blockwise weight quantization: a scale, and perhaps a zero point, for every ``block_size`` inputs of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError, UsageError
+from ..lazy import Array
+
+Floats = npt.NDArray[np.float32]
+_PANEL_BYTES = 1 << 20  # of a panel of columns, so that all work on it stays in the L2 cache
+_SHRINKS = {4: (1.0, 1.06, 0.94, 0.88), 8: (1.0,)}  # ranges tried, relative to the full one, by bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """How weights are stored.
+
+    Args:
+        bits: 4 or 8.
+        block_size: consecutive inputs that share a scale: a power of two, 16 to 256.
+        symmetric: signed values without zero point, else unsigned values with one.
+    """
+
+    bits: int = 4
+    block_size: int = 32
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise UsageError(f"weights are quantized to 4 or 8 bits, not {self.bits}")
+        if self.block_size not in (16, 32, 64, 128, 256):
+            raise UsageError(f"block size {self.block_size} is none of 16, 32, 64, 128, 256")
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The ONNX type of the stored values."""
+        names = {(4, True): "INT4", (4, False): "UINT4", (8, True): "INT8", (8, False): "UINT8"}
+        return ir.DataType[names[self.bits, self.symmetric]]
+
+    @property
+    def low(self) -> int:
+        """The smallest stored value."""
+        return -(1 << (self.bits - 1)) if self.symmetric else 0
+
+    @property
+    def high(self) -> int:
+        """The largest stored value."""
+        return self.low + (1 << self.bits) - 1
+
+
+class Quantized(NamedTuple):
+    """Values [in, out] as int8 or uint8, scales and zero points [in / block_size, out]."""
+
+    values: Array
+    scales: Floats
+    zero_points: Array | None
+
+
+Quantizer = Callable[[Floats, BlockFormat], Quantized]
+
+
+def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
+    """Quantize a matrix [in, out] block by block along its first axis, with the scales of least squared error.
+
+    The full range makes the largest weight of a block an end of the range, as llama.cpp's Q4_0 does, so that
+    all levels are used. A few other ranges are tried, each with the least-squares scale of its own rounding.
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    inputs, outputs = weight.shape
+    blocks = inputs // form.block_size
+    stored = np.int8 if form.symmetric else np.uint8
+    values = np.empty_like(weight, stored, subok=False)  # in the order of ``weight``, row or column major
+    scales = np.empty((blocks, outputs), np.float32)
+    zero_points = None if form.symmetric else np.empty((blocks, outputs), stored)
+    width = max(16, _PANEL_BYTES // (4 * inputs))
+    for start in range(0, outputs, width):
+        columns = slice(start, start + width)
+        panel = np.ascontiguousarray(weight[:, columns], np.float32).reshape(blocks, form.block_size, -1)
+        scale, zero_point = _best(panel, form, list(_candidates(panel, form)))
+        values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(inputs, -1)
+        scales[:, columns] = scale[:, 0]
+        if zero_points is not None:
+            zero_points[:, columns] = zero_point[:, 0]
+    if not np.isfinite(scales).all():
+        raise GraphError("it holds NaN or infinity")
+    return Quantized(values, scales, zero_points)
+
+
+def _candidates(panel: Floats, form: BlockFormat) -> Iterator[tuple[Floats, Floats]]:
+    """Yield scales and zero points [blocks, 1, columns], the full range first."""
+    top, bottom = panel.max(1, keepdims=True), panel.min(1, keepdims=True)
+    if form.symmetric:
+        full = np.where(top > -bottom, top, bottom) / form.low
+        for shrink in _SHRINKS[form.bits]:
+            yield full * np.float32(shrink), np.zeros_like(full)
+        return
+    top, bottom = np.maximum(top, 0), np.minimum(bottom, 0)
+    middle, half = (top + bottom) / 2, (top - bottom) / 2
+    for shrink in _SHRINKS[form.bits]:
+        scale = half * np.float32(2 * shrink / form.high)
+        zero_point = np.rint((half * np.float32(shrink) - middle) * _reciprocal(scale))
+        yield scale, np.clip(zero_point, 0, form.high)
+
+
+def _best(
+    panel: Floats, form: BlockFormat, candidates: Sequence[tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """Choose per block the candidate of least squared error, and its least-squares scale.
+
+    For levels q the best scale is <w, q> / <q, q>, which takes <w, q>^2 / <q, q> off the error |w|^2.
+    """
+    scale, zero_point = (part.copy() for part in candidates[0])
+    gain = np.full_like(scale, -1)
+    for tried, offset in candidates:
+        levels = _rounded(panel, tried, offset, form)
+        levels -= offset
+        product = np.einsum("bin,bin->bn", panel, levels)[:, None]
+        fitted = product * _reciprocal(np.einsum("bin,bin->bn", levels, levels)[:, None])
+        better = (fitted != 0) & (fitted * product > gain)
+        np.copyto(gain, fitted * product, where=better)
+        np.copyto(scale, fitted, where=better)
+        np.copyto(zero_point, offset, where=better)
+    return scale, zero_point
+
+
+def _rounded(panel: Floats, scale: Floats, zero_point: Floats, form: BlockFormat) -> Floats:
+    result = panel * _reciprocal(scale)
+    np.rint(result, out=result)
+    if not form.symmetric:
+        result += zero_point
+    return np.clip(result, form.low, form.high, out=result)
+
+
+def _reciprocal(values: Floats) -> Floats:
+    """Return 1 / values, and 0 for 0."""
+    result: Floats = np.divide(1, values, out=np.zeros_like(values), where=values != 0)
+    return result

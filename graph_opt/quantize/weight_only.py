@@ -1,0 +1,144 @@
+"""Weight-only quantization of a portable graph: float initializers become DequantizeLinear of int4 or int8 ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..edit import add_initializer, insert, int_attribute, weight
+from ..lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
+from ..passes.base import GraphPass
+from .blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
+
+
+class WeightOnlyQuantizationPass(GraphPass):
+    """Quantize the weights of linear layers, of the embedding and of the head, lazily.
+
+    Args:
+        form: of all weights that ``overrides`` does not name.
+        overrides: other formats by weight name; None leaves the weight float.
+        quantizer: chooses values and scales.
+    """
+
+    def __init__(
+        self,
+        form: BlockFormat,
+        *,
+        overrides: Mapping[str, BlockFormat | None] | None = None,
+        quantizer: Quantizer = round_to_nearest,
+    ) -> None:
+        super().__init__()
+        self.form = form
+        self.overrides = dict(overrides or {})
+        self.quantizer = quantizer
+        self._late: deque[ir.Value] = deque()
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Quantize every weight that is used in one known way."""
+        for value in list(graph.initializers.values()):
+            axis = self._axis(value)
+            form = self.overrides.get(str(value.name), self.form)
+            if axis is None or form is None:
+                continue
+            size = shape_of(value.const_value)[axis] if value.const_value is not None else 0
+            if size % form.block_size:
+                node = next(iter(value.uses())).node
+                self.refuse(node, f"weight {value.name} has {size} inputs, no multiple of {form.block_size}")
+                continue
+            self._quantize(graph, value, axis, form)
+            self.fired += 1
+        self._register_late(graph, keep=0)
+
+    def _axis(self, value: ir.Value) -> int | None:
+        """Return the axis along which a weight is multiplied and summed, None if it is no weight to quantize."""
+        tensor = weight(value)
+        if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in _FLOATS or not value.uses():
+            return None
+        axes = {_summed_axis(use.node, use.idx) for use in value.uses()}
+        if len(axes) > 1:
+            self.refuse(next(iter(value.uses())).node, f"weight {value.name} is used in several ways")
+        return axes.pop() if len(axes) == 1 else None
+
+    def _quantize(self, graph: ir.Graph, value: ir.Value, axis: int, form: BlockFormat) -> None:
+        source, name = value.const_value, str(value.name)
+        if source is None:
+            raise GraphError(f"initializer {name} has no content")
+        users = {use.node: use.idx for use in value.uses()}
+        parts = _parts(source, axis, form, self.quantizer, name)
+        operands = [add_initializer(graph, f"{name}.values", parts[0])]
+        small = [_unregistered(f"{name}.{what}", part) for what, part in zip(_SMALL, parts[1:], strict=False)]
+        attributes = {"axis": axis, "block_size": form.block_size}
+        first = next(node for node in graph if node in users)
+        dequantized = insert(first, "DequantizeLinear", [*operands, *small], attributes)
+        dequantized.name = f"{name}/DequantizeLinear"
+        for node, position in users.items():
+            node.replace_input_with(position, dequantized.outputs[0])
+        del graph.initializers[name]
+        self._late.extend(small)
+        self._register_late(graph, keep=4)
+
+    def _register_late(self, graph: ir.Graph, keep: int) -> None:
+        """Register scales a few weights late: the threads that write initializers in order then do not all wait
+        for the same weight."""
+        while len(self._late) > keep:
+            graph.register_initializer(self._late.popleft())
+
+
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_SMALL = ("scales", "zero_points")
+
+
+def _summed_axis(node: ir.Node, position: int) -> int | None:
+    if node.domain:
+        return None
+    if node.op_type == "MatMul" and position == 1:
+        return 0
+    if node.op_type == "Gemm" and position == 1 and int_attribute(node, "transB", 0):
+        return 1
+    indices = node.inputs[1] if node.op_type == "Gather" and position == 0 else None
+    if indices is not None and indices.is_graph_input() and indices.name == "input_ids":
+        return 1 if int_attribute(node, "axis", 0) == 0 else None
+    return None
+
+
+def _parts(
+    source: ir.TensorProtocol, axis: int, form: BlockFormat, quantizer: Quantizer, name: str
+) -> list[ir.LazyTensor]:
+    """Return lazy values, scales and perhaps zero points, laid out like ``source``."""
+
+    def compute() -> tuple[Array, ...]:
+        matrix = source.numpy()
+        try:
+            result = quantizer(matrix if axis == 0 else matrix.T, form)
+        except GraphError as error:
+            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
+        return _stored(result, axis, form)
+
+    shape = shape_of(source)
+    blocks = [size // form.block_size if i == axis else size for i, size in enumerate(shape)]
+    shared = SharedComputation(compute)
+    parts = [
+        lazy(lambda: shared.part(0), form.dtype, shape),
+        lazy(lambda: shared.part(1), ir.DataType.FLOAT, blocks),
+    ]
+    if not form.symmetric:
+        parts.append(lazy(lambda: shared.part(2), form.dtype, blocks))
+    return parts
+
+
+def _stored(result: Quantized, axis: int, form: BlockFormat) -> tuple[Array, ...]:
+    arrays = [array for array in result if array is not None]
+    if axis == 1:
+        arrays = [np.ascontiguousarray(array.T) for array in arrays]
+    if form.bits == 4:
+        arrays = [array if array.dtype == np.float32 else pack_nibbles(array) for array in arrays]
+    return tuple(arrays)
+
+
+def _unregistered(name: str, tensor: ir.LazyTensor) -> ir.Value:
+    tensor.name = name
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
