@@ -1,0 +1,50 @@
+"""Progress goes to stderr, and only when somebody can use it."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from carryall.cli import progress as module
+from carryall.cli.options import human_bytes
+from carryall.cli.progress import progress
+
+
+def work(label: str = "export", *, quiet: bool = False) -> None:
+    with progress(label, quiet=quiet) as tell:
+        for done in range(5):
+            tell(done, 4, "tensor")
+
+
+def test_short_work_outside_a_terminal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    work()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_outside_a_terminal_writes_plain_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_LINE_SECONDS", 0.0)
+    work()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "export: 0 %\n"  # the next line is due ten seconds later
+
+
+def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Console", lambda **_: Console(stderr=True, force_terminal=True, width=90))
+    work()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "export" in err
+    assert "100%" in err
+    work(quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (14_680_064, "14.7 MB"), (2.4e9, "2.4 GB"), (3e15, "3000.0 TB")],
+)
+def test_sizes_for_people(size: float, text: str) -> None:
+    assert human_bytes(size) == text
