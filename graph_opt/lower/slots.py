@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ..rules.base import RulePass
 from .attention import GroupQueryAttentionPass
 from .kernels import CPU, Kernels
 from .logits import SelectLogitsPass
 from .matmul_nbits import QuantizedWeightsPass
+from .merge import MergeProjectionsPass, PackedQKVPass
+from .quick_gelu import QuickGelu
+from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
 
 
@@ -29,11 +33,19 @@ class SlotOptions:
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
-    return [
-        GroupQueryAttentionPass(options.context_length, options.kernels),
+    kernels = options.kernels
+    passes: list[ir.passes.PassBase] = [
+        common.ShapeInferencePass(),
+        GroupQueryAttentionPass(options.context_length, kernels),
         common.RemoveUnusedNodesPass(),
         SlotInputsPass(),
         SelectLogitsPass(),
-        QuantizedWeightsPass(options.kernels),
-        common.RemoveUnusedNodesPass(),
+        MergeProjectionsPass(),
     ]
+    if kernels.packed_qkv:
+        passes.append(PackedQKVPass())
+    if kernels.skip_norm:
+        passes.append(SkipNormPass())
+    if kernels.quick_gelu:
+        passes.append(RulePass("QuickGelu", [QuickGelu()]))
+    return [*passes, QuantizedWeightsPass(kernels), common.RemoveUnusedNodesPass()]

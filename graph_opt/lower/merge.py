@@ -1,0 +1,159 @@
+"""Matrix products of one input -> one product with the weights side by side, and a Split.
+
+q, k, v and gate, up become one kernel call each. Biases are merged too; weights may be float or blocked.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import MICROSOFT, add_initializer, insert, nodes_of, replace, weight
+from ..lazy import concat_last, shape_of
+from ..passes.base import GraphPass
+from .blocked_weight import BlockedWeight, blocked_weight
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """x @ W (+ bias): the product, its weight's tensors, and the value that leaves it."""
+
+    product: ir.Node
+    blocked: BlockedWeight | None
+    tensors: tuple[ir.Value, ...]
+    bias: ir.Value | None
+    output: ir.Value
+
+    @property
+    def size(self) -> int:
+        """Number of output features."""
+        return shape_of(_content(self.tensors[0]))[1]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What must be equal for weights to lie side by side."""
+        first = _content(self.tensors[0])
+        block_size = self.blocked.block_size if self.blocked is not None else 0
+        return first.dtype, block_size, len(self.tensors), self.bias is None
+
+
+class MergeProjectionsPass(GraphPass):
+    """Merge the matrix products that read one value."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Merge every group of two or more."""
+        groups: dict[ir.Value, list[Projection]] = defaultdict(list)
+        for node in nodes_of(graph, "MatMul"):
+            found = _projection(node)
+            if isinstance(found, str):
+                self.refuse(node, found)
+            elif found is not None and node.inputs[0] is not None:
+                groups[node.inputs[0]].append(found)
+        for x, group in groups.items():
+            if len(group) < 2:
+                continue
+            if len({projection.kind for projection in group}) > 1:
+                self.refuse(
+                    group[0].product, "the products of its input differ in weight type, block size or bias"
+                )
+                continue
+            _merge(graph, x, sorted(group, key=_operand_order))
+            self.fired += 1
+
+
+class PackedQKVPass(GraphPass):
+    """GroupQueryAttention of Split(x) -> GroupQueryAttention of x, which the kernel splits itself."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every attention whose q, k and v are the parts of one value."""
+        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            query = node.inputs[0]
+            split = query.producer() if query is not None else None
+            if split is None or split.op_type != "Split" or list(split.outputs) != list(node.inputs[:3]):
+                continue
+            if any(len(output.uses()) != 1 for output in split.outputs):
+                self.refuse(node, "q, k or v is read elsewhere too")
+                continue
+            node.replace_input_with(0, split.inputs[0])
+            node.replace_input_with(1, None)
+            node.replace_input_with(2, None)
+            graph.remove(split, safe=True)
+            self.fired += 1
+
+
+def _projection(node: ir.Node) -> Projection | str | None:
+    """Describe a product with a weight, say why it cannot be merged, or None for a product of two activations."""
+    blocked = blocked_weight(node.inputs[1])
+    if isinstance(blocked, str):
+        return blocked
+    source = node.inputs[1] if blocked is None else blocked.node.outputs[0]
+    operands = [source] if blocked is None else [value for value in blocked.node.inputs if value is not None]
+    tensors = tuple(value for value in operands if value is not None and weight(value) is not None)
+    if source is None or not tensors or len(_content(tensors[0]).shape) != 2:
+        return None
+    if any(len(value.uses()) > 1 for value in (source, *tensors)):
+        return "its weight has other readers"
+    columns = shape_of(_content(tensors[0]))[1]
+    if blocked is not None and (blocked.axis != 0 or (blocked.bits == 4 and columns % 2)):
+        return "4-bit weights can only lie side by side in whole bytes, blocked along their inputs"
+    output = node.outputs[0]
+    uses = list(output.uses())
+    if len(uses) == 1 and uses[0].node.op_type == "Add" and not output.is_graph_output():
+        bias = uses[0].node.inputs[1 - uses[0].idx]
+        tensor = weight(bias)
+        if tensor is not None and shape_of(tensor) == (columns,):
+            return Projection(node, blocked, tensors, bias, uses[0].node.outputs[0])
+    return Projection(node, blocked, tensors, None, output)
+
+
+def _operand_order(projection: Projection) -> int:
+    """q before k before v where one attention reads them; otherwise the order stays as it is."""
+    reader = next(
+        (use for use in projection.output.uses() if use.node.op_type == "GroupQueryAttention"), None
+    )
+    return reader.idx if reader is not None else 0
+
+
+def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
+    anchor = next(node for node in graph if any(node is projection.product for projection in group))
+    merged = [_side_by_side(graph, values) for values in zip(*(one.tensors for one in group), strict=True)]
+    right = merged[0]
+    blocked = group[0].blocked
+    if blocked is not None:
+        attributes = {"axis": 0, "block_size": blocked.block_size}
+        right = insert(anchor, "DequantizeLinear", merged, attributes).outputs[0]
+    output = insert(anchor, "MatMul", [x, right]).outputs[0]
+    biases = [projection.bias for projection in group if projection.bias is not None]
+    if biases:
+        output = insert(anchor, "Add", [output, _side_by_side(graph, biases)]).outputs[0]
+    sizes = np.array([projection.size for projection in group], np.int64)
+    split_sizes = add_initializer(graph, f"{right.name}.sizes", sizes)
+    parts = insert(anchor, "Split", [output, split_sizes], {"axis": -1}, num_outputs=len(group)).outputs
+    for projection, part in zip(group, parts, strict=True):
+        replace(projection.output, part)
+
+
+def _side_by_side(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
+    return add_initializer(graph, _joint_name(values), concat_last([_content(value) for value in values]))
+
+
+def _joint_name(values: Sequence[ir.Value]) -> str:
+    """Join names by what differs: layers.0.q_proj.weight, layers.0.k_proj.weight -> layers.0.q+k_proj.weight."""
+    names = [str(value.name) for value in values]
+    prefix = os.path.commonprefix(names)
+    rest = [name[len(prefix) :] for name in names]
+    suffix = os.path.commonprefix([name[::-1] for name in rest])[::-1]
+    middle = "+".join(name[: len(name) - len(suffix)] for name in rest)
+    return f"{prefix}{middle}{suffix}"
+
+
+def _content(value: ir.Value) -> ir.TensorProtocol:
+    tensor = weight(value)
+    if tensor is None:
+        raise AssertionError(f"unreachable: {value.name} was checked to be a weight")
+    return tensor

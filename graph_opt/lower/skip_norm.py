@@ -1,0 +1,62 @@
+"""Norm(Add(a, b)) -> com.microsoft Skip(Simplified)LayerNormalization, which also returns the sum.
+
+The sum is the residual stream that the next layer adds to, so that one kernel does the work of two.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, weight
+from ..passes.base import GraphPass
+
+_LOWERED = {
+    "RMSNormalization": "SkipSimplifiedLayerNormalization",
+    "LayerNormalization": "SkipLayerNormalization",
+}
+
+
+class SkipNormPass(GraphPass):
+    """Join a residual addition with the norm that follows it."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every norm of a sum."""
+        for op_type in _LOWERED:
+            for node in nodes_of(graph, op_type):
+                total = node.inputs[0]
+                add = total.producer() if total is not None else None
+                if add is None or add.op_type != "Add":
+                    continue
+                reason = _misfit(node, add)
+                if reason is not None:
+                    self.refuse(node, reason)
+                    continue
+                _lower(graph, node, add)
+                self.fired += 1
+
+
+def _misfit(node: ir.Node, add: ir.Node) -> str | None:
+    left, right = add.inputs
+    if left is None or right is None or any(weight(value) is not None for value in (left, right)):
+        return "it adds a weight"
+    if left.shape is None or left.shape != right.shape:
+        return f"the summands have shapes {left.shape} and {right.shape}, which must be known and equal"
+    if int_attribute(node, "axis", -1) not in (-1, len(left.shape) - 1):
+        return "it normalises more than the last axis"
+    scale = node.inputs[1]
+    if scale is None or scale.shape is None or len(scale.shape) != 1:
+        return "its scale is no vector"
+    return "the norm's further outputs are used" if any(out.uses() for out in node.outputs[1:]) else None
+
+
+def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
+    attributes = {"epsilon": float_attribute(node, "epsilon", 1e-5)}
+    operands = [*add.inputs, *node.inputs[1:]]
+    fused = insert(node, _LOWERED[node.op_type], operands, attributes, domain=MICROSOFT, num_outputs=4)
+    fused.name = node.name
+    for unused in fused.outputs[1:3]:
+        unused.name = ""
+    replace(node.outputs[0], fused.outputs[0])
+    graph.remove(node, safe=True)
+    replace(add.outputs[0], fused.outputs[3])
+    graph.remove(add, safe=True)
