@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...proto import carryall_pb2 as pb
 from ..errors import RequestError
 from ..outputs import FinishReason, Logprob
@@ -16,15 +19,18 @@ FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
 }
 
 
-def from_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Read a request.
+def from_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
+    """Read a request; ``defaults`` are the model's own sampling options.
 
     Raises:
         RequestError: it has no prompt, or a sampling option is out of range.
     """
+    prompt = _prompt(message)
+    # An answer in a chat goes on until the model ends it, a continuation might never end.
+    limit = {"max_tokens": None} if isinstance(prompt, Conversation) else {}
     return GenerationRequest(
-        prompt=_prompt(message),
-        params=_sampling_params(message.sampling),
+        prompt=prompt,
+        params=SamplingParams.from_dict({**limit, **defaults, **_options(message.sampling)}),
         request_id=message.request_id or None,
         priority=message.priority,
     )
@@ -43,12 +49,12 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
             raise RequestError("the request has no prompt; set one of text, token_ids, chat")
 
 
-def _sampling_params(message: pb.SamplingOptions) -> SamplingParams:
-    """Read the options that were set; their names are those of SamplingParams."""
+def _options(message: pb.SamplingOptions) -> dict[str, Any]:
+    """Return the options that were set; their names are those of SamplingParams."""
     options = {field.name: value for field, value in message.ListFields()}
     if options.get("max_tokens") == 0:
         options["max_tokens"] = None
-    return SamplingParams.from_dict(options)
+    return options
 
 
 def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:

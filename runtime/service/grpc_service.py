@@ -45,7 +45,7 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
     ) -> None:
         """Stream one request's continuation."""
         async with _errors_as_status(context):
-            wanted = from_request(request)
+            wanted = from_request(request, self._handler.defaults)
             async with aclosing(self._handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     await context.write(to_response(delta, wanted.params.logprobs or 0))

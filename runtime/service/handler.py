@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ServiceUnavailableError
 from .deltas import DeltaTracker
@@ -23,15 +23,22 @@ class LLMHandler:
 
     def __init__(self) -> None:
         self._loaded: tuple[AsyncLLM, ModelInfo] | None = None
+        self._defaults: Mapping[str, Any] = {}
         self._refusal: str | None = LOADING
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ready(self, llm: AsyncLLM, info: ModelInfo) -> None:
-        """Accept requests from now on."""
+    def ready(self, llm: AsyncLLM, info: ModelInfo, defaults: Mapping[str, Any] | None = None) -> None:
+        """Accept requests from now on; ``defaults`` are sampling options of requests that leave them out."""
         self._loaded = llm, info
+        self._defaults = defaults or {}
         self._refusal = None
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's own sampling options."""
+        return self._defaults
 
     @property
     def active(self) -> int:

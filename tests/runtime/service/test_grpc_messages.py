@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,11 @@ from carryall.runtime.errors import RequestError
 from carryall.runtime.outputs import Logprob
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.grpc_messages import from_request, to_response
-from carryall.runtime.service.messages import Conversation, Delta, Usage
+from carryall.runtime.service.messages import Conversation, Delta, GenerationRequest, Usage
+
+
+def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
+    return from_request(message, defaults)
 
 
 def test_every_sampling_option_is_on_the_wire() -> None:
@@ -20,21 +25,26 @@ def test_every_sampling_option_is_on_the_wire() -> None:
 
 
 def test_options_left_out_have_their_defaults() -> None:
-    assert from_request(pb.GenerateRequest(text="x")).params == SamplingParams()
+    assert read(pb.GenerateRequest(text="x")).params == SamplingParams()
+
+
+def test_the_models_own_options_come_before_the_defaults() -> None:
+    message = pb.GenerateRequest(text="x", sampling={"top_k": 3})
+    assert read(message, top_k=9, top_p=0.5).params == SamplingParams(top_k=3, top_p=0.5)
 
 
 def test_options_at_zero_are_not_left_out() -> None:
     options = pb.SamplingOptions(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
-    params = from_request(pb.GenerateRequest(text="x", sampling=options)).params
+    params = read(pb.GenerateRequest(text="x", sampling=options)).params
     assert params == SamplingParams(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
 
 
 def test_no_limit_is_written_as_zero() -> None:
-    assert from_request(pb.GenerateRequest(text="", sampling={"max_tokens": 0})).params.max_tokens is None
+    assert read(pb.GenerateRequest(text="", sampling={"max_tokens": 0})).params.max_tokens is None
 
 
 def test_lists_and_identity() -> None:
-    request = from_request(
+    request = read(
         pb.GenerateRequest(
             token_ids={"ids": [3, 4]},
             request_id="r",
@@ -47,9 +57,10 @@ def test_lists_and_identity() -> None:
 
 
 def test_chat() -> None:
-    request = from_request(pb.GenerateRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
+    request = read(pb.GenerateRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
     assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
     assert request.request_id is None
+    assert request.params.max_tokens is None  # an answer has no limit unless one is given
 
 
 @pytest.mark.parametrize(
@@ -64,7 +75,7 @@ def test_chat() -> None:
 )
 def test_bad_requests_say_why(message: pb.GenerateRequest, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        from_request(message)
+        read(message)
 
 
 def test_a_delta_on_the_wire() -> None:
