@@ -1,7 +1,7 @@
 """A checkpoint's config.json, normalised once.
 
-transformers 4 wrote ``rope_theta`` and ``rope_scaling``, transformers 5 writes ``rope_parameters`` (for some families one
-dictionary per layer type); keys at their default may be missing. Everything behind this module sees one form.
+transformers 4 wrote ``rope_theta`` and ``rope_scaling``, transformers 5 writes ``rope_parameters`` (for some
+families one dictionary per layer type); keys at their default may be missing. All that follows sees one form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import CheckpointError, ModelNotFoundError
+from ..runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 RawConfig = Mapping[str, Any]
 
@@ -68,6 +68,16 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
 
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
@@ -109,10 +119,8 @@ def decoder_config(
 ) -> DecoderConfig:
     """Normalise ``raw``.
 
-    Args:
-        defaults: what the family assumes for keys that are missing or null.
-        windows: see ``DecoderConfig``; no layer has one by default.
-        ropes: see ``DecoderConfig``; by default all layers have the one that ``raw`` describes.
+    ``defaults`` is what the family assumes for keys that are missing or null. By default no layer has a window,
+    and all have the rope that ``raw`` describes.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type.
@@ -170,6 +178,18 @@ def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConf
         short_factor=tuple(parameters.get("short_factor", ())),
         long_factor=tuple(parameters.get("long_factor", ())),
     )
+
+
+def layer_windows(layer_types: Sequence[str], window: int | None) -> list[int | None]:
+    """Per layer, ``window`` where its type says so.
+
+    Raises:
+        UnsupportedModelError: a type is neither ``full_attention`` nor ``sliding_attention``.
+    """
+    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise UnsupportedModelError(f"layer types {sorted(unknown)} are not supported, only full and sliding attention")
+    return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 
 def with_defaults(raw: RawConfig, defaults: RawConfig | None = None) -> RawConfig:

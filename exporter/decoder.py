@@ -1,4 +1,4 @@
-"""The frame every decoder shares: inputs, outputs, masks and rotary tables; a family file fills in its layers."""
+"""The frame every decoder shares: inputs, outputs, masks and rotary tables. Family files fill in the layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .graph import GraphWriter
 from .rope import rope_tables
 from .weights import Array, Checkpoint
 
-KV_SHAPE_BEFORE, KV_SHAPE_AFTER = "past_sequence", "total_sequence"
+PAST, TOTAL = "past_sequence", "total_sequence"
 
 
 class Decoder(GraphWriter):
@@ -28,7 +28,7 @@ class Decoder(GraphWriter):
         self.checkpoint = checkpoint
         tokens = ("batch", "sequence")
         self.input_ids = self.input("input_ids", ir.DataType.INT64, tokens)
-        self.attention_mask = self.input("attention_mask", ir.DataType.INT64, ("batch", KV_SHAPE_AFTER))
+        self.attention_mask = self.input("attention_mask", ir.DataType.INT64, ("batch", TOTAL))
         self.position_ids = self.input("position_ids", ir.DataType.INT64, tokens)
         self.past = [
             (self._kv_input(f"past_key_values.{layer}.key"), self._kv_input(f"past_key_values.{layer}.value"))
@@ -55,11 +55,8 @@ class Decoder(GraphWriter):
         """State what ``layer`` hands to the next run."""
         self._present[layer] = (key, value)
 
-    def rope(self, layer: int) -> tuple[ir.Value, ir.Value] | None:
-        """Cosines and sines of ``layer``, shared by all layers with the same rope."""
-        config = self.config.ropes[layer]
-        if config is None:
-            return None
+    def rope(self, config: RopeConfig) -> tuple[ir.Value, ir.Value]:
+        """Cosines and sines of ``config``, shared by all layers that have it."""
         if config not in self._ropes:
             with self.unscoped(f"rope_{len(self._ropes)}" if self._ropes else "rope"):
                 self._ropes[config] = rope_tables(self, config, self.position_ids)
@@ -79,12 +76,12 @@ class Decoder(GraphWriter):
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
                 self.output(
-                    value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(KV_SHAPE_AFTER)
+                    value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(TOTAL)
                 )
         return self.model()
 
     def _kv_input(self, name: str) -> ir.Value:
-        return self.input(name, ir.DataType.FLOAT, self._kv_shape(KV_SHAPE_BEFORE))
+        return self.input(name, ir.DataType.FLOAT, self._kv_shape(PAST))
 
     def _kv_shape(self, length: str) -> tuple[Any, ...]:
         return ("batch", self.config.num_kv_heads, length, self.config.head_dim)
@@ -92,7 +89,7 @@ class Decoder(GraphWriter):
     def _write_mask(self, window: int | None) -> ir.Value:
         """[batch, 1, sequence, total]: 0 where a query may look, else the lowest float.
 
-        Query i stands at index past + i of the cache. It sees real tokens up to itself, at most ``window`` of them.
+        Query i stands at index past + i of the cache and sees the real tokens among the last ``window``.
         """
         zero, one = (self.constant(n, np.int64, str(n)) for n in (0, 1))
         sequence = self.op("Squeeze", self.op("Shape", self.input_ids, start=1, end=2))

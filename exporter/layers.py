@@ -1,11 +1,11 @@
 """The layers decoder families are made of, in the canonical forms of docs/architecture.md.
 
-Names are relative to the scope they are called in, as in the checkpoint.
+Names are relative to the scope they are used in, and those of the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +13,28 @@ import onnx_ir as ir
 from ..runtime.errors import UnsupportedModelError
 from .decoder import Decoder
 from .weights import Array
+
+View = Callable[[Array], Array]
+
+
+def pre_norm_decoder(
+    net: Decoder,
+    *,
+    attention: Callable[[Decoder, int, ir.Value], ir.Value],
+    mlp: Callable[[Decoder, ir.Value], ir.Value],
+) -> ir.Value:
+    """Llama's frame, which most families share: x += attention(norm(x)); x += mlp(norm(x)).
+
+    Returns:
+        Logits [batch, sequence, vocab].
+    """
+    x = embedding(net, "model.embed_tokens")
+    for layer in range(net.config.num_layers):
+        with net.scope(f"model.layers.{layer}"):
+            x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
+            x = net.op("Add", x, mlp(net, rms_norm(net, "post_attention_layernorm", x)))
+    x = rms_norm(net, "model.norm", x)
+    return lm_head(net, x, embedding_name="model.embed_tokens")
 
 
 def embedding(net: Decoder, name: str) -> ir.Value:
@@ -23,23 +45,21 @@ def embedding(net: Decoder, name: str) -> ir.Value:
 
 
 def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = "lm_head") -> ir.Value:
-    """Logits [batch, sequence, vocab]; a tied head reads the embedding's own weight, so that it is stored once."""
-    config = net.config
-    if not config.tie_word_embeddings:
-        return softcap(
-            net, linear(net, head_name, x, config.hidden_size, config.vocab_size), config.final_softcap
-        )
+    """Logits [batch, sequence, vocab]. A tied head reads the embedding's weight, so that it is stored once."""
+    c = net.config
+    if not c.tie_word_embeddings:
+        return softcap(net, linear(net, head_name, x, c.hidden_size, c.vocab_size), c.final_softcap)
     with net.scope(embedding_name):
-        weight = net.weight("weight", config.vocab_size, config.hidden_size)
+        weight = net.weight("weight", c.vocab_size, c.hidden_size)
     with net.scope(head_name):
-        rows = net.op("Reshape", x, net.ints(-1, config.hidden_size))
+        rows = net.op("Reshape", x, net.ints(-1, c.hidden_size))
         logits = net.op("Gemm", rows, weight, transB=1)
-        shape = net.op("Concat", net.op("Shape", net.input_ids), net.ints(config.vocab_size), axis=0)
-        return softcap(net, net.op("Reshape", logits, shape), config.final_softcap)
+        shape = net.op("Concat", net.op("Shape", net.input_ids), net.ints(c.vocab_size), axis=0)
+        return softcap(net, net.op("Reshape", logits, shape), c.final_softcap)
 
 
 def softcap(net: Decoder, x: ir.Value, cap: float | None) -> ir.Value:
-    """cap * tanh(x / cap), where there is a cap."""
+    """Bound x to (-cap, cap) by cap * tanh(x / cap), where there is a cap."""
     if cap is None:
         return x
     limit = net.constant(cap, np.float32, "softcap")
@@ -47,27 +67,59 @@ def softcap(net: Decoder, x: ir.Value, cap: float | None) -> ir.Value:
 
 
 def linear(
-    net: Decoder, name: str, x: ir.Value, in_features: int, out_features: int, *, bias: bool = False
+    net: Decoder,
+    name: str,
+    x: ir.Value,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    stored_in_out: bool = False,
 ) -> ir.Value:
-    """x @ W (+ b), W stored [out, in] as by torch.nn.Linear and written [in, out]."""
-    with net.scope(name):
-        y = net.op("MatMul", x, net.weight("weight", out_features, in_features, view=np.transpose))
-        return net.op("Add", y, net.weight("bias", out_features)) if bias else y
+    """The product x @ W (+ b). The checkpoint holds W as [out, in] (torch.nn.Linear) or as [in, out]."""
+    parts = {name: out_features}
+    return split_linear(net, name, parts, x, in_features, bias=bias, stored_in_out=stored_in_out)[0]
+
+
+def split_linear(
+    net: Decoder,
+    fused: str,
+    parts: Mapping[str, int],
+    x: ir.Value,
+    in_features: int,
+    *,
+    bias: bool = False,
+    stored_in_out: bool = False,
+) -> list[ir.Value]:
+    """The linear layers ``parts`` (name: out_features), which the checkpoint stores as one, ``fused``."""
+    total = sum(parts.values())
+    shape = (in_features, total) if stored_in_out else (total, in_features)
+    results, start = [], 0
+    for name, size in parts.items():
+        part = slice(start, start + size)
+        start += size
+        view = _columns(part) if stored_in_out else _rows_transposed(part)
+        weight = net.weight(f"{fused}.weight", *shape, view=view, new_name=f"{name}.weight")
+        with net.scope(name):
+            y = net.op("MatMul", x, weight)
+        if bias:
+            values = net.weight(f"{fused}.bias", total, view=_elements(part), new_name=f"{name}.bias")
+            with net.scope(name):
+                y = net.op("Add", y, values)
+        results.append(y)
+    return results
 
 
 def rms_norm(
-    net: Decoder, name: str, x: ir.Value, size: int, *, view: Callable[[Array], Array] | None = None
+    net: Decoder, name: str, x: ir.Value, size: int | None = None, *, view: View | None = None
 ) -> ir.Value:
     """Root mean square normalisation (https://arxiv.org/abs/1910.07467) over the last axis."""
     with net.scope(name):
-        return net.op(
-            "RMSNormalization", x, net.weight("weight", size, view=view), axis=-1, epsilon=net.config.norm_eps
-        )
+        weight = net.weight("weight", size or net.config.hidden_size, view=view)
+        return net.op("RMSNormalization", x, weight, axis=-1, epsilon=net.config.norm_eps)
 
 
-def head_norm(
-    net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: Callable[[Array], Array] | None = None
-) -> ir.Value:
+def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None) -> ir.Value:
     """``rms_norm`` of each head of x [batch, sequence, heads * head_dim]."""
     size = net.config.head_dim
     with net.scope(name):
@@ -77,42 +129,45 @@ def head_norm(
         return net.op("Reshape", normed, net.ints(0, 0, num_heads * size))
 
 
+def qkv(net: Decoder, x: ir.Value, *, bias: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Queries, keys and values of x, by three linear layers."""
+    hidden, q_size, kv_size = net.config.hidden_size, net.config.q_size, net.config.kv_size
+    return (
+        linear(net, "q_proj", x, hidden, q_size, bias=bias),
+        linear(net, "k_proj", x, hidden, kv_size, bias=bias),
+        linear(net, "v_proj", x, hidden, kv_size, bias=bias),
+    )
+
+
 def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
     """Rotate q and k where ``layer`` has a rope, append k and v to the cache, attend.
 
-    Args:
-        q: [batch, sequence, num_heads * head_dim].
-        k: [batch, sequence, num_kv_heads * head_dim], like ``v``.
+    q is [batch, sequence, num_heads * head_dim], k and v are [batch, sequence, num_kv_heads * head_dim].
     """
-    config = net.config
-    rope = net.rope(layer)
-    if rope is not None:
-        q, k = (
-            _rotate(net, layer, q, config.num_heads, rope),
-            _rotate(net, layer, k, config.num_kv_heads, rope),
-        )
-    attributes = {
-        "q_num_heads": config.num_heads,
-        "kv_num_heads": config.num_kv_heads,
-        "scale": config.attention_scale,
-    }
-    if config.attention_softcap is not None:
-        attributes["softcap"] = config.attention_softcap
+    c = net.config
+    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, c.num_kv_heads)
+    cap = {} if c.attention_softcap is None else {"softcap": c.attention_softcap}
     out, key, value = net.ops(
-        "Attention", q, k, v, net.mask(layer), *net.past[layer], num_outputs=3, **attributes
+        "Attention",
+        *(q, k, v, net.mask(layer), *net.past[layer]),
+        num_outputs=3,
+        q_num_heads=c.num_heads,
+        kv_num_heads=c.num_kv_heads,
+        scale=c.attention_scale,
+        **cap,
     )
     net.set_present(layer, key, value)
     return out
 
 
-def gated_mlp(net: Decoder, name: str, x: ir.Value) -> ir.Value:
-    """down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
-    config = net.config
-    inner, outer, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
-    with net.scope(name):
-        gate = activation(net, linear(net, "gate_proj", x, outer, inner, bias=bias))
-        up = linear(net, "up_proj", x, outer, inner, bias=bias)
-        return linear(net, "down_proj", net.op("Mul", gate, up), inner, outer, bias=bias)
+def gated_mlp(net: Decoder, x: ir.Value) -> ir.Value:
+    """The feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
+    c = net.config
+    with net.scope("mlp"):
+        gate = linear(net, "gate_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        up = linear(net, "up_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        product = net.op("Mul", activation(net, gate), up)
+        return linear(net, "down_proj", product, c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
 
 
 def activation(net: Decoder, x: ir.Value) -> ir.Value:
@@ -121,25 +176,35 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
     Raises:
         UnsupportedModelError: it is not known.
     """
-    name = net.config.hidden_act
-    if name in ("silu", "swish"):
-        return net.op("Mul", x, net.op("Sigmoid", x))
-    if name == "gelu":
-        return net.op("Gelu", x)
-    if name in ("gelu_new", "gelu_pytorch_tanh"):
-        return net.op("Gelu", x, approximate="tanh")
-    if name == "relu":
-        return net.op("Relu", x)
-    raise UnsupportedModelError(
-        f"activation '{name}' is not supported; these are: silu, gelu, gelu_new, relu"
-    )
+    match net.config.hidden_act:
+        case "silu" | "swish":
+            return net.op("Mul", x, net.op("Sigmoid", x))
+        case "gelu":
+            return net.op("Gelu", x)
+        case "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh":
+            return net.op("Gelu", x, approximate="tanh")
+        case "relu":
+            return net.op("Relu", x)
+        case name:
+            known = "silu, gelu, gelu_new, gelu_pytorch_tanh, relu"
+            raise UnsupportedModelError(f"activation '{name}' is not supported; these are: {known}")
 
 
-def _rotate(
-    net: Decoder, layer: int, x: ir.Value, num_heads: int, rope: tuple[ir.Value, ir.Value]
-) -> ir.Value:
+def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
     config = net.config.ropes[layer]
-    partial = {}
-    if config is not None and config.rotary_dim != net.config.head_dim:
-        partial = {"rotary_embedding_dim": config.rotary_dim}
-    return net.op("RotaryEmbedding", x, *rope, num_heads=num_heads, **partial)
+    if config is None:
+        return x
+    partial = {} if config.rotary_dim == net.config.head_dim else {"rotary_embedding_dim": config.rotary_dim}
+    return net.op("RotaryEmbedding", x, *net.rope(config), num_heads=num_heads, **partial)
+
+
+def _rows_transposed(part: slice) -> View:
+    return lambda array: array[part].T
+
+
+def _columns(part: slice) -> View:
+    return lambda array: array[:, part]
+
+
+def _elements(part: slice) -> View:
+    return lambda array: array[part]

@@ -1,6 +1,7 @@
 """Reads safetensors checkpoints lazily, through a memory map.
 
-Format: https://github.com/huggingface/safetensors#format (8 bytes little-endian header length, JSON header, data).
+Format: header length (8 bytes, little-endian), JSON header, data;
+https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
@@ -145,6 +146,10 @@ class Checkpoint:
             shape=ir.Shape(new_shape),
             name=new_name,
         )
+
+    def ignore(self, *fragments: str) -> None:
+        """Expect tensors whose names contain one of ``fragments`` to stay unused."""
+        self._unused = {name for name in self._unused if not any(part in name for part in fragments)}
 
     def unused(self) -> list[str]:
         """Names that nobody asked for."""

@@ -41,16 +41,61 @@ _LLAMA: Config = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 
+_GEMMA3_TEXT: Config = {
+    **_LLAMA,
+    "num_hidden_layers": 3,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "tie_word_embeddings": True,
+}
+
+# Configurations as transformers 5 writes them, sized to run in milliseconds.
 CONFIGS: dict[str, Config] = {
     "llama": _LLAMA,
+    "mistral": {**_LLAMA, "sliding_window": 5},
+    "qwen2": {**_LLAMA, "head_dim": None, "use_sliding_window": False, "tie_word_embeddings": True},
+    "qwen3": {**_LLAMA, "head_dim": 16, "tie_word_embeddings": True},
+    "smollm3": {**_LLAMA, "head_dim": None, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
+    "phi3": {
+        **_LLAMA,
+        "head_dim": None,
+        "sliding_window": None,
+        "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.2],
+            "long_factor": [1.5, 3.0],
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "gemma3_text": _GEMMA3_TEXT,
+    "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
+    "gpt2": {
+        "vocab_size": 260,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
 }
 
 
 def tiny_config(model_type: str, **overrides: Any) -> Config:
-    """config.json of a tiny ``model_type``; an override of None removes the key."""
+    """config.json of a tiny ``model_type``; an override of None removes the key, "null" writes a null."""
     tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     config = {"model_type": model_type, **CONFIGS[model_type], **tokens, **overrides}
-    return {key: value for key, value in config.items() if value is not None}
+    return {key: None if value == "null" else value for key, value in config.items() if value is not None}
 
 
 def write_tiny(
@@ -71,12 +116,13 @@ def random_weights(
 ) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a checkpoint with this configuration, under the names transformers gives them."""
     rng = np.random.default_rng(seed)
-    centre = 0.0 if config["model_type"].startswith("gemma3") else 1.0  # Gemma stores norms less one
+    is_gemma = config["model_type"].startswith("gemma3")  # it stores norms less one and scales the embedding
     weights = {}
     for name, shape in _SHAPES[config["model_type"]](config).items():
-        values = rng.standard_normal(shape) * 0.2
-        is_norm = name.endswith("weight") and len(shape) == 1
-        weights[name] = (values + centre if is_norm else values).astype(np.float32).astype(dtype)
+        values = rng.standard_normal(shape) * (0.1 if is_gemma and "embed" in name else 0.4)
+        if len(shape) == 1 and name.endswith("weight") and not is_gemma:
+            values += 1
+        weights[name] = values.astype(np.float32).astype(dtype)
     return weights
 
 
@@ -100,35 +146,103 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
-def _llama_shapes(config: Mapping[str, Any]) -> Shapes:
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
-    q_size = config["num_attention_heads"] * head_dim
-    kv_size = config["num_key_value_heads"] * head_dim
-    linears = {
-        "self_attn.q_proj": (q_size, hidden, config.get("attention_bias")),
-        "self_attn.k_proj": (kv_size, hidden, config.get("attention_bias")),
-        "self_attn.v_proj": (kv_size, hidden, config.get("attention_bias")),
-        "self_attn.o_proj": (hidden, q_size, config.get("attention_bias")),
-        "mlp.gate_proj": (inner, hidden, config.get("mlp_bias")),
-        "mlp.up_proj": (inner, hidden, config.get("mlp_bias")),
-        "mlp.down_proj": (hidden, inner, config.get("mlp_bias")),
-    }
-    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{prefix}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}.{name}.bias"] = (rows,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{prefix}.{name}.weight"] = (hidden,)
+def _sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Hidden size, width of the feed-forward layer, of all queries, of all keys."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    return hidden, config["intermediate_size"], heads * head_dim, config["num_key_value_heads"] * head_dim
+
+
+def _layered(config: Mapping[str, Any], layer: Shapes, prefix: str = "model") -> Shapes:
+    """The shapes of a decoder whose layers all have the shapes ``layer``."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes: Shapes = {f"{prefix}.embed_tokens.weight": (vocab, hidden), f"{prefix}.norm.weight": (hidden,)}
+    for i in range(config["num_hidden_layers"]):
+        shapes |= {f"{prefix}.layers.{i}.{name}": shape for name, shape in layer.items()}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes
 
 
-_SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {"llama": _llama_shapes}
+def _llama_layer(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, q_size, kv_size = _sizes(config)
+    qkv_bias = config.get("attention_bias", config["model_type"] == "qwen2")
+    linears = {
+        "self_attn.q_proj": (q_size, hidden, qkv_bias),
+        "self_attn.k_proj": (kv_size, hidden, qkv_bias),
+        "self_attn.v_proj": (kv_size, hidden, qkv_bias),
+        "self_attn.o_proj": (hidden, q_size, config.get("attention_bias")),
+        "mlp.gate_proj": (inner, hidden, config.get("mlp_bias")),
+        "mlp.up_proj": (inner, hidden, config.get("mlp_bias")),
+        "mlp.down_proj": (hidden, inner, config.get("mlp_bias")),
+    }
+    shapes: Shapes = {f"{name}.weight": (out, into) for name, (out, into, _) in linears.items()}
+    shapes |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
+    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+
+
+def _head_norms(config: Mapping[str, Any]) -> Shapes:
+    return {f"self_attn.{name}_norm.weight": (config["head_dim"],) for name in "qk"}
+
+
+def _llama_shapes(config: Mapping[str, Any]) -> Shapes:
+    return _layered(config, _llama_layer(config))
+
+
+def _qwen3_shapes(config: Mapping[str, Any]) -> Shapes:
+    return _layered(config, _llama_layer(config) | _head_norms(config))
+
+
+def _gemma3_shapes(config: Mapping[str, Any], prefix: str = "model") -> Shapes:
+    norms: Shapes = {f"{place}_feedforward_layernorm.weight": (config["hidden_size"],) for place in ("pre", "post")}
+    return _layered(config, _llama_layer(config) | _head_norms(config) | norms, prefix)
+
+
+def _gemma3_seeing_shapes(config: Mapping[str, Any]) -> Shapes:
+    return {
+        **_gemma3_shapes(config["text_config"], "language_model.model"),
+        "vision_tower.vision_model.post_layernorm.weight": (8,),
+    }
+
+
+def _phi3_shapes(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, q_size, kv_size = _sizes(config)
+    fused: Shapes = {
+        "self_attn.qkv_proj.weight": (q_size + 2 * kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "mlp.gate_up_proj.weight": (2 * inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    return _layered(config, fused)
+
+
+def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
+    n = config["n_embd"]
+    shapes: Shapes = {"transformer.wte.weight": (config["vocab_size"], n)}
+    shapes["transformer.wpe.weight"] = (config["n_positions"], n)
+    linears = {"attn.c_attn": (n, 3 * n), "attn.c_proj": (n, n), "mlp.c_fc": (n, 4 * n), "mlp.c_proj": (4 * n, n)}
+    norms = [f"transformer.h.{i}.ln_{k}" for i in range(config["n_layer"]) for k in (1, 2)]
+    for norm in [*norms, "transformer.ln_f"]:
+        shapes |= {f"{norm}.weight": (n,), f"{norm}.bias": (n,)}
+    for i in range(config["n_layer"]):
+        for name, shape in linears.items():
+            shapes |= {f"transformer.h.{i}.{name}.weight": shape, f"transformer.h.{i}.{name}.bias": shape[1:]}
+    return shapes
+
+
+_SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
+    "llama": _llama_shapes,
+    "mistral": _llama_shapes,
+    "qwen2": _llama_shapes,
+    "qwen3": _qwen3_shapes,
+    "smollm3": _llama_shapes,
+    "phi3": _phi3_shapes,
+    "gemma3_text": _gemma3_shapes,
+    "gemma3": _gemma3_seeing_shapes,
+    "gpt2": _gpt2_shapes,
+}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,70 @@
+"""Runs a portable decoder package in every engine that promises to run it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from carryall.exporter.signature import DecoderSignature
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+Run = Callable[[Feeds], list[Array]]  # outputs in the graph's order: logits, then the cache, layer by layer
+
+
+def onnxruntime(model: Path) -> Run:
+    """Plain onnxruntime on the CPU."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return lambda feeds: list(session.run(None, feeds))
+
+
+def openvino(model: Path) -> Run:
+    """OpenVINO's CPU plugin."""
+    import openvino as ov
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+    compiled = ov.Core().compile_model(str(model), "CPU", settings)
+    return lambda feeds: [np.array(value) for value in compiled(feeds).values()]
+
+
+def reference(model: Path) -> Run:
+    """ONNX's own reference evaluator."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(model))
+    return lambda feeds: list(evaluator.run(None, feeds))
+
+
+ENGINES: dict[str, Callable[[Path], Run]] = {
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "reference": reference,
+}
+
+
+class CachedDecoder:
+    """Feeds tokens to a portable decoder and keeps its cache between calls."""
+
+    def __init__(self, run: Run, signature: DecoderSignature, batch: int) -> None:
+        self.run = run
+        self.mask = np.zeros((batch, 0), np.int64)
+        empty = np.zeros((batch, signature.num_kv_heads, 0, signature.head_dim), np.float32)
+        names = [f"{layer}.{kind}" for layer in range(signature.num_layers) for kind in ("key", "value")]
+        self.past: Feeds = {f"past_key_values.{name}": empty for name in names}
+
+    def __call__(self, input_ids: Array, attention_mask: Array) -> Array:
+        """Logits [batch, sequence, vocab] of new tokens [batch, sequence]; a 0 in the mask marks padding."""
+        self.mask = np.concatenate([self.mask, attention_mask], axis=1)
+        positions = np.maximum(self.mask.cumsum(axis=1) - 1, 0)[:, -input_ids.shape[1] :]
+        feeds = {"input_ids": input_ids, "attention_mask": self.mask, "position_ids": positions, **self.past}
+        logits, *present = self.run(feeds)
+        self.past = dict(zip(self.past, present, strict=True))
+        return logits

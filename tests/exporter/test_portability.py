@@ -1,0 +1,120 @@
+"""One package, the same answers everywhere: onnxruntime, OpenVINO, ONNX's reference evaluator, transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from engines import ENGINES, CachedDecoder, Run
+from exporter_golden import (
+    COLUMNS,
+    LIVE_TOLERANCE,
+    NEW_TOKENS,
+    STORED_STEPS,
+    Array,
+    golden_path,
+    prompt,
+    transformers_answer,
+)
+from family_cases import CASES, GOLDEN_OF, LENGTH_DEPENDENT, write_case
+
+from carryall.exporter.export import export_package, families
+from carryall.exporter.package import Package
+
+TOLERANCE = 1e-4
+# Exported and compiled once each; a parametrized test asks for them in any order.
+PACKAGES: dict[str, Package] = {}
+RUNS: dict[tuple[Path, str], Run] = {}
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def package(case: str, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    if case not in PACKAGES:
+        folder = tmp_path_factory.mktemp(case)
+        PACKAGES[case] = export_package(write_case(case, folder / "checkpoint"), folder / "package")
+    return PACKAGES[case]
+
+
+@pytest.fixture
+def golden(case: str) -> dict[str, Array]:
+    with np.load(golden_path(GOLDEN_OF.get(case, case))) as file:
+        return dict(file)
+
+
+def decoder(package: Package, engine: str, batch: int = 2) -> CachedDecoder:
+    key = (package.path, engine)
+    if key not in RUNS:
+        RUNS[key] = ENGINES[engine](package.model_path)
+    return CachedDecoder(RUNS[key], package.signature, batch)
+
+
+def test_every_family_has_a_case() -> None:
+    assert {model_type for model_type, _ in CASES.values()} == set(families())
+
+
+def test_the_graph_is_standard_onnx(package: Package) -> None:
+    onnx.checker.check_model(str(package.model_path), full_check=True)
+    model = package.load()
+    assert model.opset_imports == {"": 23}
+    assert {node.domain for node in model.graph.all_nodes()} == {""}
+
+
+def test_greedy_continuation_is_that_of_transformers(
+    package: Package, engine: str, golden: dict[str, Array]
+) -> None:
+    input_ids, mask = prompt()
+    net = decoder(package, engine)
+    logits = net(input_ids, mask)
+    difference = np.abs(logits[..., COLUMNS] - golden["prompt_logits"])
+    assert difference[mask == 1].max() < TOLERANCE
+    tokens, steps = [], []
+    for _ in range(NEW_TOKENS):
+        tokens.append(logits[:, -1:].argmax(axis=-1))
+        logits = net(tokens[-1], np.ones((2, 1), np.int64))
+        steps.append(logits[..., COLUMNS])
+    step_logits = np.concatenate(steps[:STORED_STEPS], axis=1)
+    np.testing.assert_allclose(step_logits, golden["step_logits"], rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(np.concatenate(tokens, axis=1), golden["tokens"])
+
+
+def test_a_prompt_in_pieces_equals_the_whole(package: Package, engine: str, case: str) -> None:
+    if case in LENGTH_DEPENDENT:
+        pytest.skip("its rotary embedding depends on the length of the run")
+    input_ids, mask = prompt()
+    whole = decoder(package, engine)(input_ids, mask)
+    net, pieces = decoder(package, engine), []
+    for start, end in ((0, 6), (6, 9), (9, 10), (10, 14)):
+        pieces.append(net(input_ids[:, start:end], mask[:, start:end]))
+    difference = np.abs(np.concatenate(pieces, axis=1) - whole)
+    assert difference[mask == 1].max() < TOLERANCE
+
+
+def test_padding_changes_nothing(package: Package, engine: str) -> None:
+    input_ids, mask = prompt()
+    padded = decoder(package, engine)(input_ids, mask)[1:, mask[1] == 1]
+    alone = input_ids[1:, mask[1] == 1]
+    net = decoder(package, engine, batch=1)
+    np.testing.assert_allclose(net(alone, np.ones_like(alone)), padded, rtol=0, atol=TOLERANCE)
+
+
+def test_golden_files_are_what_transformers_says_today(case: str, golden: dict[str, Array], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if case in GOLDEN_OF:
+        pytest.skip("has no golden file of its own")
+    answer = transformers_answer(write_case(case, tmp_path))
+    np.testing.assert_array_equal(answer["tokens"], golden["tokens"])
+    for name in ("prompt_logits", "step_logits"):
+        np.testing.assert_allclose(answer[name], golden[name], rtol=0, atol=LIVE_TOLERANCE)

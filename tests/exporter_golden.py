@@ -1,0 +1,70 @@
+"""What transformers computes for a family case: the golden files, and the prompt they answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+FOLDER = Path(__file__).parent / "exporter" / "golden"
+PROMPT_LENGTH, PADDING, NEW_TOKENS, STORED_STEPS = 14, 5, 32, 6
+COLUMNS = slice(None, None, 7)  # of the vocabulary; the others would only make the files larger
+LIVE_TOLERANCE = 1e-4
+
+
+def prompt() -> tuple[Array, Array]:
+    """Two rows of tokens and their mask; the second is padded on the left."""
+    input_ids = np.random.default_rng(5).integers(0, 256, (2, PROMPT_LENGTH))
+    attention_mask = np.ones_like(input_ids)
+    attention_mask[1, :PADDING] = 0
+    return input_ids, attention_mask
+
+
+def golden_path(case: str) -> Path:
+    """The golden file of a case."""
+    return FOLDER / f"{case}.npz"
+
+
+def transformers_answer(checkpoint: Path) -> dict[str, Array]:
+    """What transformers makes of the prompt, greedily and with its cache.
+
+    Returns:
+        ``prompt_logits`` [2, prompt, columns], ``step_logits`` [2, steps, columns] and ``tokens`` [2, NEW_TOKENS].
+        ``margin`` [] is the smallest lead a token had.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    # transformers' Gemma 3 reads attn_logit_softcapping but hands it to no layer.
+    cap = getattr(model.config, "attn_logit_softcapping", None)
+    extra = {"softcap": cap} if cap else {}
+    input_ids, mask = (torch.tensor(array) for array in prompt())
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache, logits, tokens, margins = None, [], [], []
+    with torch.inference_mode():
+        for _ in range(NEW_TOKENS):
+            inputs = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+            out = model(input_ids, **inputs, use_cache=True, **extra)
+            cache = out.past_key_values
+            logits.append(out.logits.numpy())
+            best = out.logits[:, -1].topk(2)
+            margins.append(float((best.values[:, 0] - best.values[:, 1]).min()))
+            input_ids = best.indices[:, :1]
+            tokens.append(input_ids.numpy())
+            mask = torch.cat([mask, torch.ones_like(input_ids)], dim=1)
+            positions = positions[:, -1:] + 1
+    return {
+        "prompt_logits": logits[0][..., COLUMNS],
+        "step_logits": np.concatenate(logits[1 : 1 + STORED_STEPS], axis=1)[..., COLUMNS],
+        "tokens": np.concatenate(tokens, axis=1),
+        "margin": np.array(min(margins)),
+    }

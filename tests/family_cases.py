@@ -1,0 +1,104 @@
+"""Every family, and every way a family can be configured that changes its graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tiny_models import write_tiny
+
+_THETA = {"rope_theta": 10000.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases-tied": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, **_THETA}}),
+    "llama-dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **_THETA}, "max_position_embeddings": 16},
+    ),
+    "llama-llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+                **_THETA,
+            }
+        },
+    ),
+    "llama-yarn": (
+        "llama",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                **_THETA,
+            },
+        },
+    ),
+    # config.json as transformers 4 wrote it
+    "llama-yarn-v4": (
+        "llama",
+        {
+            "rope_parameters": None,
+            "rope_theta": 5000.0,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 16.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "mistral": ("mistral", {}),
+    "mistral-no-window": ("mistral", {"sliding_window": "null"}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "smollm3": ("smollm3", {}),
+    "phi3": ("phi3", {}),
+    "phi3-short": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75, **_THETA}, "sliding_window": 6},
+    ),
+    "gemma3_text": ("gemma3_text", {}),
+    "gemma3_text-softcaps-v4": (
+        "gemma3_text",
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": 20000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "gemma3": ("gemma3", {}),
+    "gpt2": ("gpt2", {}),
+}
+
+# Their rotary embedding depends on the longest position of a run, so that a cached run differs from a whole one.
+LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
+
+# The case whose golden file another case shares, as transformers would need weights that play no part.
+GOLDEN_OF = {"gemma3": "gemma3_text"}
+
+
+def write_case(name: str, folder: Path) -> Path:
+    """Write the checkpoint of a case and return ``folder``."""
+    model_type, overrides = CASES[name]
+    return write_tiny(model_type, folder, **overrides)
