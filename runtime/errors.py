@@ -59,7 +59,9 @@ class MissingExtraError(UsageError):
     """
 
     def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f"{what} needs the package '{package}'. Install it with: pip install 'carryall[{extra}]'")
+        super().__init__(
+            f"{what} needs the package '{package}'. Install it with: pip install 'carryall[{extra}]'"
+        )
 
 
 class RequestError(UsageError):

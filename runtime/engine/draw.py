@@ -102,11 +102,10 @@ def _draw_any(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats
 def _weights(logits: Logits, params: Sequence[SamplingParams]) -> Floats:
     """exp(logits / temperature), scaled so that the largest of each row is 1."""
     temperature = np.array([options.temperature for options in params])[:, None]
-    below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float64)
+    below: Floats = (logits - logits.max(axis=1, keepdims=True)).astype(np.float64)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
         below /= temperature
-    np.exp(below, out=below)
-    return below
+    return np.asarray(np.exp(below, out=below), np.float64)
 
 
 def _choose(

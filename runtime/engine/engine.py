@@ -86,8 +86,9 @@ class Engine:
             RequestError: the prompt is empty, names tokens that do not exist, or the id is in use.
             QueueFullError: too many wait already.
         """
-        if self.config.max_queue is not None and self._scheduler.num_waiting >= self.config.max_queue:
-            raise QueueFullError(f"{self._scheduler.num_waiting} requests are waiting already; retry later")
+        limit = self.config.max_queue
+        if limit is not None and len(self._requests) >= self.info.max_slots + limit:
+            raise QueueFullError(f"all slots are taken and {limit} requests are waiting; retry later")
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = self._room(request)
@@ -163,8 +164,8 @@ class Engine:
                 "the context" if self.max_length == self.info.context_length else "the KV cache's byte budget"
             )
             raise PromptTooLongError(
-                f"the prompt has {request.num_tokens} tokens, but {limit} holds {self.max_length}, at least one "
-                "of them generated; shorten the prompt or load the model with room for more"
+                f"the prompt has {request.num_tokens} tokens, but {limit} holds {self.max_length}, at least "
+                "one of them generated; shorten the prompt or load the model with room for more"
             )
         return room
 

@@ -1,0 +1,127 @@
+"""Folders made from other things and kept for the next time: exported packages, lowered graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_RECORD = "entry.json"
+_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+_GRAPH_CODE = ("exporter", "graph_opt", "providers")
+_LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
+
+
+def cache_folder() -> Path:
+    """``CARRYALL_CACHE``, or ``~/.cache/carryall``."""
+    return Path(os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall")
+
+
+def cache_key(**facts: Any) -> str:
+    """A name for what is made from ``facts`` by the libraries and the code installed here."""
+    known = {**facts, "versions": _versions(), "code": _code()}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+    """The folder of that key, built if there is none or its files are not what was written.
+
+    Several processes may ask at once: each builds under a temporary name, and the first rename wins.
+
+    Args:
+        kind: a folder of the cache, such as ``lowered``.
+        key: see ``cache_key``.
+        build: writes files into the empty folder it is given.
+    """
+    folder = cache_folder() / kind / key
+    if folder.is_dir():
+        if _intact(folder):
+            return folder
+        _log.warning("cache entry %s is damaged and made again", folder)
+        _discard(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = folder.parent / f".{key}.{uuid.uuid4().hex[:8]}"
+    scratch.mkdir()
+    try:
+        build(scratch)
+        _write_record(scratch)
+        _publish(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    try:
+        scratch.rename(folder)
+    except OSError:  # somebody else was first
+        if not _intact(folder):
+            raise
+
+
+def _discard(folder: Path) -> None:
+    """Move a folder out of the way before deleting it, so that nobody opens half of it."""
+    doomed = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
+    with contextlib.suppress(FileNotFoundError):  # another process found the same and was faster
+        folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _write_record(folder: Path) -> None:
+    files = {str(path.relative_to(folder)): _facts(path) for path in folder.rglob("*") if path.is_file()}
+    (folder / _RECORD).write_text(json.dumps(files, indent=1), encoding="utf-8")
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": _sha256(path)}
+
+
+def _intact(folder: Path) -> bool:
+    try:
+        files = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        return all(_unchanged(folder / name, facts) for name, facts in files.items())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def _unchanged(path: Path, facts: Mapping[str, Any]) -> bool:
+    """Compare size and time; only a file touched since it was written is read."""
+    stat = path.stat()
+    if stat.st_size != facts["size"]:
+        return False
+    return bool(stat.st_mtime_ns == facts["mtime_ns"] or _sha256(path) == facts["sha256"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _code() -> list[tuple[str, int, int]]:
+    """What tells states of the graph-writing code apart; the version of a checkout stays the same."""
+    paths = [
+        path
+        for name in ("exporter", "graph_opt", "providers")
+        for path in (_PACKAGE_ROOT / name).rglob("*.py")
+    ]
+    stats = {path: path.stat() for path in sorted(paths)}
+    return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()]

@@ -1,0 +1,139 @@
+"""A checkpoint's own chat template: messages to prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .errors import ChatTemplateError
+from .template_sandbox import MAX_SIZE, SANDBOX
+from .tokenizer import read_optional_json
+
+Message = Mapping[str, Any]
+
+_MAX_SOURCE = 1_000_000
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+
+# What a template's own expressions can raise on content they did not expect.
+_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class ChatTemplate:
+    """The templates of one checkpoint, run in a sandbox, since a checkpoint may come from anywhere.
+
+    Args:
+        templates: source by name; ``default`` is the usual one, ``tool_use`` is for calls with tools.
+        special_tokens: texts by role, such as ``bos_token``.
+    """
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+
+    @classmethod
+    def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Read ``chat_template.jinja``, else ``chat_template.json``, else ``tokenizer_config.json``."""
+        return cls(_read_templates(folder), special_tokens)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the templates there are."""
+        return sorted(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation; it already holds its special tokens.
+
+        Args:
+            messages: objects with ``role`` and ``content``, in order.
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            template: another template: a name, or Jinja source.
+            variables: whatever else the template understands, such as ``enable_thinking``.
+
+        Raises:
+            ChatTemplateError: there is no such template, it fails, or it tries something forbidden.
+        """
+        source = self._source(template, with_tools=bool(tools))
+        given = {
+            **self._special_tokens,
+            **variables,
+            "messages": [_plain(message) for message in messages],
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return _render(source, given)
+
+    def _source(self, template: str | None, *, with_tools: bool) -> str:
+        if template is not None and template not in self._templates:
+            if "{" in template:
+                return template
+            raise ChatTemplateError(f"there is no chat template '{template}'; there are: {self.names}")
+        if template is None:
+            template = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
+        if template not in self._templates:
+            known = f"; choose one of {self.names}" if self._templates else ""
+            raise ChatTemplateError(
+                f"this model has no chat template{known}. Use generate() with a prompt in the model's own "
+                "format, or pass chat_template=<Jinja source>"
+            )
+        return self._templates[template]
+
+
+def _render(source: str, variables: Mapping[str, Any]) -> str:
+    if len(source) > _MAX_SOURCE:
+        raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}")
+    pieces: list[str] = []
+    size = 0
+    try:
+        for piece in SANDBOX.generate(source, variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_SIZE:
+                raise ChatTemplateError(f"the chat template writes more than {MAX_SIZE} characters")
+    except jinja2.exceptions.SecurityError as error:
+        raise ChatTemplateError(f"the chat template tried something forbidden: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(f"the chat template is broken in line {error.lineno}: {error}") from error
+    except (jinja2.TemplateError, *_FAULTS) as error:
+        raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
+    return "".join(pieces)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise ChatTemplateError(f"a message is an object with 'role' and 'content', not {message!r}")
+    return dict(message)
+
+
+def _read_templates(folder: Path) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    for path in (folder / "tokenizer_config.json", folder / "chat_template.json"):
+        entry = read_optional_json(path).get("chat_template")
+        if isinstance(entry, str):
+            templates[_DEFAULT] = entry
+        elif isinstance(entry, list):
+            templates.update({item["name"]: item["template"] for item in entry})
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").is_file():
+        templates[_DEFAULT] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return templates

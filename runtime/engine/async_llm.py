@@ -1,0 +1,278 @@
+"""Many concurrent callers on one engine, which runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+from ..chat_template import Message
+from ..errors import CarryallError, EngineClosedError
+from ..loading import LoadedModel, LoadOptions, load_model
+from ..outputs import RequestOutput
+from ..requests import Prompt, RequestFactory
+from ..sampling_params import SamplingParams
+from ..tokenizer import Tokenizer
+from .engine import Engine, EngineConfig
+from .request import Request
+from .stats import EngineStats
+
+T = TypeVar("T")
+
+# Longer texts are tokenized beside the event loop.
+_LONG_TEXT = 10_000
+
+
+class RequestStream(AsyncIterator[RequestOutput]):
+    """The growing state of one request. A slow reader sees fewer, later states, never old ones.
+
+    Lives in the event loop that made it.
+    """
+
+    def __init__(self, request: Request, cancel: Callable[[str], None]) -> None:
+        self.request = request
+        self.loop = asyncio.get_running_loop()
+        self._cancel = cancel
+        self._news = asyncio.Event()
+        self._latest: RequestOutput | None = None
+        self._error: CarryallError | None = None
+        self._ended = False
+
+    def deliver(self, output: RequestOutput) -> None:
+        """Take a newer state. Called in the event loop."""
+        self._latest = output
+        self._news.set()
+
+    def fail(self, error: CarryallError) -> None:
+        """End with an error. Called in the event loop."""
+        self._error = error
+        self._news.set()
+
+    def cancel(self) -> None:
+        """End the request, unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._cancel(self.request.request_id)
+
+    async def __anext__(self) -> RequestOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            self._ended = True
+            raise self._error
+        assert self._latest is not None  # noqa: S101 -- news is one or the other
+        self._ended = self._latest.finished
+        return self._latest
+
+
+class AsyncLLM:
+    """A model that many coroutines, of any number of event loops, generate with at once.
+
+    Args:
+        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, or a loaded model.
+        engine_config: token budget of a step, KV budget, length of the queue.
+        options: see ``load_model``.
+
+    Raises:
+        UsageError: the model or an option cannot be; see its subclasses.
+        ProviderUnavailableError: the provider cannot run here.
+        CheckpointError: the checkpoint is damaged.
+        PackageError: the package is damaged.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        engine_config: EngineConfig | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> None:
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, **options)
+        self.name = loaded.name
+        self._requests = RequestFactory(loaded)
+        self._engine = Engine(loaded.runner, engine_config)
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
+        self._streams: dict[str, RequestStream] = {}
+        self._closed: str | None = None
+        self._thread = threading.Thread(target=self._work, name="carryall-engine", daemon=True)
+        self._thread.start()
+        atexit.register(self.shutdown)  # a device run must not outlive the interpreter
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt; yield its whole state as it grows. Closing the generator cancels the request.
+
+        Args:
+            prompt: text or token ids.
+            params: None takes the checkpoint's own options, without limit on the tokens.
+            request_id: unique among those in progress; None makes one.
+            priority: lower is served first.
+
+        Raises:
+            RequestError: the request is at fault.
+            QueueFullError: too many requests are waiting.
+            EngineClosedError: the engine was shut down meanwhile.
+        """
+        stream = await self.add_request(prompt, params, request_id, priority)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.cancel()
+
+    async def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> RequestStream:
+        """Queue a request to read, or cancel, through the stream returned; see ``generate``."""
+        params = params or self._requests.default_params(None)
+        make = self._requests.request
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            request = await asyncio.to_thread(make, prompt, params, request_id=request_id, priority=priority)
+        else:
+            request = make(prompt, params, request_id=request_id, priority=priority)
+        stream = RequestStream(request, self.abort)
+        if not self._tell(lambda: self._add(stream)):
+            raise EngineClosedError(self._closed)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its reader gets a last state with finish_reason "cancelled"."""
+        self._tell(lambda: self._abort(request_id))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, as a prompt for ``generate``; see ``ChatTemplate.render``."""
+        return self._requests.chat_prompt(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            **variables,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._requests.tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
+        return self._engine.max_length
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and has done."""
+        return self._engine.stats()
+
+    def shutdown(self) -> None:
+        """End all requests with EngineClosedError and free the model; returns when the thread has ended."""
+        atexit.unregister(self.shutdown)
+        with self._wake:
+            self._closed = self._closed or "the engine was shut down"
+            self._wake.notify()
+        self._thread.join()
+
+    def _tell(self, command: Callable[[], None]) -> bool:
+        """Let the engine's thread run ``command`` between two steps; False if it has ended."""
+        with self._wake:
+            if self._closed is None:
+                self._inbox.append(command)
+                self._wake.notify()
+            return self._closed is None
+
+    # What follows runs in the engine's thread.
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closed or self._inbox or self._engine.has_work)
+                    if self._closed is not None:
+                        return
+                    inbox, self._inbox = self._inbox, []
+                for command in inbox:
+                    command()
+                self._publish(self._engine.step())
+        except BaseException as error:
+            with self._wake:
+                self._closed = f"the engine failed: {error!r}"
+            raise
+        finally:
+            self._end()
+
+    def _add(self, stream: RequestStream) -> None:
+        try:
+            self._engine.add(stream.request)
+        except CarryallError as error:
+            self._call(stream.loop, stream.fail, error)
+        else:
+            self._streams[stream.request.request_id] = stream
+
+    def _abort(self, request_id: str) -> None:
+        request = self._engine.cancel(request_id)
+        if request is not None:
+            self._publish([request])
+
+    def _publish(self, requests: Sequence[Request]) -> None:
+        """Send the requests' states to their readers, with one call an event loop."""
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
+        for request in requests:
+            stream = self._streams[request.request_id]
+            batches.setdefault(stream.loop, []).append((stream, request.snapshot()))
+            if request.finished:
+                del self._streams[request.request_id]
+        for loop, batch in batches.items():
+            if not self._call(loop, _deliver, batch):
+                self._forget(loop)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the requests of an event loop that is gone."""
+        orphans = [request_id for request_id, stream in self._streams.items() if stream.loop is loop]
+        for request_id in orphans:
+            del self._streams[request_id]
+            self._engine.cancel(request_id)
+
+    def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], argument: T) -> bool:
+        """Run ``callback`` in an event loop; False if that is closed."""
+        try:
+            loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        with self._wake:
+            inbox, self._inbox = self._inbox, []
+        for command in inbox:
+            command()
+        for stream in self._streams.values():
+            self._call(stream.loop, stream.fail, EngineClosedError(self._closed))
+        self._streams.clear()
+        self._engine.close()
+
+
+def _deliver(batch: Sequence[tuple[RequestStream, RequestOutput]]) -> None:
+    for stream, output in batch:
+        stream.deliver(output)

@@ -1,0 +1,242 @@
+"""Generate text, in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from ..exporter.package import Progress
+from .chat_template import Message
+from .engine.engine import Engine, EngineConfig
+from .engine.request import Request
+from .engine.stats import EngineStats
+from .errors import EngineClosedError, UsageError
+from .fair_lock import FairLock
+from .loading import LoadedModel, load_model
+from .outputs import RequestOutput
+from .requests import Prompt, RequestFactory
+from .sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+_DEFAULT_MAX_TOKENS = 16
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model ready to generate. Safe to call from several threads: their requests run in one batch.
+
+    There is no thread of its own: whoever waits for a result runs the steps, for everybody's requests.
+
+    Args:
+        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, or a loaded model.
+        provider: where it runs; see ``carryall doctor``.
+        quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
+        max_slots: sequences that run at once.
+        context_length: most tokens of a sequence, prompt and output together; None takes the model's own.
+        num_threads: 0 lets the provider choose.
+        provider_options: settings of the provider's own.
+        engine_config: token budget of a step, KV budget.
+        progress: told about every tensor written, as (done, total, name).
+
+    Raises:
+        UsageError: the model or an option cannot be; see its subclasses.
+        ProviderUnavailableError: the provider cannot run here.
+        CheckpointError: the checkpoint is damaged.
+        PackageError: the package is damaged.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        provider: str = "cpu",
+        quantize: str | None = None,
+        max_slots: int = 32,
+        context_length: int | None = None,
+        num_threads: int = 0,
+        provider_options: Mapping[str, Any] | None = None,
+        engine_config: EngineConfig | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(model, LoadedModel):
+            model = load_model(
+                model,
+                provider=provider,
+                quantize=quantize,
+                max_slots=max_slots,
+                context_length=context_length,
+                num_threads=num_threads,
+                provider_options=provider_options,
+                progress=progress,
+            )
+        self.name = model.name
+        self._requests = RequestFactory(model)
+        self._engine = Engine(model.runner, engine_config)
+        self._turn = FairLock()
+        self._closed = False
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """Continue prompts, all in one batch.
+
+        Args:
+            prompts: one or several; each a text or token ids.
+            sampling_params: for all, or one for each. None takes the checkpoint's own options, and 16 tokens
+                unless it states ``max_new_tokens``.
+
+        Returns:
+            One result a prompt, in their order. A request that the device failed has ``error`` set.
+
+        Raises:
+            RequestError: a prompt or an option is at fault; nothing was run.
+            EngineClosedError: ``close`` was called.
+        """
+        listed = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+        return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations, written as the checkpoint's chat template says.
+
+        Args:
+            messages: one or several conversations: objects with ``role`` and ``content``.
+            sampling_params: as in ``generate``, but None leaves it to the model when to end.
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end the prompt with the beginning of the answer.
+            chat_template: another template: a name, or Jinja source.
+            variables: whatever else the template understands, such as ``enable_thinking``.
+
+        Raises:
+            ChatTemplateError: the template is missing, fails, or tries something forbidden.
+        """
+        listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [
+            self._requests.chat_prompt(
+                cast(Sequence[Message], conversation),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
+                **variables,
+            )
+            for conversation in listed
+        ]
+        return self._run(prompts, self._params(sampling_params, len(prompts), None))
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt; yield its whole state whenever it has grown. Leaving the loop cancels it."""
+        params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
+        request = self._requests.request(prompt, params)
+        self._add([request])
+        try:
+            seen = 0
+            while not request.finished:
+                self._step_for(request, seen)
+                if request.finished or len(request.output_token_ids) > seen:
+                    output = request.snapshot()
+                    seen = len(output.outputs[0].token_ids)
+                    yield output
+        finally:
+            self._cancel([request])
+        self._raise_if_cut_off(request)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self._requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self._requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._requests.tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
+        return self._engine.max_length
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and has done."""
+        with self._turn:
+            return self._engine.stats()
+
+    def close(self) -> None:
+        """Free the model. Requests of other threads end with EngineClosedError."""
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        requests = [self._requests.request(*each) for each in zip(prompts, params, strict=True)]
+        try:
+            self._add(requests)
+            for request in requests:
+                while not request.finished:
+                    self._step_for(request, len(request.output_token_ids))
+        finally:
+            self._cancel(requests)
+        for request in requests:
+            self._raise_if_cut_off(request)
+        return [request.snapshot() for request in requests]
+
+    def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
+        if params is None:
+            params = self._requests.default_params(max_tokens)
+        listed = [params] * count if isinstance(params, SamplingParams) else list(params)
+        if len(listed) != count:
+            raise UsageError(f"{len(listed)} sampling_params for {count} prompts; give one, or one for each")
+        return listed
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        with self._turn:
+            self._check_open()
+            for request in requests:
+                self._engine.add(request)
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        with self._turn:
+            for request in requests:
+                self._engine.cancel(request.request_id)
+
+    def _step_for(self, request: Request, seen: int) -> None:
+        """Run a step, unless another thread's step has moved the request beyond ``seen`` tokens meanwhile."""
+        with self._turn:
+            if not request.finished and len(request.output_token_ids) == seen:
+                self._engine.step()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError(f"this LLM of {self.name} was closed; make a new one")
+
+    def _raise_if_cut_off(self, request: Request) -> None:
+        if request.finish_reason == "cancelled":
+            self._check_open()
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: a text, or a list of integers."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))

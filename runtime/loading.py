@@ -1,0 +1,100 @@
+"""From a MODEL to something an engine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ..exporter.package import Progress
+from ..providers import get_provider
+from ..providers.base import Runner, RunnerConfig
+from .chat_template import ChatTemplate
+from .errors import ProviderUnavailableError
+from .generation_defaults import GenerationDefaults
+from .lowering import lowered_model, with_context
+from .model_source import resolve_model
+from .tokenizer import TOKENIZER_FILE, Tokenizer
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A runner, and what turns text into its tokens and back.
+
+    Args:
+        name: as the user called the model.
+        runner: holds the model; whoever makes an engine of it closes it.
+        tokenizer: None where the model came without; prompts must be token ids then.
+        chat_template: the checkpoint's own.
+        defaults: end tokens and sampling options.
+    """
+
+    name: str
+    runner: Runner
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of ``load_model``."""
+
+    provider: str
+    quantize: str | None
+    max_slots: int
+    context_length: int | None
+    num_threads: int
+    provider_options: Mapping[str, Any] | None
+    progress: Progress | None
+
+
+def load_model(
+    model: str | Path,
+    *,
+    provider: str = "cpu",
+    quantize: str | None = None,
+    max_slots: int = 32,
+    context_length: int | None = None,
+    num_threads: int = 0,
+    provider_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Export, quantize and lower a model as far as that is not in the cache yet, and load it.
+
+    Args:
+        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
+        provider: where it runs; see ``carryall doctor``.
+        quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
+        max_slots: sequences that may run at once.
+        context_length: most tokens of a sequence; None takes the model's own.
+        num_threads: 0 lets the provider choose.
+        provider_options: settings of the provider's own.
+        progress: told about every tensor written, as (done, total, name).
+
+    Raises:
+        UsageError: the model or an option cannot be; see its subclasses.
+        ProviderUnavailableError: the provider cannot run here.
+        CheckpointError: the checkpoint is damaged.
+        PackageError: the package is damaged.
+    """
+    target = get_provider(provider)
+    reason = target.available()
+    if reason is not None:
+        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
+    files = resolve_model(model, quantize=quantize, progress=progress)
+    config = with_context(
+        RunnerConfig(
+            max_slots=max_slots,
+            context_length=context_length,
+            num_threads=num_threads,
+            options=dict(provider_options or {}),
+        ),
+        files,
+    )
+    tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
+    special_tokens = tokenizer.special_tokens if tokenizer else {}
+    chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
+    defaults = GenerationDefaults.from_folder(files.folder)
+    runner = target.runner(lowered_model(files, target, config, progress), config)
+    return LoadedModel(files.name, runner, tokenizer, chat_template, defaults)

@@ -1,0 +1,81 @@
+"""Portable model to the graph that a provider runs, through the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..exporter.package import DATA_FILE, MODEL_FILE, Progress
+from ..graph_opt.pipeline import run
+from ..providers.base import Provider, RunnerConfig
+from .cache import cache_key, cached_folder
+from .errors import UsageError
+from .model_source import ModelFiles
+
+_MAX_IN_FLIGHT_BYTES = 256 << 20
+
+
+def with_context(config: RunnerConfig, files: ModelFiles) -> RunnerConfig:
+    """``config`` with the context length that holds for this model.
+
+    Raises:
+        UsageError: it is longer than the model's.
+    """
+    wanted = config.context_length or files.default_context_length
+    if not 1 <= wanted <= files.context_length:
+        raise UsageError(
+            f"context length {wanted} is not in [1, {files.context_length}], what {files.name} was made for"
+        )
+    return dataclasses.replace(config, context_length=wanted)
+
+
+def lowered_model(
+    files: ModelFiles, provider: Provider, config: RunnerConfig, progress: Progress | None = None
+) -> Path:
+    """The ONNX file for ``provider.runner``, lowered now or found in the cache.
+
+    Args:
+        files: a portable model; one that is lowered already is taken as it is.
+        provider: whose kernels to use.
+        config: as it will be given to the runner, its ``context_length`` set.
+        progress: told about every tensor written.
+    """
+    passes = provider.passes(config)
+    if files.lowered or not passes:
+        return files.model_path
+    key = cache_key(
+        model=files.content_key,
+        provider=provider.name,
+        context_length=config.context_length,
+        options=config.options,
+    )
+
+    def build(folder: Path) -> None:
+        model, _ = run(files.load(), passes)
+        _save(model, folder / MODEL_FILE, progress)
+
+    return cached_folder("lowered", key, build) / MODEL_FILE
+
+
+def _save(model: ir.Model, path: Path, progress: Progress | None) -> None:
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    done = 0
+
+    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total, tensor.name or "")
+
+    ir.save(
+        model,
+        path,
+        external_data=DATA_FILE,
+        callback=count,
+        max_workers=os.cpu_count() or 1,
+        max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
+    )

@@ -1,0 +1,94 @@
+"""Prompts and options to requests: what ``LLM`` and ``AsyncLLM`` have in common before the engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .chat_template import Message
+from .engine.request import Request
+from .errors import InvalidSamplingError, UsageError
+from .loading import LoadedModel
+from .output_text import OutputText
+from .sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class RequestFactory:
+    """Makes requests for one model. Thread-safe."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if self._model.tokenizer is None:
+            raise UsageError(
+                f"{self._model.name} has no tokenizer.json: give prompts as token ids, or add the file"
+            )
+        return self._model.tokenizer
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """A request for one prompt, text or token ids.
+
+        Raises:
+            UsageError: it needs a tokenizer, and there is none.
+        """
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokenizer = self._model.tokenizer
+        if params.stop and tokenizer is None:
+            raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
+        own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
+        return Request(
+            request_id or uuid.uuid4().hex,
+            token_ids,
+            params,
+            end_token_ids=own.union(params.stop_token_ids),
+            text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
+            prompt=text,
+            priority=priority,
+        )
+
+    def default_params(self, max_tokens: int | None) -> SamplingParams:
+        """The checkpoint's own sampling options."""
+        return self._model.defaults.params(max_tokens)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation; see ``ChatTemplate.render``.
+
+        Raises:
+            ChatTemplateError: the template is missing, fails, or tries something forbidden.
+        """
+        text = self._model.chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template=chat_template,
+            **variables,
+        )
+        # The template wrote its special tokens itself.
+        return self.tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,98 @@
+"""Text to tokens and back, by the tokenizer files of a checkpoint or package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from .errors import PackageError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """``tokenizer.json``, with the special tokens that its neighbours name. Thread-safe.
+
+    Whether a beginning-of-sequence token is added follows the file's own post-processor.
+
+    Args:
+        folder: a package or a Hugging Face folder.
+
+    Raises:
+        PackageError: there is no ``tokenizer.json``, or it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / TOKENIZER_FILE
+        if not path.is_file():
+            raise PackageError(
+                f"{folder} has no {TOKENIZER_FILE}. If it has another form of tokenizer, transformers "
+                "converts it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise PackageError(f"{path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.config = read_optional_json(folder / "tokenizer_config.json")
+        self._special_map = read_optional_json(folder / "special_tokens_map.json")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """Texts by role, such as ``bos_token``, for chat templates."""
+        tokens = {**self._special_map, **self.config}
+        return {
+            role: _text(tokens[role]) for role in sorted(tokens) if role.endswith("_token") and tokens[role]
+        }
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that form no character become U+FFFD."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given as it is written in the vocabulary."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file.
+
+    Raises:
+        PackageError: the file holds something else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PackageError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise PackageError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _text(token: Any) -> str:
+    """A special token is written as its text or as an object with a ``content``."""
+    return str(token["content"] if isinstance(token, dict) else token)
