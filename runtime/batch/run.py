@@ -33,17 +33,15 @@ class BatchRun:
 
     Args:
         handler: ready to generate.
-        model: its name, for the results.
         write: takes one result.
         finished: custom_ids that have a result already.
     """
 
     def __init__(
-        self, handler: LLMHandler, model: str, write: Callable[[Record], None], finished: Collection[str] = ()
+        self, handler: LLMHandler, write: Callable[[Record], None], finished: Collection[str] = ()
     ) -> None:
         self.summary = BatchSummary()
         self._handler = handler
-        self._model = model
         self._write = write
         self._finished = finished
 
@@ -88,7 +86,7 @@ class BatchRun:
             self._complete(line, result)
 
     def _complete(self, line: BatchLine, result: Generation) -> None:
-        body = line.endpoint.response(line.request, result, self._model)
+        body = line.endpoint.response(line.request, result, self._handler.model.info.model)
         response = {"status_code": 200, "request_id": result.request_id, "body": body}
         self.summary.completed += 1
         self.summary.prompt_tokens += result.usage.prompt_tokens

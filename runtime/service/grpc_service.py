@@ -45,7 +45,7 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
     ) -> None:
         """Stream one request's continuation."""
         async with _errors_as_status(context):
-            wanted = from_request(request, self._handler.defaults)
+            wanted = from_request(request, self._handler.model.defaults)
             async with aclosing(self._handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     await context.write(to_response(delta, wanted.params.logprobs or 0))
@@ -55,7 +55,7 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
     ) -> pb.GetModelInfoResponse:
         """Describe the loaded model."""
         async with _errors_as_status(context):
-            return to_model_info(self._handler.info())
+            return to_model_info(self._handler.model.info)
 
 
 @asynccontextmanager

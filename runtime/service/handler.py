@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ServiceUnavailableError
 from .deltas import DeltaTracker
-from .messages import Conversation, Delta, GenerationRequest, ModelInfo
+from .messages import Conversation, Delta, GenerationRequest
+from .served_model import ServedModel
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -22,38 +23,32 @@ class LLMHandler:
     """Serves requests from one engine, from `ready` until `drain`. Lives in one event loop."""
 
     def __init__(self) -> None:
-        self._loaded: tuple[AsyncLLM, ModelInfo] | None = None
-        self._defaults: Mapping[str, Any] = {}
+        self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ready(self, llm: AsyncLLM, info: ModelInfo, defaults: Mapping[str, Any] | None = None) -> None:
-        """Accept requests from now on; ``defaults`` are sampling options of requests that leave them out."""
-        self._loaded = llm, info
-        self._defaults = defaults or {}
+    def ready(self, model: ServedModel) -> None:
+        """Accept requests from now on."""
+        self._model = model
         self._refusal = None
 
     @property
-    def defaults(self) -> Mapping[str, Any]:
-        """The model's own sampling options."""
-        return self._defaults
+    def model(self) -> ServedModel:
+        """The model that is served.
+
+        Raises:
+            ServiceUnavailableError: it is still loading.
+        """
+        if self._model is None:
+            raise ServiceUnavailableError(LOADING)
+        return self._model
 
     @property
     def active(self) -> int:
         """How many requests are in progress."""
         return self._active
-
-    def info(self) -> ModelInfo:
-        """Describe the loaded model.
-
-        Raises:
-            ServiceUnavailableError: it is still loading.
-        """
-        if self._loaded is None:
-            raise ServiceUnavailableError(LOADING)
-        return self._loaded[1]
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Yield the continuation as it grows. Closing the generator cancels the request.
@@ -87,12 +82,12 @@ class LLMHandler:
 
     @contextmanager
     def _in_progress(self) -> Iterator[AsyncLLM]:
-        if self._refusal is not None or self._loaded is None:
-            raise ServiceUnavailableError(self._refusal or LOADING)
+        if self._refusal is not None:
+            raise ServiceUnavailableError(self._refusal)
         self._active += 1
         self._idle.clear()
         try:
-            yield self._loaded[0]
+            yield self.model.llm
         finally:
             self._active -= 1
             if not self._active:

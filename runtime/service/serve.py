@@ -9,20 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .grpc_server import GrpcServer, ServerConfig
 from .handler import LLMHandler
-from .messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ..engine.async_llm import AsyncLLM
+from .served_model import ServedModel
 
 T = TypeVar("T")
 
 
 async def serve(
-    load: Callable[[], tuple[AsyncLLM, ModelInfo]], config: ServerConfig, on_ready: Callable[[str], None]
+    load: Callable[[], ServedModel], config: ServerConfig, on_ready: Callable[[str], None]
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
@@ -44,20 +41,19 @@ async def serve(
     handler = LLMHandler()
     server = GrpcServer(handler, config)
     address = await server.start()
-    llm: AsyncLLM | None = None
+    model: ServedModel | None = None
     try:
         with _stop_signal() as stop:
-            loaded = await _unless(stop, _in_thread(load))
-            if loaded is not None:
-                llm, info = loaded
-                handler.ready(llm, info)
+            model = await _unless(stop, _in_thread(load))
+            if model is not None:
+                handler.ready(model)
                 await server.set_serving()
                 on_ready(address)
                 await stop.wait()
     finally:
         drained = await server.stop()
-        if llm is not None:
-            llm.shutdown()
+        if model is not None:
+            model.llm.shutdown()
     return drained
 
 

@@ -1,0 +1,79 @@
+"""A served engine and a client of it, in one event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from carryall.proto import carryall_pb2 as pb
+from carryall.proto import carryall_pb2_grpc
+from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.runtime.service.grpc_server import GrpcServer, ServerConfig
+from carryall.runtime.service.handler import LLMHandler
+from carryall.runtime.service.messages import ModelInfo
+from carryall.runtime.service.served_model import ServedModel
+
+INFO = ModelInfo(
+    model="toy", provider="null", vocab_size=256, context_length=4096, max_slots=4, server_version="1.2"
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, what is behind it, and a client."""
+
+    server: GrpcServer
+    handler: LLMHandler
+    address: str
+    stub: Any
+    health: Any
+
+    async def health_status(self, service: str = "") -> str:
+        """The name of what Health.Check says."""
+        answer = await self.health.Check(health_pb2.HealthCheckRequest(service=service))
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+@asynccontextmanager
+async def serving(llm: AsyncLLM | None, **config: Any) -> AsyncIterator[Served]:
+    """Serve ``llm`` on a free port; None leaves it loading."""
+    handler = LLMHandler()
+    server = GrpcServer(handler, ServerConfig(**{"grpc_port": 0, "grace_seconds": 0.0, **config}))
+    address = await server.start()
+    if llm is not None:
+        handler.ready(ServedModel(llm, INFO))
+        await server.set_serving()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+        health = health_pb2_grpc.HealthStub(channel)
+        try:
+            yield Served(server, handler, address, stub, health)
+        finally:
+            await server.stop()
+
+
+async def code_of(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
+    """The status that a call ends with, and its text."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+async def read(call: Any) -> list[pb.GenerateResponse]:
+    """The messages of a stream that were not read yet."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
+def joined(messages: list[pb.GenerateResponse]) -> tuple[str, list[int]]:
+    """Text and tokens of a whole stream."""
+    return "".join(m.text_delta for m in messages), [token for m in messages for token in m.token_ids]

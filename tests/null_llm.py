@@ -1,0 +1,38 @@
+"""The real engine on the null provider, with the embedded model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from carryall.exporter.demo import demo_path
+from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.null import NullOptions, NullRunner
+from carryall.runtime.chat_template import ChatTemplate
+from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.runtime.engine.engine import EngineConfig
+from carryall.runtime.loading import LoadedModel
+from carryall.runtime.tokenizer import Tokenizer
+
+TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+
+
+@asynccontextmanager
+async def null_llm(
+    *,
+    max_slots: int = 4,
+    max_queue: int | None = None,
+    step_seconds: float = 0.0,
+    before_forward: Callable[[Sequence[Row]], None] | None = None,
+) -> AsyncIterator[AsyncLLM]:
+    """An engine whose model is a pure function of the tokens, shut down at the end."""
+    tokenizer = Tokenizer(demo_path("pycoder"))
+    options = NullOptions(vocab_size=tokenizer.vocab_size, step_seconds=step_seconds)
+    runner = NullRunner(RunnerConfig(max_slots=max_slots), options)
+    runner.before_forward = before_forward
+    model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": TEMPLATE}, {}))
+    llm = AsyncLLM(model, engine_config=EngineConfig(max_queue=max_queue))
+    try:
+        yield llm
+    finally:
+        llm.shutdown()

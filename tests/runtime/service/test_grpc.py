@@ -1,0 +1,230 @@
+"""Generate over a real socket: streams, faults, cancellation, health, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_serving import code_of, joined, read, serving
+from null_llm import null_llm
+
+from carryall.proto import carryall_pb2 as pb
+from carryall.runtime.errors import ProviderRuntimeError, UsageError
+from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.service.grpc_server import SERVICE, GrpcServer, ServerConfig
+from carryall.runtime.service.handler import LLMHandler
+
+
+def ask(prompt: str = "def f(x):", **sampling: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=prompt, sampling={"ignore_eos": True, **sampling})
+
+
+ENDLESS = ask(max_tokens=4000)
+
+
+def test_a_stream_is_what_the_engine_gives() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, serving(llm) as served:
+            messages = await read(served.stub.Generate(ask(temperature=0, max_tokens=12, logprobs=2)))
+            params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+            *_, last = [output async for output in llm.generate("def f(x):", params)]
+        assert joined(messages) == (last.outputs[0].text, last.outputs[0].token_ids)
+        assert len(messages) > 1
+        assert [entry.chosen.token_id for m in messages for entry in m.logprobs] == last.outputs[0].token_ids
+        assert [len(entry.top) for m in messages for entry in m.logprobs] == [2] * 12
+        assert [m.finish_reason for m in messages[:-1]] == [pb.FINISH_REASON_UNSPECIFIED] * (
+            len(messages) - 1
+        )
+        assert messages[-1].finish_reason == pb.FINISH_REASON_LENGTH
+        assert messages[-1].usage.prompt_tokens == len(last.prompt_token_ids)
+        assert messages[-1].usage.completion_tokens == 12
+        assert len({m.request_id for m in messages}) == 1
+
+    asyncio.run(scenario())
+
+
+def test_concurrent_streams_do_not_touch_each_other() -> None:
+    requests = [ask(f"prompt {n}", seed=n, temperature=0.2 * n, max_tokens=5 + 3 * n) for n in range(9)]
+
+    async def scenario() -> None:
+        async with null_llm(max_slots=4) as llm, serving(llm) as served:
+            together = await asyncio.gather(*[read(served.stub.Generate(request)) for request in requests])
+            alone = [await read(served.stub.Generate(request)) for request in requests]
+        assert [joined(messages) for messages in together] == [joined(messages) for messages in alone]
+        assert [len(joined(messages)[1]) for messages in alone] == [5 + 3 * n for n in range(9)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (pb.GenerateRequest(), "no prompt"),
+        (ask(top_p=2), "top_p must be in"),
+        (pb.GenerateRequest(token_ids={"ids": []}), "prompt is empty"),
+        (pb.GenerateRequest(token_ids={"ids": [10**6]}), "outside the vocabulary"),
+        (pb.GenerateRequest(token_ids={"ids": [1] * 5000}), "5000 tokens"),
+    ],
+)
+def test_a_request_at_fault_is_an_invalid_argument(request_: pb.GenerateRequest, message: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(llm) as served:
+            code, details = await code_of(read(served.stub.Generate(request_)))
+            assert (code, message in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
+            assert joined(await read(served.stub.Generate(ask(max_tokens=2))))[1]  # others live on
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_asks_to_retry() -> None:
+    async def scenario() -> None:
+        async with null_llm(max_slots=1, max_queue=1, step_seconds=0.005) as llm, serving(llm) as served:
+            running = served.stub.Generate(ENDLESS)
+            await running.read()
+            waiting = served.stub.Generate(ENDLESS)
+            while not llm.stats().waiting:
+                assert not waiting.done()
+                await asyncio.sleep(0.005)
+            code, details = await code_of(read(served.stub.Generate(ask())))
+            assert (code, "retry later" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), details
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_model_is_an_internal_error() -> None:
+    def fail(rows: object) -> None:
+        raise ProviderRuntimeError("the device is on fire")
+
+    async def scenario() -> None:
+        async with null_llm(before_forward=fail) as llm, serving(llm) as served:
+            code, details = await code_of(read(served.stub.Generate(ask())))
+            assert (code, "on fire" in details) == (grpc.StatusCode.INTERNAL, True), details
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_an_abandoned_request_frees_its_slot(how: str) -> None:
+    async def scenario() -> None:
+        async with null_llm(max_slots=1, step_seconds=0.002) as llm, serving(llm) as served:
+            call = served.stub.Generate(ENDLESS, timeout=0.2 if how == "deadline" else None)
+            assert (await call.read()).token_ids
+            assert llm.stats().running == 1
+            if how == "cancel":
+                call.cancel()
+            else:
+                assert (await code_of(read(call)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+            messages = await asyncio.wait_for(read(served.stub.Generate(ask(max_tokens=3))), 5)
+            assert len(joined(messages)[1]) == 3
+            assert (llm.stats().running, served.handler.active) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_while_loading_nothing_is_served() -> None:
+    async def scenario() -> None:
+        async with serving(None) as served:
+            assert await served.health_status() == "NOT_SERVING"
+            assert await code_of(read(served.stub.Generate(ask()))) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the model is still loading; retry later",
+            )
+            code, _ = await code_of(served.stub.GetModelInfo(pb.GetModelInfoRequest()))
+            assert code == grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+def test_model_info() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(llm) as served:
+            info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert (info.model, info.provider, info.context_length, info.server_version) == (
+            "toy",
+            "null",
+            4096,
+            "1.2",
+        )
+
+    asyncio.run(scenario())
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, serving(llm, grace_seconds=10.0) as served:
+            statuses: list[int] = []
+
+            async def watch() -> None:
+                async for answer in served.health.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
+                    statuses.append(answer.status)
+
+            watching = asyncio.create_task(watch())
+            running = served.stub.Generate(ask(max_tokens=100))
+            first = await running.read()
+            assert await served.health_status() == "SERVING"
+            stopping = asyncio.create_task(served.server.stop())
+            while await served.health_status() == "SERVING":
+                await asyncio.sleep(0.005)
+            code, details = await code_of(read(served.stub.Generate(ask())))
+            assert (code, "shutting down" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
+            assert len(joined([first, *await read(running)])[1]) == 100
+            assert await stopping
+            watching.cancel()
+            assert statuses == [
+                health_pb2.HealthCheckResponse.SERVING,
+                health_pb2.HealthCheckResponse.NOT_SERVING,
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_what_outlasts_the_grace_is_cancelled() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, serving(llm, grace_seconds=0.05) as served:
+            call = served.stub.Generate(ENDLESS)
+            await call.read()
+            assert not await served.server.stop()
+            code, _ = await code_of(read(call))
+            assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            assert served.handler.active == 0
+            while llm.stats().running:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_engine_is_unavailable() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, serving(llm) as served:
+            call = served.stub.Generate(ENDLESS)
+            await call.read()
+            llm.shutdown()
+            for again in (call, served.stub.Generate(ask())):
+                code, details = await code_of(read(again))
+                assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), details
+
+    asyncio.run(scenario())
+
+
+def test_messages_have_a_size_limit() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(llm, max_message_bytes=1000) as served:
+            code, details = await code_of(read(served.stub.Generate(ask("x" * 2000))))
+            assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), details
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid"])
+def test_an_address_that_cannot_be_bound_is_named(host: str) -> None:
+    async def scenario() -> None:
+        async with serving(None) as served:
+            port = int(served.address.rpartition(":")[2])
+            second = GrpcServer(LLMHandler(), ServerConfig(host=host, grpc_port=port))
+            with pytest.raises(UsageError, match=f"cannot listen on {host}:{port}"):
+                await second.start()
+
+    asyncio.run(scenario())

@@ -1,0 +1,110 @@
+"""The life of a service, ended by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+import grpc
+import pytest
+from grpc_serving import INFO, read
+from null_llm import null_llm
+
+from carryall.proto import carryall_pb2 as pb
+from carryall.proto import carryall_pb2_grpc
+from carryall.runtime.errors import PackageError, UsageError
+from carryall.runtime.service.grpc_server import ServerConfig
+from carryall.runtime.service.serve import serve
+from carryall.runtime.service.served_model import ServedModel
+
+CONFIG = ServerConfig(grpc_port=0, grace_seconds=5.0)
+
+
+def never(address: str) -> None:
+    pytest.fail("must not become ready")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    async def scenario() -> list[pb.GenerateResponse]:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with null_llm(step_seconds=0.002) as llm:
+            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
+            async with grpc.aio.insecure_channel(await ready) as channel:
+                stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+                sampling = pb.SamplingOptions(max_tokens=100, ignore_eos=True)
+                call = stub.Generate(pb.GenerateRequest(text="x", sampling=sampling))
+                first = await call.read()
+                signal.raise_signal(number)
+                messages = [first, *await read(call)]
+            assert await asyncio.wait_for(service, 10)
+            return messages
+
+    messages = asyncio.run(scenario())
+    assert messages[-1].usage.completion_tokens == 100  # not cut short
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_does_what_it_did_before() -> None:
+    caught: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+
+    async def scenario() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with null_llm() as llm:
+            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
+            await ready
+            signal.raise_signal(signal.SIGTERM)
+            assert caught == []
+            signal.raise_signal(signal.SIGTERM)
+            assert caught == [signal.SIGTERM]
+            await service
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_while_loading_does_not_wait_for_the_model() -> None:
+    loading, released = threading.Event(), threading.Event()
+
+    def load() -> ServedModel:
+        loading.set()
+        released.wait(10)
+        raise PackageError("released too late")
+
+    async def scenario() -> None:
+        service = asyncio.create_task(serve(load, CONFIG, never))
+        await asyncio.to_thread(loading.wait, 5)
+        signal.raise_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(service, 5)
+
+    asyncio.run(scenario())
+    assert not released.is_set()
+    released.set()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
+    def load() -> ServedModel:
+        raise PackageError("model.onnx.data is cut off")
+
+    with pytest.raises(PackageError, match="cut off"):
+        asyncio.run(serve(load, CONFIG, never))
+
+
+def test_a_taken_port_is_known_before_loading() -> None:
+    async def scenario() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with null_llm() as llm:
+            first = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
+            port = int((await ready).rpartition(":")[2])
+            with pytest.raises(UsageError, match=str(port)):
+                await serve(lambda: pytest.fail("must not load"), ServerConfig(grpc_port=port), never)
+            signal.raise_signal(signal.SIGTERM)
+            await first
+
+    asyncio.run(scenario())
