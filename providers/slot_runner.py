@@ -118,6 +118,8 @@ class SlotRunner:
         if len({row.slot for row in rows}) != len(rows):
             raise ProviderRuntimeError("a slot occurs twice in one step")
         for row in rows:
+            if not 0 <= row.slot < self.info.max_slots:
+                raise ProviderRuntimeError(f"there is no slot {row.slot}, only {self.info.max_slots} of them")
             end = row.start + len(row.tokens)
             held = int(self._lengths[row.slot])
             fits = row.start <= held and row.start < end <= self.info.context_length

@@ -137,6 +137,8 @@ def test_copied_prefix_continues_like_the_original(runner: slot_runner.SlotRunne
     ("rows", "message"),
     [
         ([Row(0, sequence(2, 0), 0, num_logits=3)], "with 3 logits"),
+        ([Row(SLOTS, sequence(2, 0), 0)], f"no slot {SLOTS}"),
+        ([Row(-1, sequence(2, 0), 0)], "no slot -1"),
         ([Row(0, sequence(2, 0), 1)], "does not continue slot 0, which holds 0 of"),
         ([Row(0, sequence(CONTEXT + 1, 0), 0)], f"of at most {CONTEXT} tokens"),
         ([Row(0, sequence(0, 0), 0)], r"row \[0, 0\)"),
@@ -182,6 +184,11 @@ def test_context_length_must_be_known_and_within_the_models(tmp_path: Path, mode
     runner = provider.runner(silent, RunnerConfig(max_slots=1, num_threads=1, context_length=10))
     assert runner.info.context_length == 10
     runner.close()
+
+
+def test_more_slots_than_address_space_is_refused_with_the_remedy(model: Path) -> None:
+    with pytest.raises(ProviderRuntimeError, match="Lower max_slots"):
+        CpuProvider().runner(model, RunnerConfig(max_slots=2**40, num_threads=1))
 
 
 def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""What works on this machine: cores, memory speed, packages, and each provider, tried on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..runtime.errors import CarryallError, UsageError
+from . import get_provider, machine, ort, provider_names
+from .base import Provider
+from .machine import memory_bandwidth
+
+__all__ = ["Diagnosis", "ProviderReport", "diagnose", "memory_bandwidth"]
+
+_SELFTEST = """
+<ir_version: 10, opset_import: ["" : 21]>
+selftest (float[2, 3] x, float[3, 2] w) => (float[2, 2] y) { y = MatMul(x, w) }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderReport:
+    """One provider, tried."""
+
+    name: str
+    works: bool
+    detail: str  # what it did, or why it cannot and what to do about it
+    milliseconds: float | None = None  # for opening a tiny model and running it once
+    counts: bool = True  # False for a stand-in that runs no graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that `carryall doctor` reports."""
+
+    machine: machine.Machine
+    memory_bandwidth: float  # GB/s (1e9 bytes) that all usable cores read together
+    python: str
+    packages: dict[str, str | None]  # version of each package that carryall can use; None if not installed
+    wheel_conflict: str | None  # onnxruntime wheels installed over each other, and the remedy
+    providers: list[ProviderReport]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether some real provider works and no installation is broken."""
+        return self.wheel_conflict is None and any(
+            report.works and report.counts for report in self.providers
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 if healthy, else 1."""
+        return 0 if self.healthy else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON types."""
+        return {**dataclasses.asdict(self), "healthy": self.healthy}
+
+
+def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
+    """Look at the machine and try everything; takes a second or two.
+
+    Args:
+        progress: told what is being looked at.
+    """
+    progress("memory speed")
+    bandwidth = memory_bandwidth()
+    progress("packages")
+    packages = installed_packages()
+    reports = []
+    for name in provider_names():
+        progress(f"provider {name}")
+        reports.append(_try(name))
+    return Diagnosis(
+        machine=machine.describe_machine(),
+        memory_bandwidth=bandwidth,
+        python=platform.python_version(),
+        packages=packages,
+        wheel_conflict=ort.wheel_conflict(ort.installed_wheels()),
+        providers=reports,
+    )
+
+
+def installed_packages() -> dict[str, str | None]:
+    """Version of every package that carryall's metadata names, required or in an extra but the tests'."""
+    try:
+        requirements = importlib.metadata.requires("carryall") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        requirements = ["numpy", "onnx", "onnx-ir", "onnxruntime", "openvino"]
+    used = [requirement for requirement in requirements if not re.search(r"extra == .test.", requirement)]
+    names = sorted({re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in used})
+    return {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _try(name: str) -> ProviderReport:
+    try:
+        provider = get_provider(name)
+        reason = provider.available()
+        if reason is not None:
+            return ProviderReport(name, works=False, detail=reason)
+        return _selftest(provider)
+    except CarryallError as error:
+        return ProviderReport(name, works=False, detail=str(error))
+    except Exception as error:  # noqa: BLE001 -- whatever a broken installation raises is what we are asked for
+        return ProviderReport(name, works=False, detail=f"{type(error).__name__}: {ort.one_line(error)}")
+
+
+def _selftest(provider: Provider) -> ProviderReport:
+    """Open a model of one matrix product, run it, and compare with NumPy."""
+    x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
+    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "selftest.onnx"
+        ir.save(ir.from_onnx_text(_SELFTEST), path)
+        start = time.perf_counter()
+        try:
+            session = provider.session(path)
+        except UsageError as error:
+            return ProviderReport(provider.name, works=True, detail=str(error), counts=False)
+        (y,) = session.run(None, {"x": x, "w": w})
+        milliseconds = (time.perf_counter() - start) * 1e3
+    if not np.allclose(y, x @ w, rtol=1e-2):
+        detail = f"computes wrong results: {y.tolist()} instead of {(x @ w).tolist()}"
+        return ProviderReport(provider.name, works=False, detail=detail, milliseconds=milliseconds)
+    return ProviderReport(provider.name, works=True, detail="a tiny model runs", milliseconds=milliseconds)

@@ -1,0 +1,113 @@
+"""KV storage on reserved memory: what is touched costs, what is released does not."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carryall.providers import kv_memory
+from carryall.providers.kv_memory import KVMemory, KVSpec, padded_length
+from carryall.runtime.errors import ProviderRuntimeError
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+DTYPES = [np.float32, np.float16, np.int8, ml_dtypes.bfloat16]
+
+
+def specs(dtype: type = np.float32, heads: int = 2, width: int = 16) -> dict[str, KVSpec]:
+    return {name: KVSpec(heads, width, np.dtype(dtype)) for name in ("key", "value")}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_buffers_have_the_asked_shape_and_start_at_zero(dtype: type) -> None:
+    memory = KVMemory(specs(dtype), slots=3, length=100)
+    assert memory.buffers["key"].shape == (3, 2, memory.length, 16)
+    assert memory.buffers["key"].dtype == dtype
+    assert memory.length >= 100
+    assert not memory.buffers["value"].astype(np.float32).any()
+
+
+@given(
+    length=st.integers(1, 5000),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from([8, 16, 64, 80, 128])), min_size=1, max_size=3
+    ),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_slots_start_on_page_boundaries(length: int, sizes: list[tuple[int, int]], dtype: type) -> None:
+    caches = {str(i): KVSpec(heads, width, np.dtype(dtype)) for i, (heads, width) in enumerate(sizes)}
+    padded = padded_length(length, caches)
+    assert padded >= length
+    for spec in caches.values():
+        assert padded * spec.bytes_per_token % mmap.PAGESIZE == 0
+
+
+@linux
+def test_reserving_is_free_and_release_gives_back() -> None:
+    before = resident_bytes()
+    memory = KVMemory(specs(heads=8, width=128), slots=8, length=40_960)
+    assert sum(buffer.nbytes for buffer in memory.buffers.values()) > 2.5e9
+    assert resident_bytes() - before < 2e6
+    memory.buffers["key"][5, :, :2048] = 1
+    assert resident_bytes() - before > 8e6
+    memory.release(5)
+    assert resident_bytes() - before < 2e6
+    assert not memory.buffers["key"][5, :, :2048].any()
+
+
+def test_release_leaves_the_neighbours_alone() -> None:
+    memory = KVMemory(specs(), slots=3, length=10)
+    for slot in range(3):
+        memory.buffers["key"][slot] = slot + 1
+    memory.release(1)
+    assert (memory.buffers["key"][0] == 1).all()
+    assert (memory.buffers["key"][2] == 3).all()
+
+
+def test_without_madvise_memory_stays_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_memory, "_GIVE_BACK", None)
+    memory = KVMemory(specs(), slots=1, length=10)
+    memory.buffers["key"][0] = 1
+    memory.release(0)
+    assert not memory.gives_back
+    assert (memory.buffers["key"][0] == 1).all()
+
+
+def test_copy_prefix_copies_every_buffer_and_no_further() -> None:
+    memory = KVMemory(specs(), slots=2, length=10)
+    rng = np.random.default_rng(0)
+    for buffer in memory.buffers.values():
+        buffer[:] = rng.standard_normal(buffer.shape)
+    beyond = memory.buffers["key"][1, :, 7:].copy()
+    memory.copy_prefix(0, 1, 7)
+    for buffer in memory.buffers.values():
+        np.testing.assert_array_equal(buffer[1, :, :7], buffer[0, :, :7])
+    np.testing.assert_array_equal(memory.buffers["key"][1, :, 7:], beyond)
+
+
+@linux
+def test_close_frees_the_address_space() -> None:
+    def mapped_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+    before = mapped_bytes()
+    memory = KVMemory(specs(heads=8, width=128), slots=8, length=40_960)
+    memory.close()
+    assert mapped_bytes() - before < 1e8
+
+
+def test_too_much_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        ProviderRuntimeError, match=r"GiB of address space for KV buffer 'key': .*Lower max_slots"
+    ):
+        KVMemory(specs(heads=1024, width=1024), slots=2**20, length=2**20)

@@ -1,0 +1,147 @@
+"""Opening onnxruntime sessions strictly, and what each failure is called."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from carryall.providers import ort
+from carryall.runtime.errors import (
+    GraphError,
+    MissingExtraError,
+    ModelNotFoundError,
+    ProviderRuntimeError,
+    ProviderUnavailableError,
+)
+
+RELU = '<ir_version: 10, opset_import: ["" : 21]> relu (float[n] x) => (float[n] y) { y = Relu(x) }'
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    ir.save(ir.from_onnx_text(RELU), tmp_path / "relu.onnx")
+    return tmp_path / "relu.onnx"
+
+
+@pytest.fixture
+def fresh_import() -> Iterator[None]:
+    ort.load_onnxruntime.cache_clear()
+    yield
+    ort.load_onnxruntime.cache_clear()
+
+
+def test_a_session_has_only_the_asked_provider(model: Path) -> None:
+    session = ort.open_session(
+        model, ort.CPU, ort.session_options(1, {"session.intra_op.allow_spinning": "0"})
+    )
+    assert session.get_providers() == [ort.CPU]
+    assert session.get_session_options().intra_op_num_threads == 1
+    assert ort.open_session(model.read_bytes(), ort.CPU).get_inputs()[0].name == "x"
+
+
+def test_a_provider_that_this_build_lacks(model: Path) -> None:
+    with pytest.raises(
+        ProviderUnavailableError, match=r"TensorrtExecutionProvider is not part of .*onnxruntime \d"
+    ):
+        ort.open_session(model, "TensorrtExecutionProvider")
+
+
+def test_nodes_that_the_provider_lacks(model: Path) -> None:
+    with pytest.raises(ProviderUnavailableError, match=r"some nodes of .*relu\.onnx cannot run on Azure"):
+        ort.open_session(model, "AzureExecutionProvider")
+
+
+def test_bad_files_are_named(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nothing\.onnx"):
+        ort.open_session(tmp_path / "nothing.onnx", ort.CPU)
+    model.write_bytes(b"\x00\x01 garbage")
+    with pytest.raises(GraphError, match=r"cannot load .*relu\.onnx"):
+        ort.open_session(model, ort.CPU)
+
+
+def test_missing_external_data_is_a_graph_error(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> '
+    )
+    path = tmp_path / "model.onnx"
+    ir.save(
+        ir.from_onnx_text(text + "{ y = Add(x, w) }"), path, external_data="w.data", size_threshold_bytes=0
+    )
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(GraphError, match=r"model\.onnx.*w\.data"):
+        ort.open_session(path, ort.CPU)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        (MemoryError(), ProviderRuntimeError, "not enough memory to load the given model"),
+        (RuntimeError("x Failed to allocate memory for 4096"), ProviderRuntimeError, "not enough memory"),
+        (type("EPFail", (Exception,), {})("device lost"), ProviderUnavailableError, "failed while loading"),
+        (RuntimeError("line one\nline two"), GraphError, "line one line two"),
+    ],
+)
+def test_failures_while_loading_become_typed(
+    failure: Exception, error: type[Exception], message: str
+) -> None:
+    found = ort.load_error(failure, "the given model", ["CUDAExecutionProvider"])
+    assert type(found) is error
+    assert message in str(found)
+
+
+def wheels(installed: dict[str, str]) -> Callable[[str], str]:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    return version
+
+
+@pytest.mark.usefixtures("fresh_import")
+def test_two_wheels_over_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
+    monkeypatch.setattr(importlib.metadata, "version", wheels(both))
+    with pytest.raises(ProviderUnavailableError) as caught:
+        ort.load_onnxruntime("provider 'cpu'")
+    assert "onnxruntime 1.31.1, onnxruntime-gpu 1.31.0" in str(caught.value)
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu && pip install" in str(caught.value)
+    assert "'carryall[cpu]' or 'carryall[cuda]'" in str(caught.value)
+
+
+def test_one_wheel_is_no_conflict() -> None:
+    assert ort.wheel_conflict(ort.installed_wheels()) is None
+    assert ort.wheel_conflict({}) is None
+
+
+def failing_import(error: Exception) -> Callable[..., Any]:
+    real = builtins.__import__
+
+    def imports(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "onnxruntime":
+            raise error
+        return real(name, *args, **kwargs)
+
+    return imports
+
+
+@pytest.mark.usefixtures("fresh_import")
+def test_no_wheel_prints_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+    monkeypatch.setattr(builtins, "__import__", failing_import(missing))
+    with pytest.raises(MissingExtraError, match=r"provider 'cpu' needs .*pip install 'carryall\[cpu\]'"):
+        ort.load_onnxruntime("provider 'cpu'")
+
+
+@pytest.mark.usefixtures("fresh_import")
+def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ImportError("libcudart.so.13: cannot open shared object file")
+    monkeypatch.setattr(builtins, "__import__", failing_import(broken))
+    with pytest.raises(ProviderUnavailableError, match=r"libcudart\.so\.13"):
+        ort.load_onnxruntime("provider 'cuda'")

@@ -1,0 +1,65 @@
+"""Finding providers by file name and by entry point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carryall import providers
+from carryall.providers import get_provider, provider_names
+from carryall.providers.base import Provider
+from carryall.providers.cpu import CpuProvider
+from carryall.runtime.errors import ProviderUnavailableError, UsageError
+
+
+@pytest.fixture
+def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A third party's provider, one that cannot be imported, and one that is no provider."""
+    points = {
+        "theirs": "carryall.providers.cpu:CpuProvider",
+        "broken": "nowhere:Thing",
+        "odd": "builtins:dict",
+    }
+    found = [
+        importlib.metadata.EntryPoint(name, value, providers.ENTRY_POINT_GROUP)
+        for name, value in points.items()
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
+    providers._third_party.cache_clear()
+    get_provider.cache_clear()
+    yield
+    providers._third_party.cache_clear()
+    get_provider.cache_clear()
+
+
+def test_every_file_that_is_no_part_is_a_provider() -> None:
+    """Fails when a new part of the folder was not named as one."""
+    assert {"cpu", "null"} <= set(provider_names())
+    for name in provider_names():
+        provider = get_provider(name)
+        assert isinstance(provider, Provider)
+        assert provider.name == name
+
+
+def test_every_part_is_a_file() -> None:
+    modules = {path.stem for path in Path(providers.__path__[0]).iterdir()}
+    assert modules >= providers._PARTS
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_third_parties_add_providers_by_entry_point() -> None:
+    assert "theirs" in provider_names()
+    assert isinstance(get_provider("theirs"), CpuProvider)
+    with pytest.raises(ProviderUnavailableError, match=r"'broken' .*nowhere"):
+        get_provider("broken")
+    with pytest.raises(ProviderUnavailableError, match="'odd' is a dict, not a carryall Provider"):
+        get_provider("odd")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "base", "ort", ""])
+def test_unknown_names_list_the_known_ones(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"unknown provider '{name}'; known providers: .*cpu.*null"):
+        get_provider(name)
