@@ -38,7 +38,12 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.
         number += 1
         unique = f"{name}_{number}"
     content.name = unique
-    value = ir.Value(name=unique, type=ir.TensorType(content.dtype), shape=content.shape, const_value=content)
+    value = ir.Value(
+        name=unique,
+        type=ir.TensorType(content.dtype),
+        shape=ir.Shape(content.shape.numpy()),
+        const_value=content,
+    )
     graph.register_initializer(value)
     return value
 
@@ -69,7 +74,7 @@ def insert(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let every consumer of ``old`` read ``new``, which also inherits type, shape and, for an output, the name."""
+    """Let every consumer of ``old`` read ``new``, which inherits type, shape and, for an output, the name."""
     new.type, new.shape = new.type or old.type, new.shape or old.shape
     if old.is_graph_output():
         old.name, new.name = f"{old.name}_replaced", old.name
@@ -94,6 +99,14 @@ def remove_unused(graph: ir.Graph, node: ir.Node | None) -> None:
         producers = [value.producer() for value in current.inputs if value is not None]
         graph.remove(current, safe=True)
         stack.extend(producers)
+
+
+def static_size(value: ir.Value | None, axis: int) -> int | None:
+    """Return the size of an axis, None where it is not known or not fixed."""
+    if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return None
+    size = value.shape[axis]
+    return size if isinstance(size, int) else None
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:

@@ -1,8 +1,8 @@
 """Tensors that are computed while they are being written, and compose without being evaluated.
 
 A pass never touches weights: it wraps the tensor it found in a new lazy one. ``onnx_ir.save`` evaluates one
-tensor at a time, so that a model is never whole in memory. 4-bit tensors travel packed, two values a byte, the
-low half first, as ONNX stores them.
+tensor at a time, so that a model is never whole in memory. 4-bit tensors travel packed, two values a byte,
+the low half first, as ONNX stores them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int])
 
 def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
     """Return the shape as plain integers."""
-    return tuple(int(size) for size in tensor.shape)
+    return tuple(tensor.shape.numpy())
 
 
 def packed_bytes(tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8]:
@@ -57,8 +57,8 @@ def pack_nibbles(values: Array) -> npt.NDArray[np.uint8]:
     if values.shape[-1] % 2:
         values = values.reshape(-1)
         values = np.append(values, values.dtype.type(0)) if values.size % 2 else values
-    raw = values.view(np.uint8)
-    return (raw[..., 0::2] & 0x0F) | (raw[..., 1::2] << 4)
+    raw: npt.NDArray[np.uint8] = values.view(np.uint8)
+    return (raw[..., 0::2] & np.uint8(0x0F)) | (raw[..., 1::2] << np.uint8(4))
 
 
 def unpack_nibbles(packed: npt.NDArray[np.uint8], shape: Sequence[int]) -> npt.NDArray[np.uint8]:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ..runtime.errors import GraphError
+from .edit import static_size
 from .lazy import Array
 
 _PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
@@ -39,8 +40,7 @@ class Probe:
     def __call__(self, feed: Mapping[str, Array]) -> Array:
         """Evaluate on ``feed``, of which only the needed inputs are used."""
         needed = {name: feed[name] for name in self.input_names}
-        result: Array = self._evaluator.run(None, needed)[0]
-        return result
+        return np.asarray(self._evaluator.run(None, needed)[0])  # type: ignore[index]
 
 
 def _inputs_of(value: ir.Value) -> list[ir.Value]:
@@ -74,17 +74,16 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
         raise GraphError(
             f"rope table '{value.name}' depends on {sorted(probe.input_names)}, not on positions only"
         )
-    table = np.asarray(probe({"position_ids": np.arange(context_length, dtype=np.int64)[None]}), np.float32)
+    positions = np.arange(context_length, dtype=np.int64)[None]
+    table = probe({"position_ids": positions}).astype(np.float32)
     if table.ndim == 3 and table.shape[:2] == (1, context_length):
-        return table[0]
-    if table.ndim == 2 and table.shape[0] == context_length:
-        return table
+        return table.reshape(table.shape[1:])
     raise GraphError(f"rope table '{value.name}' has shape {table.shape} for {context_length} positions")
 
 
 @dataclass(frozen=True, slots=True)
 class MaskMeaning:
-    """What an additive attention mask lets a token see: itself and earlier ones, at most ``window`` in all."""
+    """What an additive attention mask lets a token see: at most ``window`` tokens up to itself."""
 
     window: int | None = None  # None: no limit
 
@@ -105,9 +104,8 @@ class _Case:
         feed["input_ids"] = np.ones((batch, self.new), np.int64)
         for value in inputs:
             if _PAST_KEY.fullmatch(str(value.name)):
-                _, heads, _, size = value.shape if value.shape is not None else (1, 1, None, 1)
-                zero = np.zeros((1, 1, 1, 1), np.float32)
-                feed[str(value.name)] = np.broadcast_to(zero, (batch, int(heads), self.past, int(size)))
+                shape = (batch, static_size(value, 1) or 1, self.past, static_size(value, 3) or 1)
+                feed[str(value.name)] = np.broadcast_to(np.zeros((), np.float32), shape)
         return feed
 
     def visible(self, window: int | None) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -157,7 +155,7 @@ def _cases(window: int | None, context_length: int) -> list[_Case]:
 
 def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:
     """Evaluate one case. Returns which pairs see each other [batch, new, total], or why it cannot be said."""
-    values = np.asarray(probe(case.feed(probe.inputs)))
+    values = probe(case.feed(probe.inputs))
     if values.dtype == np.bool_:
         values = np.where(values, 0.0, 2 * _BLOCKED)
     shape = (len(case.padding), 1, case.new, case.past + case.new)

@@ -84,7 +84,7 @@ def _row(one: PassReport) -> list[Any]:
 
 
 def count_operators(model: ir.Model) -> dict[str, int]:
-    """Count the nodes of a model by operator, subgraphs included; other domains are written ``domain::Op``."""
+    """Count nodes by operator, subgraphs included; those of other domains are written ``domain::Op``."""
     names = (
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
     )

@@ -110,7 +110,7 @@ class SlotRunner(GraphRunner):
         for row, tokens in rows.items():
             ids[row - first, : len(tokens)], counts[row - first] = tokens, len(tokens)
         ends = self._lengths[window] + counts
-        feed = {
+        feed: dict[str, Array] = {
             "input_ids": ids,
             "seqlens_k": (ends - 1).astype(np.int32),
             "total_sequence_length": np.array(ends.max(), np.int32),
@@ -212,7 +212,7 @@ def compare_models(a: ir.Model, b: ir.Model, prompt: Sequence[int], *, steps: in
         paths = [Path(folder, name) for name in ("a.onnx", "b.onnx")]
         for model, path in zip((a, b), paths, strict=True):
             ir.save(model, path, external_data=f"{path.name}.data")
-        return compare(*paths, prompt, steps=steps)
+        return compare(paths[0], paths[1], prompt, steps=steps)
 
 
 def _present(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Attention(RotaryEmbedding(q), RotaryEmbedding(k), v, mask, past) -> GroupQueryAttention on a shared KV buffer.
+"""Attention(RotaryEmbedding(q), RotaryEmbedding(k), v, mask, past) -> GroupQueryAttention on shared KV.
 
 What the mask means and what the rope's table holds is found by evaluating them (``probe.py``). The kernel's
 limits are those of onnxruntime's ``group_query_attention_helper.h``.
@@ -11,7 +11,17 @@ from typing import Any
 import onnx_ir as ir
 
 from .. import probe
-from ..edit import MICROSOFT, add_initializer, float_attribute, insert, int_attribute, nodes_of, replace
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    static_size,
+)
 from ..passes.base import GraphPass
 from .kernels import Kernels
 
@@ -34,7 +44,14 @@ class GroupQueryAttentionPass(GraphPass):
         self._meanings: dict[ir.Value | None, probe.MaskMeaning | str] = {}
         self._tables: dict[ir.Value, ir.Value] = {}
 
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model`` and note the context length it now has room for."""
+        result = super().call(model)
+        model.metadata_props["context_length"] = str(self.context_length)
+        return result
+
     def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every attention that the kernel can compute."""
         self._meanings, self._tables = {}, {}
         for node in nodes_of(graph, "Attention"):
             meaning = _misfit(node) or self._meaning(graph, node)
@@ -43,6 +60,8 @@ class GroupQueryAttentionPass(GraphPass):
                 continue
             self._lower(graph, node, meaning)
             self.fired += 1
+        for node in nodes_of(graph, "RotaryEmbedding"):
+            self._read_table(graph, node)
 
     def _meaning(self, graph: ir.Graph, node: ir.Node) -> probe.MaskMeaning | str:
         mask = node.inputs[3]
@@ -69,7 +88,7 @@ class GroupQueryAttentionPass(GraphPass):
         lowered.name = node.name
         for old, new in zip(node.outputs, lowered.outputs, strict=True):
             replace(old, new)
-        graph.remove(node, safe=True)
+        remove_unused(graph, node)
 
     def _shared_rope(self, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
         """Return the RotaryEmbedding nodes of q and k if the kernel can do their work."""
@@ -82,6 +101,18 @@ class GroupQueryAttentionPass(GraphPass):
             self.refuse(ropes[0], reason)
             return None
         return ropes[0], ropes[1]
+
+    def _read_table(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Let a rope that stays outside read tables too, so that no row depends on its neighbours' length."""
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            return
+        positions = next(value for value in graph.inputs if value.name == "position_ids")
+        tables = [self._table(graph, angle) for angle in node.inputs[1:3] if angle is not None]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        rotated = insert(node, "RotaryEmbedding", [node.inputs[0], *tables, positions], attributes)
+        rotated.name = node.name
+        replace(node.outputs[0], rotated.outputs[0])
+        remove_unused(graph, node)
 
     def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
         if angle not in self._tables:
@@ -112,12 +143,10 @@ def _misfit(node: ir.Node) -> str | None:
         return "it uses nonpad_kv_seqlen or qk_matmul_output"
     if not int_attribute(node, "q_num_heads", 0) or not int_attribute(node, "kv_num_heads", 0):
         return "its q, k and v are not [batch, sequence, heads * head_dim]"
-    sizes = [
-        value.shape[3] if value is not None and value.shape is not None else None for value in inputs[4:6]
-    ]
-    if not isinstance(sizes[0], int) or sizes[0] != sizes[1]:
-        return f"the head sizes of key and value must be equal and known, got {sizes[0]} and {sizes[1]}"
-    return f"the kernel needs a head size divisible by 8, got {sizes[0]}" if sizes[0] % 8 else None
+    size, value_size = (static_size(value, 3) for value in inputs[4:6])
+    if size is None or size != value_size:
+        return f"the head sizes of key and value must be equal and known, got {size} and {value_size}"
+    return f"the kernel needs a head size divisible by 8, got {size}" if size % 8 else None
 
 
 def _rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
@@ -131,10 +160,8 @@ def _rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
     names = ("interleaved", "rotary_embedding_dim")
     if any(int_attribute(query, name, 0) != int_attribute(key, name, 0) for name in names):
         return "q and k are rotated differently"
-    past = node.inputs[4]
-    head_size = past.shape[3] if past is not None and past.shape is not None else 0
-    rotary = int_attribute(query, "rotary_embedding_dim", 0) or head_size
-    return f"the kernel rotates multiples of 16 elements, not {rotary}" if int(rotary) % 16 else None
+    rotary = int_attribute(query, "rotary_embedding_dim", 0) or static_size(node.inputs[4], 3) or 0
+    return f"the kernel rotates multiples of 16 elements, not {rotary}" if rotary % 16 else None
 
 
 def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:

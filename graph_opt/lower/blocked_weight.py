@@ -1,7 +1,7 @@
 """Blocked int4 and int8 weights in the layout of onnxruntime's kernels.
 
-B is [N, K / block, block * bits / 8] with the summed axis innermost, unsigned with an implied zero point in the
-middle of the range; scales are [N, K / block]; zero points are packed per row.
+B is [N, K / block, block * bits / 8] with the summed axis innermost, unsigned with an implied zero point in
+the middle of the range; scales are [N, K / block]; zero points are packed per row.
 """
 
 from __future__ import annotations

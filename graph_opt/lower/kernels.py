@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The abilities of one ONNX Runtime execution provider. Add a fact here, never a test of a provider's name.
+    """The abilities of one execution provider. Add a fact here, never a test of a provider's name.
 
     Args:
         rotary_in_attention: GroupQueryAttention applies the rotary embedding itself.

@@ -24,6 +24,7 @@ class SelectLogitsPass(GraphPass):
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
+        """Put GatherND between the last norm and the head."""
         logits = next((value for value in graph.outputs if value.name == "logits"), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs can be lowered to slots")

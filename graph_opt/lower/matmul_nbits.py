@@ -124,7 +124,7 @@ def _zero_point_a_block(graph: ir.Graph, found: BlockedWeight, points: ir.Tensor
 
 
 def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
-    """Return input and output of a Gemm, without the reshapes to and from a matrix around it if it has them."""
+    """Return input and output of a Gemm, beyond the reshapes to and from a matrix where it has them."""
     x, output = gemm.inputs[0], gemm.outputs[0]
     before = x.producer() if x is not None else None
     uses = list(output.uses())

@@ -5,7 +5,6 @@ q, k, v and gate, up become one kernel call each. Biases are merged too; weights
 
 from __future__ import annotations
 
-import os.path
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, add_initializer, insert, nodes_of, replace, weight
+from ..edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
 from ..lazy import concat_last, shape_of
 from ..passes.base import GraphPass
 from .blocked_weight import BlockedWeight, blocked_weight
@@ -87,7 +86,7 @@ class PackedQKVPass(GraphPass):
 
 
 def _projection(node: ir.Node) -> Projection | str | None:
-    """Describe a product with a weight, say why it cannot be merged, or None for a product of two activations."""
+    """Describe a product with a weight; say why it cannot be merged; None for one of two activations."""
     blocked = blocked_weight(node.inputs[1])
     if isinstance(blocked, str):
         return blocked
@@ -112,7 +111,7 @@ def _projection(node: ir.Node) -> Projection | str | None:
 
 
 def _operand_order(projection: Projection) -> int:
-    """q before k before v where one attention reads them; otherwise the order stays as it is."""
+    """Sort q before k before v where one attention reads them; otherwise the order stays as it is."""
     reader = next(
         (use for use in projection.output.uses() if use.node.op_type == "GroupQueryAttention"), None
     )
@@ -136,6 +135,7 @@ def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
     parts = insert(anchor, "Split", [output, split_sizes], {"axis": -1}, num_outputs=len(group)).outputs
     for projection, part in zip(group, parts, strict=True):
         replace(projection.output, part)
+        remove_unused(graph, projection.output.producer())
 
 
 def _side_by_side(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
@@ -143,13 +143,12 @@ def _side_by_side(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def _joint_name(values: Sequence[ir.Value]) -> str:
-    """Join names by what differs: layers.0.q_proj.weight, layers.0.k_proj.weight -> layers.0.q+k_proj.weight."""
-    names = [str(value.name) for value in values]
-    prefix = os.path.commonprefix(names)
-    rest = [name[len(prefix) :] for name in names]
-    suffix = os.path.commonprefix([name[::-1] for name in rest])[::-1]
-    middle = "+".join(name[: len(name) - len(suffix)] for name in rest)
-    return f"{prefix}{middle}{suffix}"
+    """Join names by what differs: a.q_proj.weight and a.k_proj.weight make a.q_proj+k_proj.weight."""
+    parts = [str(value.name).split(".") for value in values]
+    if len({len(part) for part in parts}) > 1:
+        return "+".join(".".join(part) for part in parts)
+    columns = [list(dict.fromkeys(column)) for column in zip(*parts, strict=True)]
+    return ".".join("+".join(column) for column in columns)
 
 
 def _content(value: ir.Value) -> ir.TensorProtocol:

@@ -26,6 +26,7 @@ class SlotInputsPass(GraphPass):
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
+        """Change inputs, outputs and positions."""
         left = [str(node.name) for node in nodes_of(graph, "Attention")]
         if left:
             raise GraphError(

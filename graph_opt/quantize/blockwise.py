@@ -1,4 +1,4 @@
-"""Blockwise weight quantization: a scale, and perhaps a zero point, for every ``block_size`` inputs of a column."""
+"""Blockwise weight quantization: ``block_size`` inputs of a column share a scale and perhaps a zero point."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Quantizer = Callable[[Floats, BlockFormat], Quantized]
 
 
 def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
-    """Quantize a matrix [in, out] block by block along its first axis, with the scales of least squared error.
+    """Quantize a matrix [in, out] block by block along its first axis, for least squared error.
 
     The full range makes the largest weight of a block an end of the range, as llama.cpp's Q4_0 does, so that
     all levels are used. A few other ranges are tried, each with the least-squares scale of its own rounding.

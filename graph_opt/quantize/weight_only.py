@@ -1,4 +1,4 @@
-"""Weight-only quantization of a portable graph: float initializers become DequantizeLinear of int4 or int8 ones."""
+"""Weight-only quantization of a portable graph: float weights become DequantizeLinear of int4 or int8."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         self._register_late(graph, keep=0)
 
     def _axis(self, value: ir.Value) -> int | None:
-        """Return the axis along which a weight is multiplied and summed, None if it is no weight to quantize."""
+        """Return the axis along which a weight is multiplied and summed; None if it is to stay float."""
         tensor = weight(value)
         if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in _FLOATS or not value.uses():
             return None
@@ -82,8 +82,10 @@ class WeightOnlyQuantizationPass(GraphPass):
         self._register_late(graph, keep=4)
 
     def _register_late(self, graph: ir.Graph, keep: int) -> None:
-        """Register scales a few weights late: the threads that write initializers in order then do not all wait
-        for the same weight."""
+        """Register scales a few weights late.
+
+        Initializers are written in order by several threads, which then do not all wait for the same weight.
+        """
         while len(self._late) > keep:
             graph.register_initializer(self._late.popleft())
 
