@@ -31,8 +31,10 @@ def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def parameter_count(model: ir.Model) -> int:
-    """Return the number of weights, without scales and zero points, in floating point or quantized."""
+def parameter_count(model: ir.Model) -> int | None:
+    """Return the number of weights without scales and zero points; None if some are packed for a kernel."""
+    if any(node.domain and "bits" in node.attributes for node in model.graph):
+        return None
     dequantizers = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     helpers = {value.name for node in dequantizers for value in node.inputs[1:] if value is not None}
     return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 import traceback
+import warnings
 from typing import Any, NoReturn
 
 import click
@@ -69,7 +70,9 @@ class VerbGroup(click.Group):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line and end the process: 0 done, 1 the work failed, 2 wrong use, 130 Ctrl-C."""
         try:
-            code = super().main(*args, **{**extra, "standalone_mode": False})
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning  # type: ignore[assignment]
+                code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.Abort:
             _fail("interrupted", 130)
         except click.UsageError as error:
@@ -90,6 +93,10 @@ def _fail(message: str, code: int) -> NoReturn:
         traceback.print_exc()
     click.echo("error: " + " ".join(message.split()), err=True)
     sys.exit(code)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    click.echo("warning: " + " ".join(str(message).split()), err=True)
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

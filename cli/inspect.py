@@ -105,7 +105,9 @@ def show(name: str, facts: dict[str, Any]) -> None:
 
 
 def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("family", facts["model_type"]), ("parameters", f"{facts['parameters'] / 1e6:,.1f} M")]
+    rows = [("family", facts["model_type"])]
+    if facts["parameters"]:
+        rows.append(("parameters", f"{facts['parameters'] / 1e6:,.1f} M"))
     if facts["context_length"]:
         rows.append(("context", f"{facts['context_length']:,} tokens"))
     if facts["kv_cache"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -17,6 +18,7 @@ def write_graph(
     out: Path,
     *,
     passes: tuple[str, ...] = (),
+    quantization: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a graph; nothing is left behind if that fails.
@@ -26,6 +28,7 @@ def write_graph(
         source: what it was made from: a package, a checkpoint folder, or an ONNX file.
         out: a new folder, or an ONNX file if it ends in ``.onnx``.
         passes: names of the passes applied, for a package's record.
+        quantization: how the weights were quantized now; None if they were not.
         progress: told about every tensor written into a package.
 
     Raises:
@@ -42,7 +45,7 @@ def write_graph(
             model,
             source,
             out,
-            quantization=record.quantization if record else None,
+            quantization=quantization or (record.quantization if record else None),
             passes=(*(record.passes if record else ()), *passes),
             progress=progress,
         )

@@ -1,0 +1,96 @@
+"""Speed of an engine: prefill, first token and decode, on random prompts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..runtime.engine.engine import Engine
+from ..runtime.engine.request import Request
+from ..runtime.errors import ProviderRuntimeError, UsageError
+from ..runtime.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """``batch`` requests that arrive together, each with a prompt of its own."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One run of a workload.
+
+    Attributes:
+        prefill: prompt tokens per second, until every request has its first token.
+        decode: generated tokens per second, while all requests generate.
+        first_token: seconds until a request's first token, the median of the batch.
+    """
+
+    prefill: float
+    decode: float
+    first_token: float
+
+
+def measure(engine: Engine, work: Workload, seed: int) -> Sample:
+    """Run a workload once.
+
+    Raises:
+        UsageError: it does not fit the model's context or the engine.
+        ProviderRuntimeError: a request failed.
+    """
+    requests = _requests(work, engine.info.vocab_size, seed)
+    start = time.perf_counter()
+    for request in requests:
+        engine.add(request)
+    if requests[0].max_tokens != work.new_tokens:
+        raise UsageError(
+            f"{work.prompt_tokens} + {work.new_tokens} tokens exceed the context of {engine.max_length} tokens"
+        )
+    while not all(request.output_token_ids or request.finished for request in requests):
+        engine.step()
+    prefilled = time.perf_counter()
+    steps = 0
+    while not any(request.finished for request in requests):
+        engine.step()
+        steps += 1
+    ended = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    _check(requests, steps)
+    waits = [
+        request.metrics.first_token - request.metrics.arrival
+        for request in requests
+        if request.metrics.first_token
+    ]
+    return Sample(
+        prefill=work.batch * work.prompt_tokens / (prefilled - start),
+        decode=work.batch * steps / (ended - prefilled),
+        first_token=statistics.median(waits),
+    )
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, least and largest value."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _requests(work: Workload, vocab_size: int, seed: int) -> list[Request]:
+    params = SamplingParams(max_tokens=work.new_tokens, temperature=0.0, ignore_eos=True)
+    prompts = np.random.default_rng(seed).integers(0, vocab_size, (work.batch, work.prompt_tokens))
+    return [Request(f"bench-{seed}-{row}", prompt.tolist(), params) for row, prompt in enumerate(prompts)]
+
+
+def _check(requests: Sequence[Request], steps: int) -> None:
+    error = next((request.error for request in requests if request.error), None)
+    if error is not None:
+        raise ProviderRuntimeError(error)
+    if steps == 0:
+        raise UsageError("requests ended before the last one had begun; raise --new-tokens or lower --batch")
