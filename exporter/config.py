@@ -119,8 +119,8 @@ def decoder_config(
 ) -> DecoderConfig:
     """Normalise ``raw``.
 
-    ``defaults`` is what the family assumes for keys that are missing or null. By default no layer has a window,
-    and all have the rope that ``raw`` describes.
+    ``defaults`` is what the family assumes for keys that are missing or null. By default no layer has
+    a window, and all have the rope that ``raw`` describes.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type.
@@ -188,7 +188,8 @@ def layer_windows(layer_types: Sequence[str], window: int | None) -> list[int | 
     """
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise UnsupportedModelError(f"layer types {sorted(unknown)} are not supported, only full and sliding attention")
+        names = ", ".join(sorted(unknown))
+        raise UnsupportedModelError(f"layer type '{names}' is not supported, only full and sliding attention")
     return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 

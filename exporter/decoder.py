@@ -1,4 +1,4 @@
-"""The frame every decoder shares: inputs, outputs, masks and rotary tables. Family files fill in the layers."""
+"""What every decoder shares: inputs, outputs, masks and rotary tables. Family files fill in the layers."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class Decoder(GraphWriter):
         self.output(logits, "logits", ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
-                self.output(
-                    value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(TOTAL)
-                )
+                self.output(value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(TOTAL))
         return self.model()
 
     def _kv_input(self, name: str) -> ir.Value:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..runtime.errors import UnsupportedModelError
 from . import models
-from .config import DecoderConfig, RawConfig, read_config
+from .config import DecoderConfig, RawConfig, context_lengths, read_config
 from .decoder import Decoder
 from .package import Package, Progress, write_package
 from .weights import Checkpoint, WeightWarning
@@ -59,6 +59,7 @@ def export_model(source: Path) -> ir.Model:
     module: Family = family(raw["model_type"])
     net = Decoder(module.config(raw), Checkpoint(source))
     model = net.finish(module.build(net))
+    model.metadata_props["context_length"] = str(context_lengths(raw)[1])
     unused = net.checkpoint.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")

@@ -77,9 +77,7 @@ class GraphWriter:
         name = tensor.name or ""
         if name in self.graph.initializers:
             return self.graph.initializers[name]
-        value = ir.Value(
-            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
-        )
+        value = ir.val(name, const_value=tensor)
         self.graph.register_initializer(value)
         return value
 

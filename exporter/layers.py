@@ -45,7 +45,7 @@ def embedding(net: Decoder, name: str) -> ir.Value:
 
 
 def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = "lm_head") -> ir.Value:
-    """Logits [batch, sequence, vocab]. A tied head reads the embedding's weight, so that it is stored once."""
+    """Logits [batch, sequence, vocab]. A tied head reads the embedding's weight: it is stored once."""
     c = net.config
     if not c.tie_word_embeddings:
         return softcap(net, linear(net, head_name, x, c.hidden_size, c.vocab_size), c.final_softcap)

@@ -169,10 +169,9 @@ def write_package(
     passes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Package:
-    """Write ``model`` and the checkpoint's other files into the folder ``out``.
+    """Write ``model`` and the other files of ``source`` into the folder ``out``.
 
-    Args:
-        source: the checkpoint folder, or another package.
+    ``source`` is a checkpoint folder or another package; the other arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` holds something.
@@ -181,8 +180,8 @@ def write_package(
     """
     if not (source / TOKENIZER_FILE).is_file():
         raise CheckpointError(
-            f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers converts it: "
-            "AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
+            f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
+            "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
         )
     with new_folder(out) as folder:
         _save(model, folder / MODEL_FILE, progress)
@@ -217,9 +216,11 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes when a file of the checkpoint does: a hash of their names, sizes and times, and of config.json."""
+    """A hash of the names, sizes and times of a checkpoint's files, and of config.json."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.onnx*"), folder / TOKENIZER_FILE]):
+    for path in sorted(
+        [*folder.glob("*.safetensors"), *folder.glob("*.onnx*"), *folder.glob(TOKENIZER_FILE)]
+    ):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -276,8 +277,8 @@ def _read_record(path: Path) -> PackageRecord:
         raise PackageError(f"{path} is damaged: {error}") from error
     if content.get("format_version") != FORMAT_VERSION:
         raise PackageError(
-            f"{path} has format version {content.get('format_version')!r}, this carryall reads {FORMAT_VERSION}; "
-            "export the model again"
+            f"{path} has format version {content.get('format_version')!r}, this carryall reads "
+            f"{FORMAT_VERSION}; export the model again"
         )
     missing = {field.name for field in fields(PackageRecord)} - content.keys()
     if missing:

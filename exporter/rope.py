@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def rope_tables(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Cosines and sines [batch, sequence, rotary_dim / 2] of the angles at ``position_ids`` [batch, sequence].
+    """Cosines and sines [batch, sequence, rotary_dim / 2] for ``position_ids`` [batch, sequence].
 
     Raises:
         UnsupportedModelError: the rope type is not known.
@@ -85,7 +85,7 @@ def yarn_frequencies(config: RopeConfig) -> Floats:
     low, high = max(low, 0), min(high, config.rotary_dim - 1)
     if low == high:
         high += 0.001
-    interpolated = np.clip((np.arange(half) - low) / (high - low), 0.0, 1.0)
+    interpolated: Floats = np.clip((np.arange(half) - low) / (high - low), 0.0, 1.0)
     return default_frequencies(config) * (1 - interpolated + interpolated / _extension(config))
 
 
@@ -99,7 +99,10 @@ def _static(
 
 
 def _dynamic(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
-    """NTK-aware scaling that grows with the sequence: theta is multiplied by (factor * length / max - (factor - 1))^(d/(d-2))."""
+    """NTK-aware scaling that follows the sequence length n, https://arxiv.org/abs/2309.00071, section 3.1.
+
+    Beyond the trained length, theta is multiplied by (factor * n / trained - (factor - 1)) ** (d / (d - 2)).
+    """
     factor, dim = _factor(config), config.rotary_dim
     length = graph.op("Cast", _sequence_length(graph, position_ids), to=ir.DataType.FLOAT)
     ratio = graph.op(
@@ -121,7 +124,8 @@ def _longrope(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) ->
     for name, factors in (("long", config.long_factor), ("short", config.short_factor)):
         if len(factors) != config.rotary_dim // 2:
             raise CheckpointError(
-                f"config.json: rope '{name}_factor' must hold {config.rotary_dim // 2} numbers, found {len(factors)}"
+                f"config.json: rope '{name}_factor' must hold {config.rotary_dim // 2} numbers, "
+                f"found {len(factors)}"
             )
         values = default_frequencies(config) / np.asarray(factors)
         sets.append(graph.constant(values, np.float32, f"{name}_inv_freq"))

@@ -39,7 +39,8 @@ class DecoderSignature:
         logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
         if logits is None or not caches:
             raise GraphError(
-                "the graph is no decoder with explicit cache: it lacks the input past_key_values.0.key or the output logits"
+                "the graph is no decoder with an explicit cache: "
+                "it lacks the input past_key_values.0.key or the output logits"
             )
         cache = caches[0]
         if cache.dtype is None:

@@ -184,7 +184,7 @@ def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArr
 
 
 def _contiguous(array: Array) -> Array:
-    """``array`` in row-major order. NumPy's own copy of a transposed matrix misses the cache at every element."""
+    """``array`` in row-major order. NumPy's own copy of a transposed matrix misses the cache all the time."""
     if array.ndim != 2 or array.flags.c_contiguous:
         return array
     result = np.empty(array.shape, array.dtype)

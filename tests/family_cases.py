@@ -71,7 +71,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3-short": (
         "phi3",
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75, **_THETA}, "sliding_window": 6},
+        {
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75, **_THETA},
+            "sliding_window": 6,
+        },
     ),
     "gemma3_text": ("gemma3_text", {}),
     "gemma3_text-softcaps-v4": (
@@ -91,7 +94,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
 }
 
-# Their rotary embedding depends on the longest position of a run, so that a cached run differs from a whole one.
+# Their ropes depend on the longest position of a run, so that a prompt in pieces differs from the whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
 # The case whose golden file another case shares, as transformers would need weights that play no part.

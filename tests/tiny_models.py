@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family, as Hugging Face folders, from a seed and without torch.
 
-    write_tiny("llama", folder)                                     # config.json, model.safetensors, tokenizer
-    write_tiny("qwen2", folder, tie_word_embeddings=True, seed=3)   # keywords override config.json
+write_tiny("llama", folder)                                     # config.json, model.safetensors, tokenizer
+write_tiny("qwen2", folder, tie_word_embeddings=True, seed=3)   # keywords override config.json
 """
 
 from __future__ import annotations
@@ -99,13 +99,20 @@ def tiny_config(model_type: str, **overrides: Any) -> Config:
 
 
 def write_tiny(
-    model_type: str, folder: Path, *, seed: int = 0, dtype: npt.DTypeLike = ml_dtypes.bfloat16, **overrides: Any
+    model_type: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: npt.DTypeLike = ml_dtypes.bfloat16,
+    **overrides: Any,
 ) -> Path:
     """Write a random checkpoint of ``model_type`` and return ``folder``."""
     config = tiny_config(model_type, **overrides)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD})
+    _write_json(
+        folder / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    )
     save_file(random_weights(config, seed, dtype), folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder)
     return folder
@@ -194,7 +201,9 @@ def _qwen3_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def _gemma3_shapes(config: Mapping[str, Any], prefix: str = "model") -> Shapes:
-    norms: Shapes = {f"{place}_feedforward_layernorm.weight": (config["hidden_size"],) for place in ("pre", "post")}
+    norms: Shapes = {
+        f"{place}_feedforward_layernorm.weight": (config["hidden_size"],) for place in ("pre", "post")
+    }
     return _layered(config, _llama_layer(config) | _head_norms(config) | norms, prefix)
 
 
@@ -222,7 +231,12 @@ def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
     n = config["n_embd"]
     shapes: Shapes = {"transformer.wte.weight": (config["vocab_size"], n)}
     shapes["transformer.wpe.weight"] = (config["n_positions"], n)
-    linears = {"attn.c_attn": (n, 3 * n), "attn.c_proj": (n, n), "mlp.c_fc": (n, 4 * n), "mlp.c_proj": (4 * n, n)}
+    linears = {
+        "attn.c_attn": (n, 3 * n),
+        "attn.c_proj": (n, n),
+        "mlp.c_fc": (n, 4 * n),
+        "mlp.c_proj": (4 * n, n),
+    }
     norms = [f"transformer.h.{i}.ln_{k}" for i in range(config["n_layer"]) for k in (1, 2)]
     for norm in [*norms, "transformer.ln_f"]:
         shapes |= {f"{norm}.weight": (n,), f"{norm}.bias": (n,)}

@@ -1,6 +1,6 @@
-"""Write tests/exporter/golden: what transformers computes for every family case. Needs torch and transformers.
+"""Write tests/exporter/golden: what transformers computes for every family case.
 
-python tools/make_golden.py [CASE ...]
+Needs torch and transformers: python tools/make_golden.py [CASE ...]
 """
 
 from __future__ import annotations

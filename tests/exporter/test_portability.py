@@ -1,4 +1,4 @@
-"""One package, the same answers everywhere: onnxruntime, OpenVINO, ONNX's reference evaluator, transformers."""
+"""One package, the same answers in onnxruntime, OpenVINO, ONNX's reference evaluator and transformers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ def test_padding_changes_nothing(package: Package, engine: str) -> None:
     np.testing.assert_allclose(net(alone, np.ones_like(alone)), padded, rtol=0, atol=TOLERANCE)
 
 
-def test_golden_files_are_what_transformers_says_today(case: str, golden: dict[str, Array], tmp_path: Path) -> None:
+def test_golden_files_are_what_transformers_says_today(
+    case: str, golden: dict[str, Array], tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     if case in GOLDEN_OF:

@@ -1,0 +1,40 @@
+"""Fetches checkpoints from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..runtime.errors import MissingExtraError, ModelNotFoundError
+
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# Other weights (consolidated, original, GGUF) lie beside these in many repositories.
+_FILES = ["*.json", "model*.safetensors", "*.jinja"]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` could be ``org/name`` or ``org/name@revision``."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def download(hub_id: str) -> Path:
+    """The checkpoint's folder in huggingface_hub's cache, fetched unless it is there already.
+
+    Raises:
+        MissingExtraError: huggingface_hub is not installed.
+        ModelNotFoundError: there is no such model, or the hub cannot be reached.
+    """
+    match = _HUB_ID.fullmatch(hub_id)
+    if match is None:
+        raise ModelNotFoundError(f"'{hub_id}' is no hub id; those look like org/name or org/name@revision")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+    except ImportError as error:
+        raise MissingExtraError(f"the hub model '{hub_id}'", "huggingface_hub", "hub") from error
+    try:
+        folder = snapshot_download(match["repo"], revision=match["revision"], allow_patterns=_FILES)
+    except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
+        reason = str(error).strip().splitlines()[0]
+        raise ModelNotFoundError(f"cannot fetch '{hub_id}' from the Hugging Face hub: {reason}") from error
+    return Path(folder)

@@ -1,0 +1,125 @@
+"""The real huggingface_hub client against a local stand-in for the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter import hub
+from carryall.exporter.export import export_model
+from carryall.runtime.errors import MissingExtraError, ModelNotFoundError
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """Serves one repository, ``org/tiny``, from a folder."""
+
+    folder: Path
+    requested: list[str]
+
+    def do_GET(self) -> None:
+        self.requested.append(self.path)
+        path = self.path.partition("?")[0]
+        if path == "/api/models/org/tiny/revision/main":
+            self._send(json.dumps({"id": "org/tiny", "sha": SHA, "siblings": []}).encode())
+        elif path == f"/api/models/org/tiny/tree/{SHA}":
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _digest(file)}
+                for file in self.folder.iterdir()
+            ]
+            self._send(json.dumps(files).encode())
+        elif path.startswith(f"/org/tiny/resolve/{SHA}/"):
+            file = self.folder / path.rpartition("/")[2]
+            self._send(file.read_bytes(), {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": SHA})
+        else:
+            self._send(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
+
+    do_HEAD = do_GET  # noqa: N815 -- the name http.server looks for
+
+    def _send(self, body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- http.server's own name
+        pass
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    StandIn.folder = write_tiny("llama", tmp_path / "repository")
+    StandIn.requested = []
+    (StandIn.folder / "consolidated.safetensors").write_bytes(b"not wanted")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def download_elsewhere(hub_id: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """``hub.download`` in a process of its own, as huggingface_hub reads its settings when imported."""
+    code = f"from carryall.exporter import hub; print(hub.download({hub_id!r}))"
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_hub_id_becomes_a_checkpoint_folder(endpoint: str, tmp_path: Path) -> None:
+    finished = download_elsewhere("org/tiny", endpoint, tmp_path / "home")
+    assert finished.returncode == 0, finished.stderr
+    folder = Path(finished.stdout.strip())
+    assert export_model(folder).graph.name == "llama"
+    assert not (folder / "consolidated.safetensors").exists()
+    assert not any("consolidated" in path for path in StandIn.requested)
+
+
+def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:
+    finished = download_elsewhere("org/absent@v2", endpoint, tmp_path / "home")
+    assert finished.returncode == 1
+    assert "ModelNotFoundError: cannot fetch 'org/absent@v2' from the Hugging Face hub" in finished.stderr
+
+
+def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
+    finished = download_elsewhere("org/tiny", "http://127.0.0.1:9", tmp_path / "home")
+    assert finished.returncode == 1
+    assert "ModelNotFoundError: cannot fetch 'org/tiny' from the Hugging Face hub" in finished.stderr
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'carryall\[hub\]'"):
+        hub.download("org/tiny")
+
+
+@pytest.mark.parametrize("name", ["org", "a/b/c", "org/name@", "", "../x y"])
+def test_other_names_are_no_hub_ids(name: str) -> None:
+    assert not hub.is_hub_id(name)
+    with pytest.raises(ModelNotFoundError):
+        hub.download(name)
