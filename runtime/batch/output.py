@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from ..errors import OutputExistsError, UsageError
 
@@ -22,13 +22,17 @@ class ResultFile:
     def __init__(self, target: Path) -> None:
         self._target = target
         self._partial = target.with_name(target.name + ".partial")
+        self._mode: Literal["wb", "ab"] = "wb"
 
-    def create(self, *, overwrite: bool) -> None:
-        """Start anew.
+    def start(self, *, overwrite: bool) -> None:
+        """Make sure that `open` may start anew.
 
         Raises:
             OutputExistsError: there are results already, and ``overwrite`` is not set.
+            UsageError: there is no folder for them.
         """
+        if not self._target.parent.is_dir():
+            raise UsageError(f"{self._target.parent} is no folder; make it first")
         if not overwrite and self._target.exists():
             raise OutputExistsError(
                 f"{self._target} exists; --overwrite replaces it, --resume adds what is missing"
@@ -37,7 +41,7 @@ class ResultFile:
             raise OutputExistsError(
                 f"{self._partial} is an unfinished run; --resume goes on, --overwrite starts anew"
             )
-        self._partial.write_bytes(b"")
+        self._mode = "wb"
 
     def resume(self) -> set[str]:
         """Keep the results that succeeded, drop failed ones and a torn last line; return the kept custom_ids.
@@ -46,10 +50,11 @@ class ResultFile:
             UsageError: the file does not hold results.
         """
         source = self._partial if self._partial.exists() else self._target
-        finished: set[str] = set()
         if not source.exists():
-            self._partial.write_bytes(b"")
-            return finished
+            self.start(overwrite=False)
+            return set()
+        finished: set[str] = set()
+        self._mode = "ab"
         kept = self._partial.with_name(self._partial.name + ".new")
         with source.open("rb") as before, kept.open("wb") as after:
             for number, line in enumerate(before, start=1):
@@ -61,8 +66,8 @@ class ResultFile:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Append to the results; leaving without an error completes them under their final name."""
-        with self._partial.open("ab") as stream:
+        """Write results, after `start` or `resume`; leaving without an error gives them their final name."""
+        with self._partial.open(self._mode) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

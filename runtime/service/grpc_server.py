@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ...proto import carryall_pb2, carryall_pb2_grpc
 from ..errors import UsageError
+from .config import ServerConfig
 from .grpc_service import LLMServicer
 from .handler import LLMHandler
 
 SERVICE = carryall_pb2.DESCRIPTOR.services_by_name["LLM"].full_name
 # Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
 CLOSING_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Where and how the service listens.
-
-    Args:
-        grpc_port: 0 lets the operating system choose.
-        grace_seconds: how long requests in progress may go on after a shutdown was asked for.
-        max_message_bytes: largest message taken or sent.
-    """
-
-    host: str = "127.0.0.1"
-    grpc_port: int = 8001
-    grace_seconds: float = 30.0
-    max_message_bytes: int = 16 * 2**20
 
 
 class GrpcServer:

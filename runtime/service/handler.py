@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING
 
+from ..engine.async_llm import AsyncLLM
 from ..errors import ServiceUnavailableError
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel
-
-if TYPE_CHECKING:
-    from ..engine.async_llm import AsyncLLM
 
 LOADING = "the model is still loading; retry later"
 STOPPING = "the service is shutting down; retry elsewhere"

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-from .grpc_server import GrpcServer, ServerConfig
+from .config import ServerConfig
+from .grpc_server import GrpcServer
 from .handler import LLMHandler
 from .served_model import ServedModel
 

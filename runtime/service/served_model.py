@@ -6,13 +6,12 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
+from ..engine.async_llm import AsyncLLM
+from ..engine.engine import EngineConfig
+from ..loading import LoadOptions, load_model
 from .messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ..engine.async_llm import AsyncLLM
-    from ..loading import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,6 @@ def load_served_model(
     Raises:
         CarryallError: see ``load_model``.
     """
-    # Imported here, so that the port is bound before the tensor runtimes are loaded.
-    from ..engine.async_llm import AsyncLLM
-    from ..engine.engine import EngineConfig
-    from ..loading import load_model
-
     loaded = load_model(model, **options)
     facts = loaded.runner.info
     info = ModelInfo(

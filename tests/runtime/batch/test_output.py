@@ -20,8 +20,8 @@ def result(custom_id: str | None, *, failed: bool = False) -> dict[str, Any]:
     }
 
 
-def write(target: Path, *records: dict[str, Any]) -> None:
-    with ResultFile(target).open() as stream:
+def write(file: ResultFile, *records: dict[str, Any]) -> None:
+    with file.open() as stream:
         for record in records:
             write_result(stream, record)
 
@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> Path:
 
 def test_the_final_name_appears_when_the_run_is_complete(target: Path) -> None:
     file = ResultFile(target)
-    file.create(overwrite=False)
+    file.start(overwrite=False)
     with file.open() as stream:
         write_result(stream, result("ü"))
         assert not target.exists()
@@ -48,23 +48,31 @@ def test_the_final_name_appears_when_the_run_is_complete(target: Path) -> None:
 
 
 def test_an_error_leaves_the_partial_file(target: Path) -> None:
-    ResultFile(target).create(overwrite=False)
     with pytest.raises(TypeError, match="JSON"):
-        write(target, result("a"), {"custom_id": object()})
+        write(ResultFile(target), result("a"), {"custom_id": object()})
     assert not target.exists()
     with pytest.raises(OutputExistsError, match="unfinished run; --resume"):
-        ResultFile(target).create(overwrite=False)
-    assert ResultFile(target).resume() == {"a"}
+        ResultFile(target).start(overwrite=False)
+    file = ResultFile(target)
+    assert file.resume() == {"a"}
+    write(file, result("b"))
+    assert ids(target) == ["a", "b"]
 
 
 def test_existing_results_are_kept_unless_asked(target: Path) -> None:
-    ResultFile(target).create(overwrite=False)
-    write(target, result("a"))
+    write(ResultFile(target), result("a"))
     with pytest.raises(OutputExistsError, match="--overwrite replaces it"):
-        ResultFile(target).create(overwrite=False)
-    ResultFile(target).create(overwrite=True)
-    write(target, result("b"))
+        ResultFile(target).start(overwrite=False)
+    file = ResultFile(target)
+    file.start(overwrite=True)
+    assert ids(target) == ["a"]  # until there is something better
+    write(file, result("b"))
     assert ids(target) == ["b"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is no folder"):
+        ResultFile(tmp_path / "nowhere" / "out.jsonl").start(overwrite=False)
 
 
 def test_resume_drops_failures_and_a_torn_line(target: Path) -> None:
@@ -82,16 +90,17 @@ def test_resume_drops_failures_and_a_torn_line(target: Path) -> None:
 
 
 def test_resume_of_a_complete_file_goes_on_from_it(target: Path) -> None:
-    ResultFile(target).create(overwrite=False)
-    write(target, result("a"))
-    assert ResultFile(target).resume() == {"a"}
-    write(target, result("b"))
+    write(ResultFile(target), result("a"))
+    file = ResultFile(target)
+    assert file.resume() == {"a"}
+    write(file, result("b"))
     assert ids(target) == ["a", "b"]
 
 
 def test_resume_without_results_starts(target: Path) -> None:
-    assert ResultFile(target).resume() == set()
-    write(target, result("a"))
+    file = ResultFile(target)
+    assert file.resume() == set()
+    write(file, result("a"))
     assert ids(target) == ["a"]
 
 

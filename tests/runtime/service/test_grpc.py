@@ -14,7 +14,8 @@ from null_llm import null_llm
 from carryall.proto import carryall_pb2 as pb
 from carryall.runtime.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.sampling_params import SamplingParams
-from carryall.runtime.service.grpc_server import SERVICE, GrpcServer, ServerConfig
+from carryall.runtime.service.config import ServerConfig
+from carryall.runtime.service.grpc_server import SERVICE, GrpcServer
 from carryall.runtime.service.handler import LLMHandler
 
 

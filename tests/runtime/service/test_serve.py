@@ -14,7 +14,7 @@ from null_llm import null_llm
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
 from carryall.runtime.errors import PackageError, UsageError
-from carryall.runtime.service.grpc_server import ServerConfig
+from carryall.runtime.service.config import ServerConfig
 from carryall.runtime.service.serve import serve
 from carryall.runtime.service.served_model import ServedModel
 

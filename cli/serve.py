@@ -1,0 +1,87 @@
+"""``carryall serve``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Unpack
+
+import click
+
+from ..runtime.errors import MissingExtraError
+from ..runtime.loading import LoadOptions
+from ..runtime.service.config import ServerConfig
+from ..runtime.service.served_model import ServedModel, load_served_model
+from .load_options import load_options
+from .options import json_option, model_argument, print_json, quiet_option
+from .progress import progress
+
+_DEFAULTS = ServerConfig()
+
+
+@click.command("serve")
+@model_argument
+@click.option("--host", default=_DEFAULTS.host, show_default=True, help="Where to listen; 0.0.0.0 is all.")
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=_DEFAULTS.grpc_port,
+    show_default=True,
+    help="Port for gRPC; 0 takes a free one.",
+)
+@load_options
+@click.option(
+    "--max-queue",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Requests that may wait; more are refused.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=_DEFAULTS.grace_seconds,
+    show_default=True,
+    help="Seconds that running requests get when the service is stopped.",
+)
+@json_option
+@quiet_option
+def command(
+    model: str,
+    host: str,
+    grpc_port: int,
+    max_queue: int,
+    grace: float,
+    as_json: bool,
+    quiet: bool,
+    **options: Unpack[LoadOptions],
+) -> None:
+    """Serve a model over gRPC.
+
+    The service carryall.v1.LLM (proto/carryall.proto) streams text while it is generated, to many callers at
+    once; grpc.health.v1 says SERVING once the model is loaded. SIGTERM or Ctrl-C lets running requests
+    finish, a second one ends at once. With --json, one line tells the address once requests are accepted.
+
+    \b
+    Examples:
+        carryall serve demo
+        carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --grpc-port 9000
+    """
+    try:
+        from ..runtime.service.serve import serve
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
+
+    def load() -> ServedModel:
+        with progress("prepare", quiet=quiet or as_json) as tell:
+            options["progress"] = tell
+            return load_served_model(model, max_queue=max_queue, **options)
+
+    def on_ready(address: str) -> None:
+        if as_json:
+            print_json({"event": "ready", "grpc": address, "model": model, "provider": options["provider"]})
+        else:
+            click.echo(f"{model} ({options['provider']}): gRPC on {address}, Ctrl-C stops")
+
+    config = ServerConfig(host=host, grpc_port=grpc_port, grace_seconds=grace)
+    if not asyncio.run(serve(load, config, on_ready)):
+        click.echo(f"requests that ran longer than {grace:g} s after the stop were cancelled", err=True)
