@@ -148,9 +148,14 @@ _KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "input_ids"})
 
 def _cases(window: int | None, context_length: int) -> list[_Case]:
     rng = np.random.default_rng(_SEED)
-    edge = min(window or 8, context_length - 4)
+    edge = window or 8
     shapes = [(0, 7), (5, 1), (6, 4), (edge - 1, 3), (edge, 2), (edge + 1, 1)]
-    return [_Case(rng.integers(0, past // 2 + 2, 3).tolist(), past, new) for past, new in shapes]
+    fitting = {(min(past, context_length - 1), min(new, context_length - past)) for past, new in shapes}
+    return [
+        _Case(rng.integers(0, past // 2 + 2, 3).tolist(), past, new)
+        for past, new in sorted(fitting)
+        if new > 0
+    ]
 
 
 def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:

@@ -43,8 +43,8 @@ def _misfit(node: ir.Node, add: ir.Node) -> str | None:
         return f"the summands have shapes {left.shape} and {right.shape}, which must be known and equal"
     if int_attribute(node, "axis", -1) not in (-1, len(left.shape) - 1):
         return "it normalises more than the last axis"
-    scale = node.inputs[1]
-    if scale is None or scale.shape is None or len(scale.shape) != 1:
+    scale = weight(node.inputs[1])
+    if scale is None or len(scale.shape) != 1:
         return "its scale is no vector"
     return "the norm's further outputs are used" if any(out.uses() for out in node.outputs[1:]) else None
 

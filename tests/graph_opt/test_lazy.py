@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from carryall.graph_opt import lazy
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def counting(array: npt.NDArray[np.float32]) -> tuple[ir.LazyTensor, list[int]]:
+    """A lazy tensor, and a list that grows at each evaluation."""
+    calls: list[int] = []
+
+    def compute() -> npt.NDArray[np.float32]:
+        calls.append(1)
+        return array
+
+    return lazy.lazy(compute, ir.DataType.FLOAT, array.shape), calls
+
+
+def int4(shape: Sequence[int]) -> ir.Tensor:
+    values = np.random.default_rng(0).integers(-8, 8, shape).astype(ml_dtypes.int4)
+    return ir.tensor(values, dtype=ir.DataType.INT4)
+
+
+def test_composing_evaluates_nothing() -> None:
+    source, calls = counting(np.ones((2, 4), np.float32))
+    result = lazy.concat_last([lazy.transpose(source), lazy.reshape(source, (4, 2))])
+    assert lazy.shape_of(result) == (4, 4)
+    assert calls == []
+    np.testing.assert_array_equal(result.numpy(), np.ones((4, 4)))
+    assert calls == [1, 1]
+
+
+@given(st.integers(1, 5), st.integers(1, 7))
+def test_nibbles_survive_packing(rows: int, columns: int) -> None:
+    values = np.random.default_rng(rows).integers(0, 16, (rows, columns)).astype(np.uint8)
+    packed = lazy.pack_nibbles(values)
+    assert packed.size == (rows * columns + 1) // 2
+    np.testing.assert_array_equal(lazy.unpack_nibbles(packed, values.shape), values)
+
+
+@pytest.mark.parametrize("where", ["memory", "file", "lazy"])
+def test_packed_bytes_are_those_onnx_writes(where: str, tmp_path: Path) -> None:
+    tensor: ir.TensorProtocol = int4((3, 4))
+    expected = tensor.tobytes()
+    if where == "file":
+        tensor.name = "w"
+        (tensor,) = ir.external_data.convert_tensors_to_external([tensor], tmp_path, "w.data")
+    elif where == "lazy":
+        content = np.frombuffer(expected, np.uint8)
+        tensor = lazy.lazy(lambda: content, ir.DataType.INT4, (3, 4))
+    assert lazy.packed_bytes(tensor).tobytes() == expected
+
+
+def test_4_bit_matrices_lie_side_by_side() -> None:
+    left, right = int4((3, 4)), int4((3, 2))
+    expected = np.concatenate([left.numpy(), right.numpy()], axis=1)
+    np.testing.assert_array_equal(lazy.concat_last([left, right]).numpy(), expected)
+
+
+def test_results_of_one_computation_are_computed_once_and_then_let_go() -> None:
+    calls: list[int] = []
+
+    def compute() -> tuple[npt.NDArray[np.float32], ...]:
+        calls.append(1)
+        return np.zeros(2, np.float32), np.ones(3, np.float32)
+
+    shared = lazy.SharedComputation(compute)
+    assert shared.part(0).size == 2
+    assert shared.part(1).size == 3
+    assert len(calls) == 1
+    shared.part(1)  # all were taken, so that nothing was kept
+    assert len(calls) == 2
+
+
+def test_a_second_thread_waits_instead_of_computing_again() -> None:
+    calls: list[int] = []
+    computing, proceed = threading.Event(), threading.Event()
+
+    def compute() -> tuple[npt.NDArray[np.float32], ...]:
+        calls.append(1)
+        computing.set()
+        assert proceed.wait(10)
+        return np.zeros(2, np.float32), np.ones(3, np.float32)
+
+    shared = lazy.SharedComputation(compute)
+    threads = [threading.Thread(target=shared.part, args=(index,)) for index in range(2)]
+    threads[0].start()
+    assert computing.wait(10)
+    threads[1].start()
+    proceed.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(calls) == 1
+
+
+def test_kept_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy, "_recent", lazy._RecentResults(capacity=1000))
+    calls: list[int] = []
+
+    def compute() -> tuple[npt.NDArray[np.float32], ...]:
+        calls.append(1)
+        return np.zeros(100, np.float32), np.zeros(100, np.float32)
+
+    first, second = lazy.SharedComputation(compute), lazy.SharedComputation(compute)
+    first.part(0)
+    second.part(0)  # 1600 bytes would be kept: the first goes
+    second.part(1)
+    assert len(calls) == 2
+    first.part(1)
+    assert len(calls) == 3

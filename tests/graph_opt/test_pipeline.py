@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from carryall.graph_opt import pipeline
+from carryall.graph_opt.lower.quick_gelu import QuickGelu
+from carryall.graph_opt.lower.skip_norm import SkipNormPass
+from carryall.graph_opt.passes.base import GraphPass
+from carryall.graph_opt.rules.base import RulePass
+from carryall.runtime.errors import GraphError, UsageError
+from graph_asserts import graph
+from onnx_ir.passes import common
+
+TEXT = "g (float[B, 4] x) => (float[B, 4] y) { s = Sigmoid(x) z = Mul(x, s) t = Add(z, w) y = RMSNormalization(t, w) }"
+
+
+def model() -> ir.Model:
+    return graph(TEXT, w=np.ones(4, np.float32))
+
+
+class BreakingPass(GraphPass):
+    """Leaves a node without the input it needs."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        graph[0].replace_input_with(0, None)
+        self.fired += 1
+
+
+class NeedyPass(GraphPass):
+    """Cannot be made without an argument."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__()
+        self.needed = needed
+
+    def rewrite(self, graph: ir.Graph) -> None: ...
+
+
+def passes() -> list[ir.passes.PassBase]:
+    return [RulePass("QuickGelu", [QuickGelu()]), SkipNormPass(), common.RemoveUnusedNodesPass()]
+
+
+def test_the_report_says_what_each_pass_did() -> None:
+    result, report = pipeline.run(model(), passes(), debug=True)
+    assert [node.op_type for node in result.graph] == ["QuickGelu", "Add", "RMSNormalization"]
+    gelu, norm, clean = report.passes
+    assert (gelu.name, gelu.fired, gelu.modified) == ("QuickGelu", 1, True)
+    assert gelu.added == {"com.microsoft::QuickGelu": 1}
+    assert gelu.removed == {"Mul": 1, "Sigmoid": 1}
+    assert (norm.fired, norm.modified) == (0, False)
+    assert [refusal.reason for refusal in norm.refusals] == ["it adds a weight"]
+    assert clean.fired is None
+    assert sum(report.before.values()) == 4
+    assert sum(report.after.values()) == 3
+    assert report.seconds == sum(one.seconds for one in report.passes) > 0
+
+
+def test_the_report_as_json_and_text() -> None:
+    _, report = pipeline.run(model(), passes())
+    content = json.loads(report.to_json())
+    assert [one["name"] for one in content["passes"]] == ["QuickGelu", "SkipNorm", "RemoveUnusedNodes"]
+    assert content["passes"][1]["refusals"][0]["reason"] == "it adds a weight"
+    assert "4 -> 3 nodes" in report.to_text()
+    assert "it adds a weight" not in report.to_text()
+    assert "it adds a weight" in report.to_text(explain=True)
+
+
+def test_a_pass_can_be_disabled_by_name() -> None:
+    result, report = pipeline.run(model(), passes(), disable=["QuickGelu"])
+    assert [one.name for one in report.passes] == ["SkipNorm", "RemoveUnusedNodes"]
+    assert report.disabled == ["QuickGelu"]
+    assert result.graph[0].op_type == "Sigmoid"
+
+
+def test_disabling_an_unknown_pass_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no pass is called QuickGelo; the passes are: QuickGelu, Remove"):
+        pipeline.run(model(), passes(), disable=["QuickGelo"])
+
+
+def test_debug_mode_names_the_pass_that_broke_the_graph() -> None:
+    with pytest.raises(GraphError, match="pass Breaking left an invalid model"):
+        pipeline.run(model(), [BreakingPass()], debug=True)
+    pipeline.run(model(), [BreakingPass()])  # unchecked by default
+
+
+def test_a_fixpoint_counts_as_one_pass_with_the_refusals_of_all() -> None:
+    fixpoint = ir.passes.PassManager(passes(), steps=2, early_stop=False)
+    _, report = pipeline.run(model(), [fixpoint])
+    (one,) = report.passes
+    assert one.name == "PassManager"
+    assert [refusal.reason for refusal in one.refusals] == ["it adds a weight"]
+
+
+def test_passes_load_from_anywhere() -> None:
+    assert isinstance(pipeline.load_pass("carryall.graph_opt.lower.skip_norm:SkipNormPass"), SkipNormPass)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("skip_norm", "'package.module:Class'"),
+        ("nowhere.at_all:Pass", "cannot be imported"),
+        ("carryall.graph_opt.lower.skip_norm:Missing", "is no onnx_ir.passes.PassBase class"),
+        ("carryall.graph_opt.edit:insert", "is no onnx_ir.passes.PassBase class"),
+        (f"{__name__}:NeedyPass", "constructible without arguments"),
+    ],
+)
+def test_a_bad_pass_name_says_what_is_wrong(spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pipeline.load_pass(spec)

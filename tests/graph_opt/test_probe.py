@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from carryall.graph_opt.probe import MaskMeaning, mask_meaning, rope_table
+from carryall.runtime.errors import GraphError
+from graph_asserts import graph
+
+CONTEXT = 64
+INPUTS = "int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] past"
+HEAD = """
+    shape = Shape <start = 1> (input_ids) s = Squeeze(shape)
+    past_shape = Shape <start = 2, end = 3> (past) p = Squeeze(past_shape) t = Add(p, s)
+    keys = Range(zero, t, one) rows = Range(p, t, one) queries = Unsqueeze(rows, axis1)"""
+TAIL = """
+    real0 = Cast <to = 9> (attention_mask) real = Unsqueeze(real0, axes12)
+    seen = And(visible, real) mask = Where(seen, free, hidden)"""
+CONSTANTS = {
+    "zero": np.int64(0),
+    "one": np.int64(1),
+    "axis1": np.array([1]),
+    "axes12": np.array([1, 2]),
+    "free": np.float32(0),
+    "hidden": np.float32(-3e38),
+    "window": np.int64(5),
+    "bias": np.float32(0.5),
+}
+
+
+def mask(body: str, tail: str = TAIL) -> ir.Model:
+    inputs = INPUTS.replace(" past", " past_key_values_0_key")
+    text = f"g ({inputs}) => (float[B, 1, S, T] mask) {{ {HEAD} {body} {tail} }}"
+    model = graph(text.replace("(past)", "(past_key_values_0_key)"), **CONSTANTS)
+    model.graph.inputs[-1].name = "past_key_values.0.key"
+    return model
+
+
+def meaning(model: ir.Model, context: int = CONTEXT) -> MaskMeaning | str:
+    return mask_meaning(model.graph, model.graph.outputs[0], context)
+
+
+def test_causal() -> None:
+    assert meaning(mask("visible = LessOrEqual(keys, queries)")) == MaskMeaning()
+
+
+def test_causal_written_with_triu() -> None:
+    """Another form of the same values."""
+    body = """size = Unsqueeze(t, axis0) square = Concat <axis = 0> (size, size)
+        ones = ConstantOfShape <value = float[1] {1.0}> (square) start = Add(p, one)
+        lower = Trilu <upper = 0> (ones)
+        p1 = Unsqueeze(p, axis0) t1 = Unsqueeze(t, axis0) rows2 = Slice(lower, p1, t1, axis0)
+        visible = Cast <to = 9> (rows2)"""
+    model = mask(body.replace("start = Add(p, one)", ""), TAIL)
+    model.graph.register_initializer(ir.val("axis0", const_value=ir.tensor(np.array([0]), name="axis0")))
+    axis0 = model.graph.initializers["axis0"]
+    for node in model.graph:
+        for index, operand in enumerate(node.inputs):
+            if operand is not None and operand.name == "axis0" and operand is not axis0:
+                node.replace_input_with(index, axis0)
+    assert meaning(model) == MaskMeaning()
+
+
+WINDOW = "near = LessOrEqual(keys, queries) oldest = Sub(queries, window) young = Greater(keys, oldest)"
+
+
+def test_sliding_window() -> None:
+    assert meaning(mask(f"{WINDOW} visible = And(near, young)")) == MaskMeaning(window=5)
+
+
+def test_a_window_longer_than_the_context_is_none() -> None:
+    assert meaning(mask(f"{WINDOW} visible = And(near, young)"), context=5) == MaskMeaning()
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    """Every key is visible, so the last row alone looks causal."""
+    body = "ge = GreaterOrEqual(queries, zero) all = GreaterOrEqual(keys, zero) visible = And(ge, all)"
+    assert "neither causal nor a sliding window" in str(meaning(mask(body)))
+
+
+def test_a_mask_that_ignores_padding_is_refused() -> None:
+    tail = """u = Unsqueeze(visible, axes01) seen = Where(u, free, hidden)
+              zeros0 = Cast <to = 1> (attention_mask) zeros1 = Mul(zeros0, free)
+              zeros = Unsqueeze(zeros1, axes12) mask = Add(seen, zeros)"""
+    body = "visible = LessOrEqual(keys, queries)"
+    model = mask(body, tail.replace("u = Unsqueeze(visible, axes01) ", "").replace("(u,", "(visible,"))
+    assert "neither causal nor a sliding window" in str(meaning(model))
+
+
+def test_a_bias_on_visible_keys_is_refused() -> None:
+    """As ALiBi has."""
+    tail = TAIL.replace("mask = Where(seen, free, hidden)", "mask = Where(seen, bias, hidden)")
+    assert (
+        meaning(mask("visible = LessOrEqual(keys, queries)", tail)) == "the mask adds a bias to visible keys"
+    )
+
+
+def test_a_mask_from_an_unknown_input_is_refused() -> None:
+    model = graph("g (float[B, 1, S, T] prefix) => (float[B, 1, S, T] mask) { mask = Identity(prefix) }")
+    assert meaning(model) == "the mask depends on ['prefix']"
+
+
+ROPE = """g (int64[B, S] position_ids, float[B] other) => (float[B, S, 2] cos) {
+    p0 = Cast <to = 1> (position_ids) p = Unsqueeze(p0, last) angle = Mul(p, frequencies) cos = Cos(angle) }"""
+
+
+def test_a_rope_table_is_the_formula_at_every_position() -> None:
+    frequencies = np.array([1.0, 0.1], np.float32)
+    model = graph(ROPE, last=np.array([-1]), frequencies=frequencies)
+    table = rope_table(model.graph, model.graph.outputs[0], 7)
+    np.testing.assert_allclose(table, np.cos(np.arange(7)[:, None] * frequencies), atol=1e-6)
+    assert table.dtype == np.float32
+
+
+def test_a_rope_that_needs_more_than_positions_is_an_error() -> None:
+    text = ROPE.replace("cos = Cos(angle)", "c = Cos(angle) cos = Mul(c, other)")
+    model = graph(text, last=np.array([-1]), frequencies=np.array([1.0, 0.1], np.float32))
+    with pytest.raises(GraphError, match=r"depends on \['other', 'position_ids'\]"):
+        rope_table(model.graph, model.graph.outputs[0], 7)
