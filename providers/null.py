@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import ProviderRuntimeError, UsageError
+from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
 from .base import Provider, Row, Runner, RunnerConfig, RunnerInfo
 
 _MODULUS = 2**61 - 1
@@ -178,7 +178,13 @@ class NullProvider(Provider):
 
 
 def _vocab_size(model: Path) -> int:
-    logits = next(value for value in ir.load(model).graph.outputs if value.name == "logits")
+    try:
+        outputs = ir.load(model).graph.outputs
+    except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
+        raise GraphError(f"{model} is no readable ONNX file: {error}") from error
+    logits = next((value for value in outputs if value.name == "logits"), None)
+    if logits is None:
+        raise GraphError(f"{model} is no decoder: it has no output named logits")
     size = logits.shape[-1] if logits.shape is not None else None
     if not isinstance(size, int):
         raise UsageError(f"{model} does not state its vocabulary; give the option vocab_size")

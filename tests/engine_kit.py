@@ -1,0 +1,89 @@
+"""Engines on the toy model, and requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.null import NullOptions, NullRunner
+from carryall.runtime.engine.engine import Engine, EngineConfig
+from carryall.runtime.engine.request import Request
+from carryall.runtime.errors import ProviderRuntimeError
+from carryall.runtime.sampling_params import SamplingParams
+
+VOCAB = 256
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+def make_runner(*, max_slots: int = 4, context_length: int = 256, kv_bytes_per_token: int = 1) -> NullRunner:
+    """A toy model with a byte of KV a token, unless asked otherwise."""
+    config = RunnerConfig(max_slots=max_slots, context_length=context_length)
+    return NullRunner(config, NullOptions(vocab_size=VOCAB, kv_bytes_per_token=kv_bytes_per_token))
+
+
+def make_engine(
+    *,
+    max_slots: int = 4,
+    context_length: int = 256,
+    max_step_tokens: int = 32,
+    kv_tokens: int | None = None,
+    max_queue: int | None = None,
+) -> tuple[Engine, NullRunner]:
+    """An engine on a toy model."""
+    runner = make_runner(max_slots=max_slots, context_length=context_length)
+    config = EngineConfig(max_step_tokens=max_step_tokens, kv_bytes=kv_tokens, max_queue=max_queue)
+    return Engine(runner, config), runner
+
+
+def make_request(
+    name: str,
+    prompt: Sequence[int] | int = 5,
+    params: SamplingParams = GREEDY,
+    *,
+    end_token_ids: Collection[int] = (),
+    priority: int = 0,
+) -> Request:
+    """A request; an integer prompt is that many tokens which depend on the name."""
+    if isinstance(prompt, int):
+        seed = sum(name.encode())
+        tokens = np.random.default_rng(seed).integers(0, VOCAB, prompt).tolist()
+    else:
+        tokens = list(prompt)
+    return Request(name, tokens, params, end_token_ids=end_token_ids, priority=priority)
+
+
+def run(engine: Engine, requests: Iterable[Request] = (), *, most_steps: int = 10_000) -> list[list[int]]:
+    """Add requests, step until nothing is left, and return the tokens of each."""
+    requests = list(requests)
+    for request in requests:
+        engine.add(request)
+    for _ in range(most_steps):
+        if not engine.has_work:
+            return [request.output_token_ids for request in requests]
+        engine.step()
+        engine.check_integrity()
+    raise AssertionError(f"work is left after {most_steps} steps: {engine.stats()}")
+
+
+def alone(request: Request) -> list[int]:
+    """The tokens of the same request with an engine to itself, its prompt in one piece."""
+    engine, _ = make_engine(max_slots=1, max_step_tokens=256)
+    copy = Request(
+        request.request_id, request.prompt_token_ids, request.params, end_token_ids=request.end_token_ids
+    )
+    return run(engine, [copy])[0]
+
+
+class FailWhen:
+    """A fault that hits every run in which a token of ``tokens`` occurs."""
+
+    def __init__(self, tokens: Collection[int]) -> None:
+        self.tokens = set(tokens)
+        self.hits = 0
+
+    def __call__(self, rows: Sequence[Row]) -> None:
+        if any(self.tokens & set(row.tokens.tolist()) for row in rows):
+            self.hits += 1
+            raise ProviderRuntimeError("device fell over")

@@ -1,0 +1,129 @@
+"""Random arrivals, cancellations and failures: nothing leaks, nobody starves, the books stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from engine_kit import VOCAB, alone, make_engine, make_request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from carryall.providers.base import Row
+from carryall.runtime.engine.request import Request
+from carryall.runtime.errors import ProviderRuntimeError
+from carryall.runtime.sampling_params import SamplingParams
+
+POISON = VOCAB - 1  # a prompt token that makes every run with it fail
+CONTEXT = 64
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """An engine under everything that may happen to it."""
+
+    requests: Bundle[Request] = Bundle("requests")
+
+    @initialize(
+        max_slots=st.integers(1, 5),
+        max_step_tokens=st.integers(5, 40),
+        kv_tokens=st.one_of(st.none(), st.integers(CONTEXT, 2 * CONTEXT)),
+    )
+    def start(self, max_slots: int, max_step_tokens: int, kv_tokens: int | None) -> None:
+        self.engine, self.runner = make_engine(
+            max_slots=max_slots,
+            max_step_tokens=max_step_tokens,
+            kv_tokens=kv_tokens,
+            context_length=CONTEXT,
+        )
+        self.runner.before_forward = self.fail
+        self.all: list[Request] = []
+        self.spurious_failures = 0
+
+    def fail(self, rows: Sequence[Row]) -> None:
+        if any((row.tokens == POISON).any() for row in rows):
+            raise ProviderRuntimeError("poison")
+        if self.spurious_failures and len(rows) > 1:
+            self.spurious_failures -= 1
+            raise ProviderRuntimeError("spurious")
+
+    @rule(
+        target=requests,
+        size=st.integers(1, CONTEXT - 1),
+        max_tokens=st.integers(1, CONTEXT),
+        seed=st.one_of(st.none(), st.integers(0, 99)),
+        priority=st.integers(-1, 1),
+        poisoned=st.sampled_from([False, False, False, True]),
+    )
+    def add(self, size: int, max_tokens: int, seed: int | None, priority: int, poisoned: bool) -> Request:
+        prompt = np.random.default_rng(len(self.all)).integers(0, POISON, size).tolist()
+        if poisoned:
+            prompt[size // 2] = POISON
+        options = {"temperature": 0.0} if seed is None else {"seed": seed}
+        params = SamplingParams(max_tokens=max_tokens, **options)
+        request = make_request(str(len(self.all)), prompt, params, priority=priority)
+        self.all.append(request)
+        self.engine.add(request)
+        return request
+
+    @rule(request=consumes(requests))
+    def cancel(self, request: Request) -> None:
+        was_finished = request.finished
+        assert (self.engine.cancel(request.request_id) is None) == was_finished
+        assert request.finished
+        assert request.slot is None
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            before = {r.request_id: len(r.output_token_ids) for r in self.all}
+            changed = self.engine.step()
+            self.engine.check_integrity()
+            for request in self.all:
+                grown = len(request.output_token_ids) - before[request.request_id]
+                assert 0 <= grown <= 1
+                assert request in changed or not grown
+
+    @rule(count=st.integers(1, 3))
+    def fail_spuriously(self, count: int) -> None:
+        self.spurious_failures += count
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.engine.check_integrity()
+        stats = self.engine.stats()
+        assert stats.running + stats.waiting == sum(not r.finished for r in self.all)
+        held = sum(request.num_computed for request in self.all if request.slot is not None)
+        assert self.runner.held_tokens() <= stats.kv_tokens
+        assert held <= stats.kv_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        limit = 200 + sum(len(r.prompt_token_ids) + 2 * CONTEXT for r in self.all) * 4
+        for _ in range(limit):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+            self.engine.check_integrity()
+        assert not self.engine.has_work, "somebody starves"
+        assert self.runner.held_tokens() == 0, "a slot's memory leaks"
+        for request in self.all:
+            if POISON in request.prompt_token_ids:
+                assert request.finish_reason in ("error", "cancelled")
+            elif request.finish_reason == "error":
+                assert POISON in request.output_token_ids
+            elif request.finish_reason != "cancelled":
+                assert request.output_token_ids == _expected(request)
+            else:
+                count = len(request.output_token_ids)
+                assert request.output_token_ids == _expected(request)[:count]
+
+
+def _expected(request: Request) -> list[int]:
+    room = CONTEXT - len(request.prompt_token_ids)
+    return alone(request)[:room]
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -1,0 +1,60 @@
+"""The waiting queue."""
+
+from __future__ import annotations
+
+from engine_kit import make_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.waiting import WaitingQueue
+
+
+def requests(priorities: list[int]) -> list[Request]:
+    made = [make_request(str(i), [1], priority=priority) for i, priority in enumerate(priorities)]
+    for i, request in enumerate(made):
+        request.arrival_index = i
+    return made
+
+
+@given(st.lists(st.integers(-2, 2), max_size=40), st.data())
+def test_order_is_priority_then_arrival_whatever_is_removed(
+    priorities: list[int], data: st.DataObject
+) -> None:
+    made = requests(priorities)
+    queue = WaitingQueue()
+    for request in data.draw(st.permutations(made)):
+        queue.push(request)
+    gone = data.draw(st.sets(st.sampled_from(made))) if made else set()
+    for request in gone:
+        queue.remove(request)
+    served = []
+    while (head := queue.peek()) is not None:
+        assert head in queue
+        served.append(head)
+        queue.remove(head)
+    left = [request for request in made if request not in gone]
+    assert served == sorted(left, key=lambda r: (r.priority, r.arrival_index))
+    assert len(queue) == 0
+
+
+def test_removed_requests_are_not_kept_alive() -> None:
+    queue = WaitingQueue()
+    made = requests([0] * 1000)
+    for request in made:
+        queue.push(request)
+    for request in made[1:]:
+        queue.remove(request)
+    assert len(queue) == 1
+    assert len(queue._heap) < 25
+
+
+def test_a_request_pushed_again_returns_to_its_place() -> None:
+    first, second = requests([0, 0])
+    queue = WaitingQueue()
+    queue.push(second)
+    queue.push(first)
+    queue.remove(first)
+    assert queue.peek() is second
+    queue.push(first)
+    assert queue.peek() is first
