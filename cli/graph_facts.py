@@ -40,6 +40,17 @@ def parameter_count(model: ir.Model) -> int | None:
     return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)
 
 
+# Operators that read a few rows of their weights instead of all.
+LOOKUPS = frozenset({"Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding"})
+
+
+def bytes_per_step(model: ir.Model) -> int:
+    """Return how many bytes of weights a decoding step reads."""
+    values = model.graph.initializers.values()
+    read = (v for v in values if any(use.node.op_type not in LOOKUPS for use in v.uses()))
+    return sum(value.const_value.nbytes for value in read if value.const_value is not None)
+
+
 def describe_value(value: ir.Value) -> dict[str, Any]:
     """Return name, element type and shape of an input or output; a dynamic axis is a string."""
     shape = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]

@@ -51,9 +51,8 @@ def measure(engine: Engine, work: Workload, seed: int) -> Sample:
     for request in requests:
         engine.add(request)
     if requests[0].max_tokens != work.new_tokens:
-        raise UsageError(
-            f"{work.prompt_tokens} + {work.new_tokens} tokens exceed the context of {engine.max_length} tokens"
-        )
+        total = work.prompt_tokens + work.new_tokens
+        raise UsageError(f"{total} tokens a request exceed the context of {engine.max_length}")
     while not all(request.output_token_ids or request.finished for request in requests):
         engine.step()
     prefilled = time.perf_counter()

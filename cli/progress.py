@@ -40,8 +40,11 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
             bars.TaskProgressColumn(),
             bars.TimeElapsedColumn(),
         )
-        with bars.Progress(*columns, console=console) as bar:
-            yield _Bar(bar, bar.add_task(label, total=None))
+        bar = _Bar(bars.Progress(*columns, console=console), label)
+        try:
+            yield bar
+        finally:
+            bar.stop()
 
 
 class _Silence:
@@ -50,10 +53,15 @@ class _Silence:
 
 
 class _Bar:
-    def __init__(self, bar: bars.Progress, task: bars.TaskID) -> None:
-        self._bar, self._task = bar, task
+    """Appears with the first report, so that work found in the cache shows nothing."""
+
+    def __init__(self, bar: bars.Progress, label: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(label, total=None)
+        self.stop = bar.stop
 
     def __call__(self, done: int, total: int, name: str = "") -> None:
+        self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
 

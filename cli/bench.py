@@ -1,0 +1,200 @@
+"""``carryall bench``."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx_ir as ir
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..providers import get_provider
+from ..providers.base import RunnerConfig
+from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
+from ..runtime.engine.engine import Engine
+from ..runtime.errors import ProviderUnavailableError
+from ..runtime.lowering import lowered_model, with_context
+from ..runtime.model_source import resolve_model
+from . import graph_facts
+from .generation import context_option, quantize_option
+from .measure import Sample, Workload, measure, spread
+from .memory import peak_memory, reset_peak
+from .options import human_bytes, json_option, model_argument, print_json, provider_option, quiet_option
+from .progress import progress
+
+
+def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"'{value}' is no list of batch sizes such as 1,8")
+    return [int(part) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine, and what its decoding step costs."""
+
+    engine: Engine
+    seconds: float
+    weight_bytes: int
+
+
+@click.command("bench")
+@model_argument
+@provider_option
+@quantize_option
+@context_option
+@click.option(
+    "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Requests that run together."
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Timed runs, after a warm-up."
+)
+@click.option(
+    "--num-threads", type=click.IntRange(0), default=0, help="CPU threads; by default the provider chooses."
+)
+@json_option
+@quiet_option
+def command(
+    model: str,
+    provider: str,
+    quantize: str | None,
+    context_length: int | None,
+    batch: list[int],
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    num_threads: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Measure how fast a model runs here.
+
+    Random prompts go through the same engine that serves requests, several at a time. Prefill is the speed
+    of reading prompts, decode that of writing tokens. Each decoding step reads all weights and the KV cache,
+    so memory speed is its limit: the last column tells how near it comes. Figures are medians, with the
+    least and largest in brackets.
+
+    \b
+    Examples:
+        carryall bench demo
+        carryall bench qwen3 --batch 1,8,32 --prompt-tokens 512 --json
+    """
+    silent = quiet or as_json
+    config = RunnerConfig(max_slots=max(batch), context_length=context_length, num_threads=num_threads)
+    loaded = _load(model, provider, quantize, config, silent)
+    works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
+    gigabytes = memory_bandwidth(num_threads or None)
+    try:
+        results = _measure_all(loaded, works, repeats, gigabytes, silent)
+    finally:
+        loaded.engine.close()
+    document = {
+        "model": model,
+        "provider": provider,
+        "cpu": describe_machine().cpu,
+        "threads": num_threads or usable_cores(),
+        "load_seconds": round(loaded.seconds, 3),
+        "weight_bytes_per_step": loaded.weight_bytes,
+        "kv_bytes_per_token": loaded.engine.info.kv_bytes_per_token,
+        "memory_bandwidth_gb_s": round(gigabytes, 2),
+        "peak_memory_bytes": peak_memory(),
+        "results": results,
+    }
+    if as_json:
+        print_json(document)
+    else:
+        show(document)
+
+
+def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig, quiet: bool) -> Loaded:
+    target = get_provider(provider)
+    reason = target.available()
+    if reason is not None:
+        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
+    with progress("prepare", quiet=quiet) as tell:
+        files = resolve_model(model, quantize=quantize, progress=tell)
+        config = with_context(config, files)
+        path: Path = lowered_model(files, target, config, tell)
+    weight_bytes = graph_facts.bytes_per_step(ir.load(path))
+    start = time.perf_counter()
+    reset_peak()  # of exporting and lowering
+    runner = target.runner(path, config)
+    engine = Engine(runner)
+    return Loaded(engine, time.perf_counter() - start, weight_bytes)
+
+
+def _measure_all(
+    loaded: Loaded, works: Sequence[Workload], repeats: int, gigabytes: float, quiet: bool
+) -> list[dict[str, Any]]:
+    results = []
+    with progress("bench", quiet=quiet) as tell:
+        for index, work in enumerate(works):
+            samples = []
+            for repeat in range(repeats + 1):
+                gc.collect()
+                samples.append(measure(loaded.engine, work, seed=repeat))
+                tell(index * (repeats + 1) + repeat + 1, len(works) * (repeats + 1))
+            results.append(_summary(work, samples[1:], loaded, gigabytes))  # without the warm-up
+    return results
+
+
+def _summary(work: Workload, samples: Sequence[Sample], loaded: Loaded, gigabytes: float) -> dict[str, Any]:
+    decode = spread([sample.decode for sample in samples])
+    cached_tokens = work.batch * (work.prompt_tokens + work.new_tokens / 2)  # on average over the decode
+    step_bytes = loaded.weight_bytes + round(cached_tokens * loaded.engine.info.kv_bytes_per_token)
+    return {
+        **asdict(work),
+        "repeats": len(samples),
+        "prefill_tokens_per_second": spread([sample.prefill for sample in samples]),
+        "decode_tokens_per_second": decode,
+        "time_to_first_token_ms": spread([1e3 * sample.first_token for sample in samples]),
+        "bytes_per_step": step_bytes,
+        "memory_bandwidth_share": decode["median"] / work.batch * step_bytes / (gigabytes * 1e9),
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print the figures for a person."""
+    first = document["results"][0]
+    where = f"{document['provider']}, {document['threads']} threads, {document['cpu']}"
+    table = Table(
+        "batch",
+        "prefill tokens/s",
+        "first token ms",
+        "decode tokens/s",
+        "of memory speed",
+        box=None,
+        pad_edge=False,
+    )
+    for result in document["results"]:
+        names = ("prefill_tokens_per_second", "time_to_first_token_ms", "decode_tokens_per_second")
+        share = f"{100 * result['memory_bandwidth_share']:.0f} %"
+        table.add_row(str(result["batch"]), *(_with_range(result[name]) for name in names), share)
+    footer = [
+        f"a step reads {human_bytes(document['weight_bytes_per_step'])} of weights",
+        f"memory reads at {document['memory_bandwidth_gb_s']:.0f} GB/s",
+        f"loaded in {document['load_seconds']:.2f} s",
+    ]
+    if document["peak_memory_bytes"] is not None:
+        footer.append(f"peak memory {human_bytes(document['peak_memory_bytes'])}")
+    console = Console(highlight=False)
+    console.print(f"{document['model']} on {where}", markup=False)
+    console.print(f"{first['prompt_tokens']} prompt tokens, {first['new_tokens']} new tokens\n")
+    console.print(table)
+    console.print("\n" + "; ".join(footer))
+
+
+def _with_range(values: dict[str, float]) -> Text:
+    digits = 0 if values["median"] >= 100 else 1
+    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return Text(median) + Text(f" [{low}-{high}]", style="dim")

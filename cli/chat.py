@@ -1,0 +1,124 @@
+"""``carryall chat``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..runtime.errors import RequestError
+from ..runtime.llm import LLM
+from ..runtime.requests import RequestFactory
+from ..runtime.sampling_params import SamplingParams
+from . import generation
+from .options import model_argument, provider_option, quiet_option
+
+PROMPT = "> "
+
+
+@click.command("chat")
+@model_argument
+@provider_option
+@generation.quantize_option
+@generation.context_option
+@generation.sampling_options
+@click.option("--system", help="Instructions for the model, before the first message.")
+@quiet_option
+def command(
+    model: str,
+    provider: str,
+    quantize: str | None,
+    context_length: int | None,
+    system: str | None,
+    quiet: bool,
+    **sampling: Any,
+) -> None:
+    """Talk with a model.
+
+    Each line is a message; the answer appears as it is generated. Ctrl-C stops an answer, /reset forgets the
+    conversation, /exit or Ctrl-D ends it. Messages may also be piped in, one a line. The model must come with
+    a chat template; to continue plain text, use 'carryall run'.
+
+    \b
+    Examples:
+        carryall chat qwen3 --system "Answer in one sentence."
+        echo "Why is the sky blue?" | carryall chat qwen3
+    """
+    loaded = generation.open_model(model, provider, quantize, context_length, quiet=quiet)
+    params = generation.sampling_params(loaded, sampling)
+    opening = [{"role": "system", "content": system}] if system else []
+    RequestFactory(loaded).chat_prompt(
+        [*opening, {"role": "user", "content": "?"}]
+    )  # fails early without a template
+    with LLM(loaded) as llm:
+        conversation = Conversation(llm, RequestFactory(loaded), params, opening)
+        for message in _messages():
+            if message == "/reset":
+                conversation.reset()
+            else:
+                _answer(conversation, message)
+
+
+class Conversation:
+    """Messages so far, and the model that answers them."""
+
+    def __init__(
+        self, llm: LLM, requests: RequestFactory, params: SamplingParams, opening: list[dict[str, str]]
+    ) -> None:
+        self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
+        self.messages = list(opening)
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = list(self._opening)
+
+    def answer(self, message: str) -> Iterator[str]:
+        """Yield the answer piece by piece; what was said so far is remembered even if it is cut short."""
+        asked = [*self.messages, {"role": "user", "content": message}]
+        said: list[str] = []
+        try:
+            for piece, _ in generation.stream_text(
+                self._llm, self._requests.chat_prompt(asked), self._params
+            ):
+                said.append(piece)
+                yield piece
+        finally:
+            if said:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+
+
+def _answer(conversation: Conversation, message: str) -> None:
+    """Print an answer; at a terminal, neither Ctrl-C nor a message that is too long ends the conversation."""
+    try:
+        for piece in conversation.answer(message):
+            click.echo(piece, nl=False)
+        click.echo()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        click.echo()
+    except RequestError as error:
+        if not sys.stdin.isatty():
+            raise
+        click.echo(f"error: {error}", err=True)
+
+
+def _messages() -> Iterator[str]:
+    """Yield what the user writes, until the end of the input."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    import readline  # noqa: F401 -- gives input() its line editing
+
+    while True:
+        try:
+            message = input(PROMPT).strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if message == "/exit":
+            return
+        if message:
+            yield message

@@ -1,0 +1,114 @@
+"""What ``run`` and ``chat`` share: loading a model, sampling options, writing text as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from ..graph_opt.quantize.methods import METHODS
+from ..runtime.errors import ProviderRuntimeError
+from ..runtime.llm import LLM
+from ..runtime.loading import LoadedModel, load_model
+from ..runtime.outputs import RequestOutput
+from ..runtime.sampling_params import SamplingParams
+from .progress import progress
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+quantize_option = click.option(
+    "--quantize", type=click.Choice(list(METHODS)), help="Quantize first, in the cache."
+)
+context_option = click.option(
+    "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
+)
+_SAMPLING = (
+    click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
+    click.option(
+        "--temperature", type=float, help="0 takes the likeliest token.  [default: the checkpoint's, or 0]"
+    ),
+    click.option("--top-p", type=float, help="Sample from the likeliest tokens with this total probability."),
+    click.option("--top-k", type=int, help="Sample from this many of the likeliest tokens."),
+    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
+    click.option("--repetition-penalty", type=float, help="Above 1, repeats become less likely."),
+    click.option("--seed", type=int, help="Makes sampling reproducible."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
+)
+
+
+def sampling_options(function: Decorated) -> Decorated:
+    """Add the options of ``SamplingParams`` that a command line needs."""
+    for option in reversed(_SAMPLING):
+        function = option(function)
+    return function
+
+
+def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams:
+    """Return the checkpoint's own options (greedy if it states none), changed by those that were given.
+
+    Raises:
+        InvalidSamplingError: an option is out of range.
+    """
+    own = model.defaults.sampling or {"temperature": 0.0}
+    return SamplingParams.from_dict(
+        {**own, **{name: value for name, value in given.items() if value is not None}}
+    )
+
+
+def open_model(
+    name: str,
+    provider: str,
+    quantize: str | None,
+    context_length: int | None = None,
+    *,
+    slots: int = 1,
+    quiet: bool = False,
+) -> LoadedModel:
+    """Load a model; preparing it for the provider shows progress."""
+    with progress("prepare", quiet=quiet) as tell:
+        return load_model(
+            name,
+            provider=provider,
+            quantize=quantize,
+            context_length=context_length,
+            max_slots=slots,
+            progress=tell,
+        )
+
+
+def stream_text(
+    llm: LLM, prompt: str | Sequence[int], params: SamplingParams
+) -> Iterator[tuple[str, RequestOutput]]:
+    """Yield each new piece of text, with the state of the whole.
+
+    Raises:
+        ProviderRuntimeError: the run failed.
+    """
+    written = 0
+    for output in llm.stream(prompt, params):
+        if output.error is not None:
+            raise ProviderRuntimeError(output.error)
+        text = output.outputs[0].text
+        yield text[written:], output
+        written = len(text)
+
+
+def speed(output: RequestOutput) -> dict[str, float]:
+    """Return seconds to the first token and, after it, tokens per second."""
+    metrics, tokens = output.metrics, len(output.outputs[0].token_ids)
+    if metrics is None or metrics.first_token is None:
+        return {"time_to_first_token": 0.0, "tokens_per_second": 0.0}
+    elapsed = (metrics.finished or time.monotonic()) - metrics.first_token
+    rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
+    return {"time_to_first_token": metrics.first_token - metrics.arrival, "tokens_per_second": rate}
+
+
+def speed_line(output: RequestOutput) -> str:
+    """Return tokens and speed in words."""
+    found = speed(output)
+    return (
+        f"{len(output.outputs[0].token_ids)} tokens, {found['tokens_per_second']:.1f} tokens/s, "
+        f"first after {found['time_to_first_token'] * 1e3:.0f} ms"
+    )
