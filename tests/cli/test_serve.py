@@ -1,0 +1,92 @@
+"""``carryall serve`` as a process: ready line, a real client, signals, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from carryall import LLM, SamplingParams
+from carryall.cli import carryall
+from carryall.proto import carryall_pb2 as pb
+from carryall.proto import carryall_pb2_grpc
+
+PROMPT, TOKENS = "def fibonacci(n):", 200
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@contextmanager
+def service(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "carryall", "serve", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_embedded_model_streams_and_sigterm_drains() -> None:
+    with service("demo", "--grpc-port", "0", "--json", "--max-slots", "2") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert (ready["event"], ready["model"], ready["provider"]) == ("ready", "demo", "cpu")
+        with grpc.insecure_channel(ready["grpc"]) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+            stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+            sampling = pb.SamplingOptions(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+            stream = stub.Generate(pb.GenerateRequest(text=PROMPT, sampling=sampling), timeout=60)
+            messages = [next(stream)]
+            process.send_signal(signal.SIGTERM)
+            messages += stream
+        assert process.wait(timeout=30) == 0
+    assert messages[-1].usage.completion_tokens == TOKENS  # drained, not cut short
+    assert len(messages) > 10
+    with LLM("demo", max_slots=2) as llm:
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+        expected = llm.generate(PROMPT, params)[0].outputs[0]
+    assert "".join(message.text_delta for message in messages) == expected.text
+    assert [token for message in messages for token in message.token_ids] == expected.token_ids
+
+
+def test_a_taken_port_is_one_line_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(carryall, ["serve", "no-such-model", "--grpc-port", str(port)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_a_model_that_is_not_there_is_one_line() -> None:
+    result = CliRunner().invoke(carryall, ["serve", "no-such-model", "--grpc-port", "0"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no-such-model" in result.stderr
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("carryall.runtime.service.", "carryall.proto."))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    result = CliRunner().invoke(carryall, ["serve", "demo"])
+    assert result.exit_code == 2
+    assert "pip install 'carryall[service]'" in result.stderr
