@@ -28,6 +28,7 @@ def pre_norm_decoder(
     Returns:
         Logits [batch, sequence, vocab].
     """
+    net.checkpoint.ignore("rotary_emb.inv_freq")  # a table that old versions stored
     x = embedding(net, "model.embed_tokens")
     for layer in range(net.config.num_layers):
         with net.scope(f"model.layers.{layer}"):
@@ -49,6 +50,7 @@ def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = 
     c = net.config
     if not c.tie_word_embeddings:
         return softcap(net, linear(net, head_name, x, c.hidden_size, c.vocab_size), c.final_softcap)
+    net.checkpoint.ignore(f"{head_name}.weight")  # some checkpoints hold it twice
     with net.scope(embedding_name):
         weight = net.weight("weight", c.vocab_size, c.hidden_size)
     with net.scope(head_name):

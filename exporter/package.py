@@ -283,6 +283,9 @@ def _read_record(path: Path) -> PackageRecord:
     missing = {field.name for field in fields(PackageRecord)} - content.keys()
     if missing:
         raise PackageError(f"{path} lacks {', '.join(sorted(missing))}; export the model again")
+    for name, kind in (("eos_token_ids", list), ("passes", list), ("files", dict), ("context_length", int)):
+        if not isinstance(content[name], kind):
+            raise PackageError(f"{path} is damaged: '{name}' is {content[name]!r}")
     content["eos_token_ids"], content["passes"] = tuple(content["eos_token_ids"]), tuple(content["passes"])
     return PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})
 

@@ -71,8 +71,12 @@ class _MappedFile:
                 )
                 for name, info in header.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"{self.path} is no safetensors file: its header is damaged") from error
+        if any(
+            not 0 <= entry.begin <= entry.end or min(entry.shape, default=0) < 0 for entry in entries.values()
+        ):
+            raise CheckpointError(f"{self.path} is no safetensors file: its header is damaged")
         if any(entry.end > len(self._map) - self._data_start for entry in entries.values()):
             raise self._truncated()
         return entries

@@ -33,7 +33,7 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     """What transformers makes of the prompt, greedily and with its cache.
 
     Returns:
-        ``prompt_logits`` [2, prompt, columns], ``step_logits`` [2, steps, columns], ``tokens`` [2, NEW_TOKENS];
+        ``prompt_logits`` [2, prompt, columns], ``step_logits`` [2, steps, columns], ``tokens`` [2, new];
         ``margin`` [] is the smallest lead a token had.
     """
     import torch

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS, PAD = 256, 257, 258
@@ -115,6 +115,21 @@ def write_tiny(
     )
     save_file(random_weights(config, seed, dtype), folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder)
+    return folder
+
+
+def write_sharded(model_type: str, folder: Path, **overrides: Any) -> Path:
+    """``write_tiny`` with the weights in two files and an index."""
+    write_tiny(model_type, folder, **overrides)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for shard, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-0000{shard}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     return folder
 
 
