@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from ..exporter.config import context_lengths, read_config
 from ..exporter.demo import NAMES, demo_path
 from ..exporter.export import export_package
+from ..exporter.hub import download, is_hub_id
 from ..exporter.package import Package, Progress, fingerprint, write_package
 from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.blockwise import BlockFormat
-from ..graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
+from ..graph_opt.quantize.methods import Quantization, quantization
 from .cache import cache_key, cached_folder
 from .errors import GraphError, ModelNotFoundError, UsageError
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _LOWERED_INPUT = "seqlens_k"
-
-_FORMATS = {
-    "int4": BlockFormat(bits=4, block_size=128),
-    "int8": BlockFormat(bits=8, block_size=128),
-}
 
 
 @dataclass(frozen=True)
@@ -84,23 +77,27 @@ def resolve_model(
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
-    if quantize is not None and quantize not in _FORMATS:
-        raise UsageError(f"unknown quantization '{quantize}'; known: {', '.join(_FORMATS)}")
-    path = _locate(str(model), progress)
+    method = None if quantize is None else quantization(quantize)
+    path = locate_model(model)
     if path.is_file():
-        if quantize is not None:
+        if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
-    if Package.is_package(path):
-        package = Package.open(path)
-        return _package_files(
-            str(model), package if quantize is None else _quantized(package, quantize, progress)
-        )
-    return _package_files(str(model), _exported(path, quantize, progress))
+    if not Package.is_package(path):
+        return _package_files(str(model), _exported(path, method, progress))
+    package = Package.open(path)
+    return _package_files(str(model), package if method is None else _quantized(package, method, progress))
 
 
-def _locate(name: str, progress: Progress | None) -> Path:
-    path = Path(name).expanduser()
+def locate_model(model: str | Path) -> Path:
+    """The folder or ONNX file that MODEL names, fetched if it is a hub id.
+
+    Raises:
+        ModelNotFoundError: there is nothing of that name.
+        UsageError: it is of a kind that is not supported.
+        MissingExtraError: it is a hub id, and huggingface_hub is not installed.
+    """
+    name, path = str(model), Path(model).expanduser()
     if path.suffix.lower() == ".gguf":
         raise UsageError(f"{name}: GGUF files are not supported yet; take the model's safetensors checkpoint")
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
@@ -111,68 +108,54 @@ def _locate(name: str, progress: Progress | None) -> Path:
         return path
     if name == "demo" or name in NAMES:
         return demo_path(NAMES[0] if name == "demo" else name)
-    if _HUB_ID.fullmatch(name):
-        return _download(name)
+    if is_hub_id(name):
+        return download(name)
     raise ModelNotFoundError(
         f"no model '{name}'; give a package, a checkpoint folder, an .onnx file, a hub id or 'demo'"
     )
 
 
-def _download(hub_id: str) -> Path:
-    from ..exporter.hub import download  # needs an extra
-
-    return download(hub_id)
-
-
-def _exported(source: Path, quantize: str | None, progress: Progress | None) -> Package:
+def _exported(source: Path, method: Quantization | None, progress: Progress | None) -> Package:
     """The package of a checkpoint folder, from the cache if it was exported before."""
-    pass_ = _quantizer(quantize)
 
     def build(folder: Path) -> None:
         export_package(
             source,
             folder / source.name,
-            transform=None if pass_ is None else lambda model: run(model, [pass_])[0],
-            quantization=_record(quantize),
-            passes=() if pass_ is None else (pass_name(pass_),),
+            transform=None if method is None else lambda model: run(model, [method.quantizer()])[0],
+            quantization=None if method is None else method.record(),
+            passes=() if method is None else (pass_name(method.quantizer()),),
             progress=progress,
         )
 
-    key = cache_key(source=fingerprint(source), path=str(source.resolve()), quantize=_record(quantize))
-    return Package.open(cached_folder("packages", key, build) / source.name)
+    return _cached(source, fingerprint(source), method, build)
 
 
-def _quantized(package: Package, quantize: str, progress: Progress | None) -> Package:
+def _quantized(package: Package, method: Quantization, progress: Progress | None) -> Package:
     """A quantized copy of a package, from the cache if it was made before."""
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is quantized already: {package.record.quantization}")
-    pass_ = _quantizer(quantize)
-    assert pass_ is not None  # noqa: S101 -- quantize is not None
 
     def build(folder: Path) -> None:
-        model, _ = run(package.load(), [pass_])
+        quantizer = method.quantizer()
         write_package(
-            model,
+            run(package.load(), [quantizer])[0],
             package.path,
             folder / package.path.name,
-            quantization=_record(quantize),
-            passes=(*package.record.passes, pass_name(pass_)),
+            quantization=method.record(),
+            passes=(*package.record.passes, pass_name(quantizer)),
             progress=progress,
         )
 
-    key = cache_key(source=package.content_hash, path=str(package.path.resolve()), quantize=_record(quantize))
-    return Package.open(cached_folder("packages", key, build) / package.path.name)
+    return _cached(package.path, package.content_hash, method, build)
 
 
-def _quantizer(quantize: str | None) -> WeightOnlyQuantizationPass | None:
-    return None if quantize is None else WeightOnlyQuantizationPass(_FORMATS[quantize])
-
-
-def _record(quantize: str | None) -> dict[str, Any] | None:
-    if quantize is None:
-        return None
-    form = _FORMATS[quantize]
-    return {"method": quantize, "bits": form.bits, "block_size": form.block_size, "symmetric": form.symmetric}
+def _cached(
+    source: Path, content: str, method: Quantization | None, build: Callable[[Path], None]
+) -> Package:
+    record = None if method is None else method.record()
+    key = cache_key(path=str(source.resolve()), content=content, quantization=record)
+    return Package.open(cached_folder("packages", key, build) / source.name)
 
 
 def _package_files(name: str, package: Package) -> ModelFiles:
