@@ -124,7 +124,7 @@ def write_sharded(model_type: str, folder: Path, **overrides: Any) -> Path:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard, part in enumerate((names[::2], names[1::2]), start=1):
         file = f"model-0000{shard}-of-00002.safetensors"
         save_file({name: tensors[name] for name in part}, folder / file)
