@@ -1,0 +1,183 @@
+"""Chat templates: what Hugging Face's can do, and what a malicious one cannot."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carryall.runtime.chat_template import ChatTemplate
+from carryall.runtime.errors import ChatTemplateError
+
+MESSAGES = [{"role": "user", "content": "2 < 3 & é"}, {"role": "assistant", "content": "yes"}]
+
+
+def render(source: str, **options: Any) -> str:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"}).render(MESSAGES, **options)
+
+
+def test_messages_special_tokens_and_generation_prompt() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}"
+        "{{ '\n' if not loop.last }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert render(source) == "<s>[user]2 < 3 & é\n[assistant]yes[assistant]"
+    assert render(source, add_generation_prompt=False).endswith("yes")
+
+
+def test_blocks_are_trimmed_as_hugging_face_does() -> None:
+    assert (
+        render("{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}")
+        == "user\n"
+    )
+
+
+def test_loop_controls_namespace_and_generation_tag() -> None:
+    source = (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}"
+        "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}{{ ns.n }}"
+    )
+    assert render(source) == "user1"
+
+
+def test_tojson_escapes_nothing_and_tools_are_passed() -> None:
+    tools = [{"type": "function", "function": {"name": "f<é>"}}]
+    assert render("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
+    assert render("{{ tools[0] | tojson(indent=2) }}", tools=tools).startswith('{\n  "type"')
+    assert render("{{ tools is none }}") == "True"
+
+
+def test_dates_and_extra_variables() -> None:
+    assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+
+
+def test_a_template_s_own_refusal_is_reported() -> None:
+    with pytest.raises(ChatTemplateError, match="refuses this conversation: no system messages"):
+        render("{{ raise_exception('no system messages') }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for m in %}", "broken in line 1"),
+        ("{{ messages[0].content.x.y }}", "refuses this conversation"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages | map('nope') | list }}", "No filter named"),
+    ],
+)
+def test_broken_templates(source: str, words: str) -> None:
+    with pytest.raises(ChatTemplateError, match=words):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['os'] }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ ('{0.__class__.__mro__}').format(1) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(10**12) %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ [1] * 10**10 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 9999999999) }}",
+        "{{ 'a'.zfill(10**10) }}",
+        "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 10**4 }}{% endfor %}",
+    ],
+)
+def test_malicious_templates_are_refused_soon(source: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ChatTemplateError):
+        render(source)
+    assert time.perf_counter() - began < 20
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(1) }}"])
+def test_python_s_inside_is_not_shown(source: str) -> None:
+    assert render(source) == ""
+
+
+def test_the_loop_budget_is_per_rendering() -> None:
+    template = ChatTemplate({"default": "{% for i in range(90000) %}{% endfor %}done"}, {})
+    for _ in range(15):
+        assert template.render(MESSAGES) == "done"
+
+
+def test_renderings_in_several_threads_do_not_disturb_each_other() -> None:
+    template = ChatTemplate({"default": "{% for i in range(300) %}{{ x }}{% endfor %}"}, {})
+    results: dict[int, str] = {}
+
+    def work(i: int) -> None:
+        results[i] = template.render(MESSAGES, x=i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: str(i) * 300 for i in range(8)}
+
+
+def test_huge_sources_are_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="characters, more than"):
+        render("a" * 1_000_001)
+
+
+def test_a_missing_template_says_what_to_do() -> None:
+    with pytest.raises(ChatTemplateError, match=r"no chat template.*chat_template="):
+        ChatTemplate({}, {}).render(MESSAGES)
+    with pytest.raises(ChatTemplateError, match=r"no chat template; choose one of \['rag'\]"):
+        ChatTemplate({"rag": "x"}, {}).render(MESSAGES)
+    with pytest.raises(ChatTemplateError, match=r"no chat template 'nope'; there are: \['rag'\]"):
+        ChatTemplate({"rag": "x"}, {}).render(MESSAGES, template="nope")
+
+
+def test_a_message_must_have_a_role() -> None:
+    with pytest.raises(ChatTemplateError, match="a message is an object with 'role'"):
+        ChatTemplate({"default": "x"}, {}).render([{"content": "hi"}])
+
+
+def test_named_templates() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "tools", "rag": "rag"}, {})
+    assert template.render(MESSAGES) == "plain"
+    assert template.render(MESSAGES, tools=[{"name": "f"}]) == "tools"
+    assert template.render(MESSAGES, template="rag") == "rag"
+    assert template.render(MESSAGES, template="{{ messages | length }}") == "2"
+
+
+def write(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_files_in_order_of_precedence(tmp_path: Path) -> None:
+    assert ChatTemplate.from_folder(tmp_path, {}).names == []
+    write(tmp_path / "tokenizer_config.json", {"chat_template": "config"})
+    assert ChatTemplate.from_folder(tmp_path, {}).render(MESSAGES) == "config"
+    listed = [{"name": "default", "template": "listed"}, {"name": "rag", "template": "r"}]
+    write(tmp_path / "tokenizer_config.json", {"chat_template": listed})
+    assert ChatTemplate.from_folder(tmp_path, {}).render(MESSAGES) == "listed"
+    write(tmp_path / "chat_template.json", {"chat_template": "json"})
+    assert ChatTemplate.from_folder(tmp_path, {}).render(MESSAGES) == "json"
+    write(tmp_path / "chat_template.jinja", "jinja")
+    write(tmp_path / "additional_chat_templates" / "tool_use.jinja", "extra")
+    template = ChatTemplate.from_folder(tmp_path, {})
+    assert template.render(MESSAGES) == "jinja"
+    assert template.names == ["default", "rag", "tool_use"]
