@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 from ..engine.async_llm import AsyncLLM
-from ..errors import ServiceUnavailableError
+from ..errors import EngineClosedError, ServiceUnavailableError
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel
@@ -22,6 +22,7 @@ class LLMHandler:
     def __init__(self) -> None:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
+        self.engine_lost = asyncio.Event()  # set once a request has met a dead engine
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -60,7 +61,7 @@ class LLMHandler:
         with self._in_progress() as llm:
             prompt = request.prompt
             if isinstance(prompt, Conversation):
-                prompt = llm.render_chat(prompt.messages)
+                prompt = await asyncio.to_thread(llm.render_chat, prompt.messages)
             outputs = llm.generate(prompt, request.params, request.request_id, request.priority)
             tracker = DeltaTracker()
             async with aclosing(outputs):
@@ -85,6 +86,9 @@ class LLMHandler:
         self._idle.clear()
         try:
             yield self.model.llm
+        except EngineClosedError:
+            self.engine_lost.set()
+            raise
         finally:
             self._active -= 1
             if not self._active:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from ..errors import EngineClosedError
 from .config import ServerConfig
 from .grpc_server import GrpcServer
 from .handler import LLMHandler
@@ -38,6 +39,7 @@ async def serve(
     Raises:
         UsageError: the address cannot be bound.
         CarryallError: the model cannot be loaded.
+        EngineClosedError: the engine died.
     """
     handler = LLMHandler()
     server = GrpcServer(handler, config)
@@ -50,7 +52,9 @@ async def serve(
                 handler.ready(model)
                 await server.set_serving()
                 on_ready(address)
-                await stop.wait()
+                lost = asyncio.create_task(handler.engine_lost.wait())
+                if await _unless(stop, lost):
+                    raise EngineClosedError("the engine stopped working; the service ends")
     finally:
         drained = await server.stop()
         if model is not None:
@@ -82,14 +86,15 @@ def _stop_signal() -> Iterator[asyncio.Event]:
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
-    """Return the work's result, or None if ``stop`` is set before."""
+    """Return the work's result, or None if ``stop`` is set before; the work is not waited for then."""
     stopping = asyncio.create_task(stop.wait())
     try:
         pending: set[asyncio.Future[Any]] = {stopping, work}
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
     finally:
         stopping.cancel()
-    return work.result() if work.done() else None
+        work.cancel()
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

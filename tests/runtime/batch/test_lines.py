@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.runtime.batch import lines as module
@@ -135,6 +135,7 @@ bodies = st.dictionaries(
 records = st.dictionaries(names, json_values | st.sampled_from(list(ENDPOINTS)) | bodies)
 
 
+@settings(deadline=None)
 @given(
     st.one_of(
         st.binary(),
@@ -150,6 +151,7 @@ def test_any_bytes_give_a_request_or_a_reason(data: bytes) -> None:
         assert line.custom_id
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(min_size=1))
 def test_text_survives(prompt: str, custom_id: str) -> None:
     for escaped in (True, False):

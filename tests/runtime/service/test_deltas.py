@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.runtime.errors import ProviderRuntimeError, RequestCancelled
@@ -36,6 +36,7 @@ async def stream(deltas: list[Delta]) -> AsyncGenerator[Delta, None]:
         yield delta
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, len(TEXT)))))
 def test_deltas_concatenate_to_the_whole(cuts: list[tuple[int, int]]) -> None:
     tokens, characters = (sorted(values) for values in ([cut[0] for cut in cuts], [cut[1] for cut in cuts]))

@@ -60,12 +60,29 @@ def test_concurrent_streams_do_not_touch_each_other() -> None:
     asyncio.run(scenario())
 
 
+def test_a_chat_is_written_by_the_template() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    chat = pb.GenerateRequest(chat={"messages": turns}, sampling=options)
+
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(llm) as served:
+            rendered = llm.tokenizer.encode("[user]Hi[assistant]Ho", add_special_tokens=False)
+            tokens = pb.GenerateRequest(token_ids={"ids": rendered}, sampling=options)
+            assert joined(await read(served.stub.Generate(chat))) == joined(
+                await read(served.stub.Generate(tokens))
+            )
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
         (pb.GenerateRequest(), "no prompt"),
         (ask(top_p=2), "top_p must be in"),
         (pb.GenerateRequest(token_ids={"ids": []}), "prompt is empty"),
+        (pb.GenerateRequest(chat={"messages": []}), "prompt is empty"),
         (pb.GenerateRequest(token_ids={"ids": [10**6]}), "outside the vocabulary"),
         (pb.GenerateRequest(token_ids={"ids": [1] * 5000}), "5000 tokens"),
     ],

@@ -8,12 +8,12 @@ import threading
 
 import grpc
 import pytest
-from grpc_serving import INFO, read
+from grpc_serving import INFO, code_of, read
 from null_llm import null_llm
 
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
-from carryall.runtime.errors import PackageError, UsageError
+from carryall.runtime.errors import EngineClosedError, PackageError, UsageError
 from carryall.runtime.service.config import ServerConfig
 from carryall.runtime.service.serve import serve
 from carryall.runtime.service.served_model import ServedModel
@@ -94,6 +94,25 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
 
     with pytest.raises(PackageError, match="cut off"):
         asyncio.run(serve(load, CONFIG, never))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the engine's traceback
+def test_a_dead_engine_ends_the_service() -> None:
+    def die(rows: object) -> None:
+        raise MemoryError("not a fault that the engine knows")
+
+    async def scenario() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with null_llm(before_forward=die) as llm:
+            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
+            async with grpc.aio.insecure_channel(await ready) as channel:
+                stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+                code, details = await code_of(read(stub.Generate(pb.GenerateRequest(text="x"))))
+                assert (code, "MemoryError" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
+                with pytest.raises(EngineClosedError):
+                    await asyncio.wait_for(service, 10)
+
+    asyncio.run(scenario())
 
 
 def test_a_taken_port_is_known_before_loading() -> None:
