@@ -91,9 +91,9 @@ def command(
     """
     silent = quiet or as_json
     config = RunnerConfig(max_slots=max(batch), context_length=context_length, num_threads=num_threads)
+    gigabytes = memory_bandwidth(num_threads or None)
     loaded = _load(model, provider, quantize, config, silent)
     works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
-    gigabytes = memory_bandwidth(num_threads or None)
     try:
         results = _measure_all(loaded, works, repeats, gigabytes, silent)
     finally:

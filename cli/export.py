@@ -14,8 +14,8 @@ from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import METHODS, quantization
 from ..runtime.errors import UsageError
+from ..runtime.model_source import locate_model
 from . import graph_facts
-from .models import model_path
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
 
@@ -45,7 +45,7 @@ def command(source: str, out: Path, quantize: str, as_json: bool, quiet: bool) -
         carryall export ./Qwen3-0.6B qwen3
         carryall export ./Qwen3-0.6B qwen3-int4 --quantize int4
     """
-    path = model_path(source)
+    path = locate_model(source)
     if path.is_file() or Package.is_package(path):
         raise UsageError(f"{source} is exported already; see 'carryall quantize' and 'carryall optimize'")
     chosen = None if quantize == "none" else quantization(quantize)

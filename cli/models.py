@@ -1,4 +1,4 @@
-"""What a MODEL on the command line means where a graph is wanted."""
+"""From a MODEL on the command line to its graph."""
 
 from __future__ import annotations
 
@@ -7,26 +7,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ..exporter.config import context_lengths, read_config
-from ..exporter.demo import NAMES, demo_path
 from ..exporter.export import export_model
 from ..exporter.package import DATA_FILE, MODEL_FILE, Package
-from ..runtime.errors import GraphError, ModelNotFoundError
-
-
-def model_path(name: str) -> Path:
-    """Return the file or folder that MODEL names.
-
-    Raises:
-        ModelNotFoundError: it names none.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    if name == "demo" or name in NAMES:
-        return demo_path("pycoder" if name == "demo" else name)
-    raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, an ONNX file, or 'demo'"
-    )
+from ..runtime.errors import GraphError
+from ..runtime.model_source import locate_model
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:
@@ -36,7 +20,7 @@ def load_graph(name: str) -> tuple[ir.Model, Package | None]:
         ModelNotFoundError: no such model.
         GraphError: an ONNX file cannot be read.
     """
-    path = model_path(name)
+    path = locate_model(name)
     if path.is_file():
         return load_onnx(path), None
     if Package.is_package(path):
@@ -59,7 +43,7 @@ def graph_file(name: str, scratch: Path) -> Path:
     Raises:
         ModelNotFoundError: no such model.
     """
-    path = model_path(name)
+    path = locate_model(name)
     if path.is_file():
         return path
     if Package.is_package(path):
@@ -71,7 +55,7 @@ def graph_file(name: str, scratch: Path) -> Path:
 
 def default_context_length(name: str, model: ir.Model) -> int | None:
     """Return how long a sequence may be unless asked otherwise; None if neither graph nor files tell."""
-    path = model_path(name)
+    path = locate_model(name)
     if Package.is_package(path):
         return Package.open(path).record.default_context_length
     if path.is_dir():

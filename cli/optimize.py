@@ -15,7 +15,8 @@ from ..graph_opt.verify import Comparison
 from ..providers import get_provider, provider_names
 from ..providers.base import RunnerConfig
 from ..runtime.errors import UsageError, VerificationError
-from .models import default_context_length, graph_file, load_graph, model_path
+from ..runtime.model_source import locate_model
+from .models import default_context_length, graph_file, load_graph
 from .options import json_option, quiet_option
 from .progress import progress
 from .verify import compare_files, describe, too_different
@@ -77,7 +78,7 @@ def command(
     found = _verify(source, graph, max_kl) if verify else None
     names = tuple(one.name for one in report.passes)
     with progress("write", quiet=quiet or as_json) as tell:
-        write_graph(graph, model_path(source), out, passes=names, progress=tell)
+        write_graph(graph, locate_model(source), out, passes=names, progress=tell)
     if report_file is not None:
         report_file.write_text(report.to_json() + "\n", encoding="utf-8")
     if as_json:

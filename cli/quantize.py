@@ -11,8 +11,9 @@ import click
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import METHODS, quantization
 from ..runtime.errors import UsageError
+from ..runtime.model_source import locate_model
 from . import graph_facts
-from .models import load_graph, model_path
+from .models import load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
 from .write_graph import write_graph
@@ -59,7 +60,9 @@ def command(
     after = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     names = tuple(one.name for one in report.passes)
     with progress("quantize", quiet=quiet or as_json) as tell:
-        write_graph(model, model_path(source), out, passes=names, quantization=chosen.record(), progress=tell)
+        write_graph(
+            model, locate_model(source), out, passes=names, quantization=chosen.record(), progress=tell
+        )
     refused = [refusal for _, refusal in report.refusals]
     if as_json:
         print_json(

@@ -16,7 +16,8 @@ from ..exporter.package import TOKENIZER_FILE
 from ..exporter.signature import DecoderSignature
 from ..graph_opt.verify import Comparison, compare
 from ..runtime.errors import UsageError, VerificationError
-from .models import graph_file, model_path
+from ..runtime.model_source import locate_model
+from .models import graph_file
 from .options import json_option, print_json
 
 PROMPT_TOKENS = 32
@@ -43,7 +44,7 @@ def command(a: str, b: str, prompt: str | None, steps: int, max_kl: float, as_js
         carryall verify demo demo-cpu
         carryall verify demo demo-int4 --max-kl 0.5 --prompt "def main():"
     """
-    tokens = None if prompt is None else _tokenize(model_path(a), prompt)
+    tokens = None if prompt is None else _tokenize(locate_model(a), prompt)
     with tempfile.TemporaryDirectory() as scratch:
         first, second = graph_file(a, Path(scratch, "a")), graph_file(b, Path(scratch, "b"))
         found = compare_files(first, second, tokens, steps=steps)

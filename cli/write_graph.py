@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..exporter.package import DATA_FILE, MODEL_FILE, Package, Progress, new_folder, write_package
-from ..runtime.errors import OutputExistsError
+from ..exporter.package import Package, Progress, write_package
+from ..runtime.errors import OutputExistsError, UsageError
 
 
 def write_graph(
@@ -26,19 +26,19 @@ def write_graph(
     Args:
         model: the graph.
         source: what it was made from: a package, a checkpoint folder, or an ONNX file.
-        out: a new folder, or an ONNX file if it ends in ``.onnx``.
+        out: a new folder, or a new ONNX file if it ends in ``.onnx``.
         passes: names of the passes applied, for a package's record.
         quantization: how the weights were quantized now; None if they were not.
         progress: told about every tensor written into a package.
 
     Raises:
         OutputExistsError: ``out`` exists.
+        UsageError: ``source`` is an ONNX file and ``out`` is none.
     """
     if out.suffix == ".onnx":
         _write_file(model, out)
     elif source.is_file():
-        with new_folder(out) as folder:
-            ir.save(model, folder / MODEL_FILE, external_data=DATA_FILE)
+        raise UsageError(f"{source} is an ONNX file, so the result is one too: call it {out}.onnx")
     else:
         record = Package.open(source).record if Package.is_package(source) else None
         write_package(

@@ -1,0 +1,113 @@
+"""``carryall demo``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.columns import Columns
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ..runtime.llm import LLM
+from ..runtime.outputs import RequestOutput
+from ..runtime.sampling_params import SamplingParams
+from .demo_steps import Step, travel
+from .generation import open_model, speed, stream_text
+from .options import human_bytes, json_option, print_json
+
+PROMPT = 'def read_lines(path):\n    """'
+PARAMS = SamplingParams(max_tokens=160, temperature=0.5, top_p=0.95, repetition_penalty=1.05, seed=1)
+OPERATORS_SHOWN = 9
+
+
+@click.command("demo")
+@click.option("--prompt", default=PROMPT, help="What the model continues; it has learned Python.")
+@json_option
+def command(prompt: str, as_json: bool) -> None:
+    """Take the embedded model all the way: export, quantize to int4, optimize for the CPU, generate.
+
+    It takes a few seconds, needs no network, and works in a temporary folder that is deleted afterwards. The
+    same steps for a checkpoint of yours: 'carryall export', 'quantize', 'optimize', 'run'.
+
+    \b
+    Example:
+        carryall demo
+    """
+    console = Console(highlight=False, quiet=as_json)
+    with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
+        steps = travel(Path(folder), quiet=as_json)
+        _show_steps(console, steps)
+        loaded = open_model(str(steps[-1].package), "cpu", None, quiet=True)
+        with LLM(loaded) as llm:
+            output = _write(console, llm, prompt)
+    if as_json:
+        print_json(_document(steps, prompt, output))
+
+
+def _show_steps(console: Console, steps: Sequence[Step]) -> None:
+    journey = Table(
+        "step", "result", "nodes", "weights", "seconds", box=None, pad_edge=False, header_style="dim"
+    )
+    for step in steps:
+        size = human_bytes(step.weight_bytes)
+        journey.add_row(step.name, step.result, str(step.nodes), size, f"{step.seconds:.1f}")
+    console.print(Padding(journey, (1, 0)))
+    before, after = steps[0], steps[-1]
+    graphs = [
+        _operators(before, f"before: {before.nodes} nodes"),
+        _operators(after, f"after: {after.nodes} nodes"),
+    ]
+    console.print(Padding(Columns(graphs, padding=(0, 6)), (0, 0, 1, 0)))
+
+
+def _operators(step: Step, title: str) -> Table:
+    """Return the most frequent operators as bars."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+    )
+    top = list(step.operators.items())[:OPERATORS_SHOWN]
+    for name, count in top:
+        table.add_row(name.split("::")[-1], Text("█" * max(1, round(count / 4)) + f" {count}", style="cyan"))
+    rest = step.nodes - sum(count for _, count in top)
+    table.add_row(f"{len(step.operators) - len(top)} others", Text(f"{rest}", style="dim"))
+    return table
+
+
+def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
+    """Print the text while it is generated, then the speed."""
+    llm.generate(prompt, SamplingParams(max_tokens=8))  # the first run of a process is slower
+    console.print(Rule("the model writes"))
+    console.print(Text(prompt, style="bold"), end="")
+    for piece, state in stream_text(llm, prompt, PARAMS):
+        console.out(piece, end="")
+        output = state
+    found, count = speed(output), len(output.outputs[0].token_ids)
+    console.print("\n", Rule(), sep="")
+    wait = f"the first after {1e3 * found['time_to_first_token']:.0f} ms"
+    console.print(
+        f"[bold green]{found['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
+    )
+    return output
+
+
+def _document(steps: Sequence[Step], prompt: str, output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": output.outputs[0].text,
+        "tokens": len(output.outputs[0].token_ids),
+        **{name: round(value, 4) for name, value in speed(output).items()},
+        "nodes_before": steps[0].nodes,
+        "nodes_after": steps[-1].nodes,
+        "operators_before": steps[0].operators,
+        "operators_after": steps[-1].operators,
+        "weight_bytes_before": steps[0].weight_bytes,
+        "weight_bytes_after": steps[-1].weight_bytes,
+        "seconds": {step.name: round(step.seconds, 3) for step in steps},
+    }
