@@ -30,15 +30,14 @@ def test_messages_special_tokens_and_generation_prompt() -> None:
 
 
 def test_blocks_are_trimmed_as_hugging_face_does() -> None:
-    assert (
-        render("{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}")
-        == "user\n"
-    )
+    source = "{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}"
+    assert render(source) == "user\n"
 
 
 def test_loop_controls_namespace_and_generation_tag() -> None:
     source = (
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}"
+    source = "{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}"
+    assert render(source) == "user\n"
         "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}{{ ns.n }}"
     )
     assert render(source) == "user1"
