@@ -36,8 +36,7 @@ def test_blocks_are_trimmed_as_hugging_face_does() -> None:
 
 def test_loop_controls_namespace_and_generation_tag() -> None:
     source = (
-    source = "{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}"
-    assert render(source) == "user\n"
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}"
         "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}{{ ns.n }}"
     )
     assert render(source) == "user1"
