@@ -90,14 +90,14 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
         scales[:, columns] = scale[:, 0]
         if zero_points is not None:
             zero_points[:, columns] = zero_point[:, 0]
-    if not np.isfinite(scales).all():
-        raise GraphError("it holds NaN or infinity")
     return Quantized(values, scales, zero_points)
 
 
 def _candidates(panel: Floats, form: BlockFormat) -> Iterator[tuple[Floats, Floats]]:
     """Yield scales and zero points [blocks, 1, columns], the full range first."""
     top, bottom = panel.max(1, keepdims=True), panel.min(1, keepdims=True)
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
+        raise GraphError("it holds NaN or infinity")
     if form.symmetric:
         full = np.where(top > -bottom, top, bottom) / form.low
         for shrink in _SHRINKS[form.bits]:

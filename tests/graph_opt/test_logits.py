@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from carryall.graph_opt.lower.logits import SelectLogitsPass
+from carryall.runtime.errors import GraphError
+from graph_asserts import apply, assert_same, graph
+
+W = np.arange(8, dtype=np.float32).reshape(4, 2)
+BEFORE = "g (float[B, S, 4] x) => (float[B, S, 2] logits)"
+AFTER = "g (float[B, S, 4] x, int64[batch, wanted] logits_positions) => (float[batch, wanted, 2] logits)"
+NORM = "h = RMSNormalization(x, scale)"
+CHOOSE = "i = Unsqueeze(logits_positions, last) c = GatherND <batch_dims = 1> (h, i)"
+CONSTANTS = {"w": W, "scale": np.ones(4, np.float32), "last": np.array([-1])}
+
+
+def test_an_untied_head_sees_the_wanted_rows_only() -> None:
+    model = graph(f"{BEFORE} {{ {NORM} logits = MatMul(h, w) }}", **CONSTANTS)
+    assert apply(SelectLogitsPass(), model) == []
+    assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} logits = MatMul(c, w) }}", **CONSTANTS))
+
+
+def test_what_follows_the_head_works_on_the_wanted_rows_too() -> None:
+    """As a soft cap does."""
+    constants = {**CONSTANTS, "cap": np.float32(30)}
+    after = "d = Div(m, cap) t = Tanh(d) logits = Mul(t, cap)"
+    model = graph(f"{BEFORE} {{ {NORM} m = MatMul(h, w) {after} }}", **constants)
+    apply(SelectLogitsPass(), model)
+    assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} m = MatMul(c, w) {after} }}", **constants))
+
+
+def test_a_tied_head_is_reshaped_to_the_wanted_rows() -> None:
+    """Its target shape came from the whole sequence."""
+    constants = {
+        **CONSTANTS,
+        "v": W.T,
+        "rows": np.array([-1, 4]),
+        "size": np.array([2]),
+        "rest": np.array([-1]),
+    }
+    gemm = "m = Reshape({}, rows) n = Gemm <transB = 1> (m, v)"
+    whole = "d = Shape <end = 2> (x) e = Concat <axis = 0> (d, size) logits = Reshape(n, e)"
+    model = graph(f"{BEFORE} {{ {NORM} {gemm.format('h')} {whole} }}", **constants)
+    apply(SelectLogitsPass(), model)
+    wanted = "d = Shape <start = 0, end = 2> (c) e = Concat <axis = 0> (d, rest) logits = Reshape(n, e)"
+    assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} {gemm.format('c')} {wanted} }}", **constants))
+
+
+def test_a_graph_without_logits_is_no_decoder() -> None:
+    with pytest.raises(GraphError, match="no output 'logits'"):
+        SelectLogitsPass()(graph("g (float[B] x) => (float[B] y) { y = Neg(x) }"))
+
+
+def test_logits_without_a_head_are_an_error() -> None:
+    with pytest.raises(GraphError, match="no head was found"):
+        SelectLogitsPass()(graph("g (float[B, S, 4] x) => (float[B, S, 4] logits) { logits = Softmax(x) }"))
