@@ -39,20 +39,24 @@ class CpuProvider(Provider):
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on the CPU; an ``onnxruntime.InferenceSession``."""
-        return ort.open_session(model, self.execution_provider, _session_options(options or RunnerConfig()))
+        settings = _session_options(options or RunnerConfig(), fixed_shapes=True)
+        return ort.open_session(model, self.execution_provider, settings)
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
-        return SlotRunner(self.session(model, config), config, str(model))
+        settings = _session_options(config, fixed_shapes=False)
+        return SlotRunner(ort.open_session(model, self.execution_provider, settings), config, str(model))
 
 
-def _session_options(config: RunnerConfig) -> Any:
+def _session_options(config: RunnerConfig, *, fixed_shapes: bool) -> Any:
     unknown = config.options.keys() - _OPTIONS.keys()
     if unknown:
         raise UsageError(f"provider 'cpu' has no option '{min(unknown)}'; it has: {', '.join(_OPTIONS)}")
     spinning = config.options.get("spinning", _OPTIONS["spinning"])
     entries = {"session.intra_op.allow_spinning": "1" if spinning else "0"}
-    return ort.session_options(config.num_threads or machine.usable_cores(), entries)
+    return ort.session_options(
+        config.num_threads or machine.usable_cores(), entries, fixed_shapes=fixed_shapes
+    )
 
 
 PROVIDER = CpuProvider

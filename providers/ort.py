@@ -94,17 +94,21 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
     return (RuntimeError, ValueError, MemoryError, *own)
 
 
-def session_options(num_threads: int = 0, entries: Mapping[str, str] | None = None) -> Any:
+def session_options(
+    num_threads: int = 0, entries: Mapping[str, str] | None = None, *, fixed_shapes: bool = True
+) -> Any:
     """``onnxruntime.SessionOptions`` that print nothing: what matters is raised.
 
     Args:
         num_threads: threads of one operator; 0 leaves it to onnxruntime.
         entries: ``session.*`` configuration entries.
+        fixed_shapes: plan the memory of every shape that occurs, which grows with each new one.
     """
     options = load_onnxruntime("a session").SessionOptions()
     options.log_severity_level = _FATAL_ONLY
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
+    options.enable_mem_pattern = fixed_shapes
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
     return options

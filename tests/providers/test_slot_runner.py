@@ -105,6 +105,19 @@ def test_a_long_prompt_runs_in_pieces(
     check(runner.forward([Row(3, tokens[:1], 29)])[0], np.append(tokens, tokens[0]))
 
 
+def test_long_contexts_run_in_smaller_pieces(
+    runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_runner, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(slot_runner, "_MAX_SCORES", 200)
+    pieces = [end - begin for begin, end in slot_runner._pieces(0, 50)]
+    assert sum(pieces) == 50
+    assert pieces == sorted(pieces, reverse=True)
+    assert pieces[0] == 12
+    tokens = sequence(50, 11)
+    check(runner.forward([Row(0, tokens, 0, num_logits=20)])[0], tokens, 20)
+
+
 def test_rows_may_rewind(runner: slot_runner.SlotRunner) -> None:
     """What follows a rejected draft starts before the end of the slot."""
     tokens = sequence(12, 5)
