@@ -34,8 +34,8 @@ from .slot_graph import (
     read_slot_graph,
 )
 
-# A prompt runs in pieces, so that intermediate tensors stay small whatever its length. As measured, larger ones
-# are no faster, and prompts of more than 16 tokens gain nothing from being batched with each other.
+# A prompt runs in pieces, so that intermediate tensors stay small whatever its length. Measured, larger
+# pieces are no faster, and prompts of more than 16 tokens gain nothing from being batched with each other.
 PREFILL_CHUNK = 256
 # Attention scores of a piece: [heads, tokens of the piece, tokens so far]. Long contexts get smaller pieces.
 _MAX_SCORES = 2**21
