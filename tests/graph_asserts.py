@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
-from carryall.graph_opt.passes.base import GraphPass
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
+
+from carryall.graph_opt.passes.base import GraphPass
 
 
 def graph(text: str, **initializers: Any) -> ir.Model:
@@ -62,6 +66,11 @@ def apply(pass_: GraphPass, model: ir.Model) -> list[str]:
     pass_(model)
     common.RemoveUnusedNodesPass()(model)
     return [refusal.reason for refusal in pass_.refusals]
+
+
+def evaluate(model: ir.Model, feed: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+    """Run a model of standard operators in ONNX's reference evaluator."""
+    return [np.asarray(value) for value in ReferenceEvaluator(ir.to_proto(model)).run(None, feed)]
 
 
 def _constant(tensor: ir.TensorProtocol) -> str:

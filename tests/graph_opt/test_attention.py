@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import apply, assert_same, graph
+
 from carryall.graph_opt.lower.attention import GroupQueryAttentionPass
 from carryall.graph_opt.lower.kernels import CPU, Kernels
-from graph_asserts import apply, assert_same, graph
 
 CONTEXT = 32
 FREQUENCIES = np.array([1.0, 0.5, 0.25, 0.125, 0.1, 0.05, 0.025, 0.01], np.float32)
@@ -29,7 +30,8 @@ ANGLES = """f = Cast <to = 1> (position_ids) u = Unsqueeze(f, last) angle = Mul(
     cos = Cos(angle) sin = Sin(angle)"""
 ROTATED = """rq = RotaryEmbedding <num_heads = 4> (q, cos, sin)
     rk = RotaryEmbedding <num_heads = 2> (k, cos, sin)"""
-MASK = """s0 = Shape <start = 1, end = 2> (q) s = Squeeze(s0) p0 = Shape <start = 2, end = 3> (past_key) p = Squeeze(p0)
+MASK = """s0 = Shape <start = 1, end = 2> (q) s = Squeeze(s0)
+    p0 = Shape <start = 2, end = 3> (past_key) p = Squeeze(p0)
     t = Add(p, s) keys = Range(zero, t, one) rows = Range(p, t, one) queries = Unsqueeze(rows, axis1)
     near = LessOrEqual(keys, queries) oldest = Sub(queries, window) young = Greater(keys, oldest)
     visible = {visible} real0 = Cast <to = 9> (attention_mask) real = Unsqueeze(real0, axes12)

@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from carryall.graph_opt.quantize.blockwise import BlockFormat, Quantized, round_to_nearest
-from carryall.runtime.errors import GraphError, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from carryall.graph_opt.quantize.blockwise import BlockFormat, Quantized, round_to_nearest
+from carryall.runtime.errors import GraphError, UsageError
 
 Floats = npt.NDArray[np.float32]
 formats = st.builds(

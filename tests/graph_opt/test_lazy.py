@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
-from carryall.graph_opt import lazy
 from hypothesis import given
 from hypothesis import strategies as st
+
+from carryall.graph_opt import lazy
 
 
 def counting(array: npt.NDArray[np.float32]) -> tuple[ir.LazyTensor, list[int]]:
@@ -25,7 +26,7 @@ def counting(array: npt.NDArray[np.float32]) -> tuple[ir.LazyTensor, list[int]]:
     return lazy.lazy(compute, ir.DataType.FLOAT, array.shape), calls
 
 
-def int4(shape: Sequence[int]) -> ir.Tensor:
+def int4(shape: Sequence[int]) -> ir.TensorProtocol:
     values = np.random.default_rng(0).integers(-8, 8, shape).astype(ml_dtypes.int4)
     return ir.tensor(values, dtype=ir.DataType.INT4)
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from carryall.graph_opt.lower.merge import MergeProjectionsPass, PackedQKVPass
 from graph_asserts import apply, assert_same, canonical, graph
+
+from carryall.graph_opt.lower.merge import MergeProjectionsPass, PackedQKVPass
 
 SIGNATURE = "g (float[B, S, 4] x) => (float[B, S, 2] a, float[B, S, 4] b)"
 
@@ -89,20 +90,24 @@ def test_products_of_activations_are_no_projections() -> None:
 
 
 ATTENTION = "g (float[B, S, 8] x, float[B, 2, M, 8] pk, int32[B] n, int32 t) => (float[B, S, 4] y)"
+GROUP_QUERY = """y, a, b = com.microsoft.GroupQueryAttention
+    <num_heads = 2, kv_num_heads = 1> ({}, pk, pk, n, t)"""
+    "y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> ({}, pk, pk, n, t)"
+)
 
 
 def test_attention_takes_q_k_and_v_unsplit() -> None:
     split = "q, k, v = Split <axis = -1> (x, sizes)"
-    body = "y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> ({}, pk, pk, n, t)"
-    model = graph(f"{ATTENTION} {{ {split} {body.format('q, k, v')} }}", sizes=np.array([4, 2, 2]))
+    body = GROUP_QUERY.format("q, k, v")
+    model = graph(f"{ATTENTION} {{ {split} {body} }}", sizes=np.array([4, 2, 2]))
     assert apply(PackedQKVPass(), model) == []
-    assert_same(model, graph(f"{ATTENTION} {{ {body.format('x, , ')} }}"))
+    assert_same(model, graph(f"{ATTENTION} {{ {GROUP_QUERY.format('x, , ')} }}"))
 
 
 def test_parts_in_another_order_stay_split() -> None:
     """The kernel expects q, then k, then v."""
     split = "k, q, v = Split <axis = -1> (x, sizes)"
-    body = "y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> (q, k, v, pk, pk, n, t)"
+    body = GROUP_QUERY.format("q, k, v")
     model = graph(f"{ATTENTION} {{ {split} {body} }}", sizes=np.array([2, 4, 2]))
     before = canonical(model)
     apply(PackedQKVPass(), model)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import graph
+
 from carryall.graph_opt.probe import MaskMeaning, mask_meaning, rope_table
 from carryall.runtime.errors import GraphError
-from graph_asserts import graph
 
 CONTEXT = 64
 INPUTS = "int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] past"
@@ -101,7 +102,8 @@ def test_a_mask_from_an_unknown_input_is_refused() -> None:
 
 
 ROPE = """g (int64[B, S] position_ids, float[B] other) => (float[B, S, 2] cos) {
-    p0 = Cast <to = 1> (position_ids) p = Unsqueeze(p0, last) angle = Mul(p, frequencies) cos = Cos(angle) }"""
+    p0 = Cast <to = 1> (position_ids) p = Unsqueeze(p0, last)
+    angle = Mul(p, frequencies) cos = Cos(angle) }"""
 
 
 def test_a_rope_table_is_the_formula_at_every_position() -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from graph_asserts import apply, assert_same, graph
+
 from carryall.graph_opt.lower.quick_gelu import QuickGelu
 from carryall.graph_opt.rules.base import RulePass
-from graph_asserts import apply, assert_same, graph
 
 
 def quick_gelu() -> RulePass:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from carryall.graph_opt.lower.skip_norm import SkipNormPass
 from graph_asserts import apply, assert_same, graph
+
+from carryall.graph_opt.lower.skip_norm import SkipNormPass
 
 W = np.ones(4, np.float32)
 SIGNATURE = "g (float[B, S, 4] a, float[B, S, 4] b) => (float[B, S, 4] y, float[B, S, 4] total)"

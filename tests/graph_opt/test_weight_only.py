@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import apply, canonical, evaluate, graph
+
 from carryall.graph_opt.lazy import lazy
 from carryall.graph_opt.quantize.blockwise import BlockFormat
 from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
 from carryall.runtime.errors import GraphError
-from graph_asserts import apply, canonical, graph
-from onnx.reference import ReferenceEvaluator
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((32, 8)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_a_linear_layer_reads_blocked_weights(
     assert ("w.zero_points" in initializers) is not symmetric
     assert "w" not in initializers
     x = np.eye(32, dtype=np.float32)
-    (result,) = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})
+    (result,) = evaluate(model, {"x": x})
     np.testing.assert_allclose(result, W, atol=tolerance)
 
 
@@ -58,7 +58,7 @@ def test_embedding_and_tied_head_share_one_weight_blocked_along_the_hidden_axis(
     assert [node.op_type for node in model.graph] == ["DequantizeLinear", "Gather", "Gemm"]
     assert model.graph[0].attributes["axis"].as_int() == 1
     feed = {"input_ids": np.arange(8)[None], "rows": np.eye(32, dtype=np.float32)}
-    embedded, logits = ReferenceEvaluator(ir.to_proto(model)).run(None, feed)
+    embedded, logits = evaluate(model, feed)
     np.testing.assert_allclose(embedded[0], TABLE, atol=0.3)
     np.testing.assert_array_equal(logits, embedded[0].T)
 
