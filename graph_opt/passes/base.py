@@ -20,12 +20,14 @@ class GraphPass(ir.passes.InPlacePass):
     """A pass over one graph after another, with a fire count and refusals.
 
     Attributes:
+        name: what it is listed, reported and disabled by: its class name without ``Pass``.
         fired: rewrites made by the latest call.
         refusals: near misses of the latest call.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.name = type(self).__name__.removesuffix("Pass")
         self.fired = 0
         self.refusals: list[Refusal] = []
 
@@ -45,6 +47,5 @@ class GraphPass(ir.passes.InPlacePass):
 
 
 def pass_name(pass_: ir.passes.PassBase) -> str:
-    """Return the name a pass is listed, reported and disabled by: its class name without ``Pass``."""
-    name = getattr(pass_, "name", None)
-    return name if isinstance(name, str) else type(pass_).__name__.removesuffix("Pass")
+    """Return ``GraphPass.name``, or the same made from the class name of any other onnx_ir pass."""
+    return pass_.name if isinstance(pass_, GraphPass) else type(pass_).__name__.removesuffix("Pass")

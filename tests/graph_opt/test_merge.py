@@ -92,8 +92,6 @@ def test_products_of_activations_are_no_projections() -> None:
 ATTENTION = "g (float[B, S, 8] x, float[B, 2, M, 8] pk, int32[B] n, int32 t) => (float[B, S, 4] y)"
 GROUP_QUERY = """y, a, b = com.microsoft.GroupQueryAttention
     <num_heads = 2, kv_num_heads = 1> ({}, pk, pk, n, t)"""
-    "y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> ({}, pk, pk, n, t)"
-)
 
 
 def test_attention_takes_q_k_and_v_unsplit() -> None:
