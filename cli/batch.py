@@ -39,9 +39,7 @@ def command() -> None:
 
 
 @command.command("run")
-@click.argument(
-    "source", metavar="IN", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
-)
+@click.argument("source", metavar="IN", type=_READABLE)
 @click.option(
     "-o",
     "--output",

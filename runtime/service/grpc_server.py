@@ -1,9 +1,10 @@
-"""A gRPC server with health checking, bound to one address."""
+"""A gRPC server with health checking and reflection, bound to one address."""
 
 from __future__ import annotations
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from ...proto import carryall_pb2, carryall_pb2_grpc
 from ..errors import UsageError
@@ -33,6 +34,9 @@ class GrpcServer:
             LLMServicer(handler), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
 
     async def start(self) -> str:
         """Listen, not healthy yet; return the address, `host:port`.

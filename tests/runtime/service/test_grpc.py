@@ -7,7 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_serving import code_of, joined, read, serving
 from null_llm import null_llm
 
@@ -166,6 +168,22 @@ def test_model_info() -> None:
             4096,
             "1.2",
         )
+
+    asyncio.run(scenario())
+
+
+def test_the_services_describe_themselves() -> None:
+    def listed(address: str) -> tuple[set[str], list[str]]:
+        with grpc.insecure_channel(address) as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            service = DescriptorPool(database).FindServiceByName(SERVICE)
+            return set(database.get_services()), [method.name for method in service.methods]
+
+    async def scenario() -> None:
+        async with serving(None) as served:
+            services, methods = await asyncio.to_thread(listed, served.address)
+        assert {SERVICE, "grpc.health.v1.Health"} <= services
+        assert methods == ["Generate", "GetModelInfo"]
 
     asyncio.run(scenario())
 
