@@ -54,8 +54,12 @@ class Loaded:
 @click.option(
     "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Requests that run together."
 )
-@click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Length of each prompt."
+)
+@click.option(
+    "--new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens generated for each."
+)
 @click.option(
     "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Timed runs, after a warm-up."
 )

@@ -22,7 +22,13 @@ from .write_graph import write_graph
 @click.command("quantize")
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--method", type=click.Choice(list(METHODS)), default="int4", show_default=True)
+@click.option(
+    "--method",
+    type=click.Choice(list(METHODS)),
+    default="int4",
+    show_default=True,
+    help="What the weights become.",
+)
 @click.option(
     "--block-size", type=int, help="Weights that share a scale: 16 to 256; smaller is finer and larger."
 )

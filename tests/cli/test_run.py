@@ -1,0 +1,161 @@
+"""``carryall run`` and ``carryall chat``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from carryall import LLM, SamplingParams
+from carryall.cli import carryall
+
+PROMPT = "def fibonacci(n):"
+
+
+def run(*args: object, stdin: str = "") -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args], input=stdin)
+
+
+def test_the_text_is_what_the_library_generates(tiny_package: Path) -> None:
+    with LLM(tiny_package) as llm:
+        expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
+    result = run("run", tiny_package, PROMPT, "--max-tokens", 12, "--temperature", 0)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected.text + "\n"
+    assert result.stderr == ""
+    found = json.loads(
+        run("run", tiny_package, PROMPT, "--max-tokens", 12, "--temperature", 0, "--json").stdout
+    )
+    assert found["text"] == expected.text
+    assert found["token_ids"] == expected.token_ids
+    assert found["tokens"] == len(expected.token_ids)
+    assert found["finish_reason"] == expected.finish_reason
+    assert found["tokens_per_second"] > 0
+
+
+def test_a_prompt_from_stdin_is_the_same(tiny_package: Path) -> None:
+    options = ("--max-tokens", 8, "--temperature", 0)
+    assert (
+        run("run", tiny_package, "-", *options, stdin=PROMPT).stdout
+        == run("run", tiny_package, PROMPT, *options).stdout
+    )
+
+
+def test_a_seed_makes_sampling_reproducible(tiny_package: Path) -> None:
+    options = ("--max-tokens", 20, "--temperature", 1.5, "--json")
+    texts = [
+        json.loads(run("run", tiny_package, PROMPT, *options, "--seed", seed).stdout)["text"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_demo_runs_in_int4_in_its_own_process() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "carryall",
+        "run",
+        "demo",
+        PROMPT,
+        "--max-tokens",
+        "8",
+        "--quantize",
+        "int4",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ.copy())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--temperature", "-1"], 2, "temperature"),
+        (["--max-tokens", "0"], 2, "max_tokens"),
+        (["--provider", "gpu"], 2, "known providers"),
+        (["--context-length", "100000"], 2, "context length 100000"),
+        (["--context-length", "4"], 2, "the context holds 4"),
+        (["--seed", "x"], 2, "--seed"),
+    ],
+)
+def test_wrong_use_gets_one_line(options: list[str], code: int, words: str, tiny_package: Path) -> None:
+    result = run("run", tiny_package, PROMPT, *options)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_empty_prompt_is_wrong_use(tiny_package: Path) -> None:
+    assert "the prompt is empty" in run("run", tiny_package, "").stderr
+    assert run("run", tiny_package, "-", stdin="").exit_code == 2
+
+
+def test_chat_answers_each_line_with_the_history(tiny_package: Path) -> None:
+    options = ("--max-tokens", 6, "--temperature", 0, "--system", "Be brief.")
+    result = run("chat", tiny_package, *options, stdin="hello\n\nand again\n")
+    assert result.exit_code == 0, result.output
+    messages = [{"role": "system", "content": "Be brief."}]
+    expected = ""
+    with LLM(tiny_package) as llm:
+        for question in ("hello", "and again"):
+            messages.append({"role": "user", "content": question})
+            answer = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6))[0].outputs[0].text
+            messages.append({"role": "assistant", "content": answer})
+            expected += answer + "\n"
+    assert result.stdout == expected
+
+
+def test_reset_forgets_the_history(tiny_package: Path) -> None:
+    options = ("--max-tokens", 6, "--temperature", 0)
+    first, again = run("chat", tiny_package, *options, stdin="hello\n/reset\nhello\n").stdout.splitlines()
+    assert first == again
+
+
+def test_run_with_chat_writes_the_prompt_by_the_template(tiny_package: Path) -> None:
+    options = ("--max-tokens", 6, "--temperature", 0)
+    assert (
+        run("run", tiny_package, "hello", "--chat", *options).stdout
+        == run("chat", tiny_package, *options, stdin="hello\n").stdout
+    )
+
+
+def test_chat_without_a_template_is_one_line() -> None:
+    result = run("chat", "demo", stdin="hello\n")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "chat template" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are Unix's")
+def test_chat_at_a_terminal(tiny_package: Path) -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "carryall",
+        "chat",
+        str(tiny_package),
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+    ]
+    with subprocess.Popen(
+        command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(follower)
+        os.write(leader, b"hello\n" + b"x" * 500 + b"\n/exit\n")
+        out, error = process.communicate(timeout=120)
+    os.close(leader)
+    assert process.returncode == 0
+    assert out.startswith("> ")
+    assert error.startswith(
+        "error: the prompt has"
+    )  # a message that is too long does not end the conversation
