@@ -36,7 +36,7 @@ def test_blocks_are_trimmed_as_hugging_face_does() -> None:
 
 def test_loop_controls_namespace_and_generation_tag() -> None:
     source = (
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}"
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}{{ ns.n }}"
     )
     assert render(source) == "user1"

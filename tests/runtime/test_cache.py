@@ -1,0 +1,124 @@
+"""Folders that are built once, whoever asks, and again when damaged."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carryall.runtime import cache
+from carryall.runtime.cache import cache_folder, cache_key, cached_folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+class Builder:
+    """Writes two files and counts how often."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, folder: Path) -> None:
+        self.calls += 1
+        (folder / "a.bin").write_bytes(b"a" * 1000)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b.bin").write_bytes(b"b" * 10)
+
+
+def test_built_once_and_found_again(own_cache: Path) -> None:
+    build = Builder()
+    folder = cached_folder("kind", "key", build)
+    assert folder == own_cache / "kind" / "key"
+    assert cached_folder("kind", "key", build) == folder
+    assert build.calls == 1
+    assert (folder / "sub" / "b.bin").read_bytes() == b"b" * 10
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "a.bin").unlink(),
+        lambda folder: (folder / "a.bin").write_bytes(b"a" * 999),
+        lambda folder: flip(folder / "sub" / "b.bin"),
+        lambda folder: (folder / "entry.json").unlink(),
+        lambda folder: (folder / "entry.json").write_text("{"),
+        lambda folder: (folder / "entry.json").write_text('{"a.bin": {}}'),
+    ],
+)
+def test_a_damaged_entry_is_built_again(
+    damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    build = Builder()
+    damage(cached_folder("kind", "key", build))
+    folder = cached_folder("kind", "key", build)
+    assert build.calls == 2
+    assert (folder / "a.bin").read_bytes() == b"a" * 1000
+    assert "is damaged and made again" in caplog.text
+
+
+def test_touching_a_file_does_not_damage_it() -> None:
+    build = Builder()
+    os.utime(cached_folder("kind", "key", build) / "a.bin", (1, 1))
+    cached_folder("kind", "key", build)
+    assert build.calls == 1
+
+
+def test_a_failed_build_leaves_nothing_behind(own_cache: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        cached_folder("kind", "key", fail)
+    assert list((own_cache / "kind").iterdir()) == []
+
+
+def test_concurrent_builders_agree_on_one_folder(own_cache: Path) -> None:
+    together = threading.Barrier(4, timeout=20)
+    build = Builder()
+    folders = []
+
+    def slowly(folder: Path) -> None:
+        together.wait()  # all have found nothing and build at once
+        build(folder)
+
+    threads = [
+        threading.Thread(target=lambda: folders.append(cached_folder("kind", "key", slowly)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert build.calls == 4
+    assert folders == [own_cache / "kind" / "key"] * 4
+    assert [path.name for path in (own_cache / "kind").iterdir()] == ["key"]
+
+
+def test_keys_depend_on_facts_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = cache_key(a=1, b=None)
+    assert key == cache_key(b=None, a=1)
+    assert key != cache_key(a=2, b=None)
+    monkeypatch.setattr(cache, "_versions", lambda: {"onnx": "0"})
+    assert key != cache_key(a=1, b=None)
+    monkeypatch.undo()
+    monkeypatch.setattr(cache, "_code", list)
+    assert key != cache_key(a=1, b=None)
+
+
+def test_folder_is_in_the_home_unless_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARRYALL_CACHE")
+    assert cache_folder() == Path.home() / ".cache" / "carryall"

@@ -1,0 +1,255 @@
+"""The Python face, on the toy model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from llm_kit import toy_model
+
+from carryall.providers.null import NullRunner
+from carryall.runtime.errors import (
+    EngineClosedError,
+    InvalidSamplingError,
+    PromptTooLongError,
+    ProviderRuntimeError,
+    UsageError,
+)
+from carryall.runtime.llm import LLM
+from carryall.runtime.outputs import RequestOutput
+from carryall.runtime.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    with LLM(toy_model(tmp_path)) as llm:
+        yield llm
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def greedy(**options: object) -> SamplingParams:
+    return SamplingParams.from_dict({"temperature": 0.0, "max_tokens": 20, **options})
+
+
+def test_one_or_many_prompts_text_or_tokens_in_their_order(llm: LLM) -> None:
+    texts = [f"prompt {'x' * (7 * i % 5)}" for i in range(9)]
+    together = llm.generate(texts, GREEDY)
+    assert [output.prompt for output in together] == texts
+    assert tokens(together) == [tokens(llm.generate(text, GREEDY))[0] for text in texts]
+    ids = [llm.encode(text) for text in texts]
+    assert tokens(llm.generate(ids, GREEDY)) == tokens(together)
+    (single,) = llm.generate(ids[0], GREEDY)
+    assert (single.prompt, single.prompt_token_ids) == (None, ids[0])
+    assert llm.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_its_own_options(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b"], [greedy(max_tokens=2), greedy(max_tokens=5)])
+    assert [len(ids) for ids in tokens(outputs)] == [2, 5]
+    with pytest.raises(UsageError, match="1 sampling_params for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+
+
+def test_text_is_the_decoded_output(llm: LLM) -> None:
+    (output,) = llm.generate("hello", GREEDY)
+    completion = output.outputs[0]
+    assert completion.text == llm.decode(completion.token_ids)
+    assert (output.finished, completion.finish_reason, completion.stop_reason) == (True, "length", None)
+    assert output.metrics is not None
+    assert output.metrics.finished is not None
+    assert output.metrics.first_token is not None
+    assert output.metrics.arrival <= output.metrics.first_token <= output.metrics.finished
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": [" "]}, {"logprobs": 2}, {"seed": 4, "temperature": 1.0}])
+def test_stream_grows_into_what_generate_returns(llm: LLM, options: dict[str, object]) -> None:
+    params = greedy(**options)
+    (whole,) = llm.generate("a long prompt", params)
+    states = list(llm.stream("a long prompt", params))
+    final = states[-1].outputs[0]
+    assert final == whole.outputs[0]
+    assert [state.finished for state in states] == [False] * (len(states) - 1) + [True]
+    for i, state in enumerate(states, start=1):
+        assert state.outputs[0].token_ids == final.token_ids[:i]
+        assert final.text.startswith(state.outputs[0].text)
+
+
+def test_leaving_a_stream_frees_its_slot(llm: LLM) -> None:
+    for _ in llm.stream("prompt", GREEDY):
+        assert llm.stats().running == 1
+        break
+    assert (llm.stats().running, llm.stats().cancelled) == (0, 1)
+
+
+def test_the_end_token_ends_it_and_is_not_in_the_text(tmp_path: Path) -> None:
+    first = tokens(LLM(toy_model(tmp_path)).generate("p", GREEDY))[0]
+    end = first[6]
+    llm = LLM(toy_model(tmp_path, end_token_ids={end}))
+    stop_at = first.index(end)
+    (output,) = llm.generate("p", GREEDY)
+    completion = output.outputs[0]
+    assert completion.token_ids == first[: stop_at + 1]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", end)
+    assert completion.text == llm.decode(first[:stop_at])
+    assert tokens(llm.generate("p", greedy(ignore_eos=True)))[0] == first
+    later = tokens(llm.generate("p", greedy(min_tokens=stop_at + 1)))[0]
+    assert len(later) > stop_at + 1
+    assert end not in later[: stop_at + 1]
+
+
+def test_stop_token_ids_and_keeping_them_in_the_text(llm: LLM) -> None:
+    first = tokens(llm.generate("p", GREEDY))[0]
+    stop = first[4]
+    at = first.index(stop)
+    (output,) = llm.generate("p", greedy(stop_token_ids=[stop]))
+    assert (output.outputs[0].token_ids, output.outputs[0].stop_reason) == (first[: at + 1], stop)
+    assert output.outputs[0].text == llm.decode(first[:at])
+    (output,) = llm.generate("p", greedy(stop_token_ids=[stop], include_stop_str_in_output=True))
+    assert output.outputs[0].text == llm.decode(first[: at + 1])
+
+
+def test_stop_strings_end_the_text_before_them(llm: LLM) -> None:
+    text = llm.generate("p", GREEDY)[0].outputs[0].text
+    stop = text[5:8]
+    (output,) = llm.generate("p", greedy(stop=[stop]))
+    completion = output.outputs[0]
+    assert completion.text == text[: text.index(stop)]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    (output,) = llm.generate("p", greedy(stop=[stop], include_stop_str_in_output=True))
+    assert output.outputs[0].text == text[: text.index(stop) + len(stop)]
+    (output,) = llm.generate("p", greedy(stop=["never there"]))
+    assert output.outputs[0].text == text
+
+
+def test_logprobs_hold_the_chosen_token_with_its_text(llm: LLM) -> None:
+    (output,) = llm.generate("p", greedy(logprobs=3))
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == len(completion.token_ids)
+    for choices, token in zip(completion.logprobs, completion.token_ids, strict=True):
+        assert len(choices) == 3
+        assert choices[token].rank == 1
+        assert choices[token].text == llm.tokenizer.decode([token], skip_special_tokens=False)
+    total = sum(c[t].logprob for c, t in zip(completion.logprobs, completion.token_ids, strict=True))
+    assert completion.cumulative_logprob == pytest.approx(total)
+    assert llm.generate("p", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_max_tokens_is_clipped_to_the_context_and_longer_prompts_are_refused(tmp_path: Path) -> None:
+    llm = LLM(toy_model(tmp_path, context_length=16))
+    assert llm.context_length == 16
+    (output,) = llm.generate([65] * 10, greedy(max_tokens=100))
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (6, "length")
+    with pytest.raises(PromptTooLongError, match="the prompt has 16 tokens, but the context holds 16"):
+        llm.generate([[1], [65] * 16], GREEDY)
+    assert llm.stats().running + llm.stats().waiting == 0
+    assert len(tokens(llm.generate([1], GREEDY))[0]) == 15
+
+
+def test_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
+    llm = LLM(toy_model(tmp_path))
+    assert len(tokens(llm.generate("p"))[0]) == 16
+    llm = LLM(toy_model(tmp_path, sampling={"temperature": 0.0, "max_tokens": 3}))
+    assert tokens(llm.generate("p")) == tokens(llm.generate("p", greedy(max_tokens=3)))
+    assert [state.outputs[0].token_ids for state in llm.stream("p")][-1] == tokens(llm.generate("p"))[0]
+
+
+def test_chat_renders_one_or_many_conversations(llm: LLM) -> None:
+    one = [{"role": "user", "content": "hi"}]
+    two = [*one, {"role": "assistant", "content": "ho"}]
+    outputs = llm.chat([one, two], GREEDY)
+    assert [llm.decode(output.prompt_token_ids) for output in outputs] == [
+        "[user]hi",
+        "[user]hi[assistant]ho",
+    ]
+    assert outputs[0].prompt_token_ids.count(256) == 1  # the template's own <s>, none added
+    assert tokens(llm.chat(one, GREEDY)) == tokens(outputs)[:1]
+    (with_tools,) = llm.chat(one, GREEDY, tools=[{"name": "f"}])
+    assert "'name': 'f'" in llm.decode(with_tools.prompt_token_ids)
+    (other,) = llm.chat(one, GREEDY, chat_template="{{ messages[0].content }}!")
+    assert llm.decode(other.prompt_token_ids) == "hi!"
+    (unlimited,) = llm.chat(one)
+    assert len(unlimited.outputs[0].token_ids) > 16 or unlimited.outputs[0].finish_reason == "stop"
+
+
+def test_without_a_tokenizer_tokens_still_work(tmp_path: Path) -> None:
+    llm = LLM(toy_model(tmp_path, tokenizer=False))
+    (output,) = llm.generate([1, 2, 3], GREEDY)
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 20)
+    for call in (lambda: llm.generate("text"), lambda: llm.encode("text"), lambda: llm.tokenizer):
+        with pytest.raises(UsageError, match=r"toy has no tokenizer.json"):
+            call()
+    with pytest.raises(InvalidSamplingError, match="stop strings need a tokenizer"):
+        llm.generate([1], greedy(stop=["x"]))
+
+
+def test_a_device_failure_is_in_the_result_of_its_request_only(tmp_path: Path) -> None:
+    model = toy_model(tmp_path)
+    assert isinstance(model.runner, NullRunner)
+
+    def fail(rows: object) -> None:
+        if any(row.tokens[0] == 7 for row in rows):  # type: ignore[attr-defined]
+            raise ProviderRuntimeError("out of memory")
+
+    model.runner.before_forward = fail
+    good, bad = LLM(model).generate([[1, 2], [7, 8]], greedy(max_tokens=1))
+    assert good.error is None
+    assert (bad.error, bad.outputs[0].finish_reason, bad.finished) == ("out of memory", "error", True)
+
+
+def test_closed_llm_says_so(llm: LLM) -> None:
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineClosedError, match="was closed"):
+        llm.generate("p", GREEDY)
+
+
+def test_closing_ends_another_thread_s_requests(tmp_path: Path) -> None:
+    llm = LLM(toy_model(tmp_path, context_length=4000, step_seconds=0.001))
+    errors: list[Exception] = []
+    running = threading.Event()
+
+    def work() -> None:
+        try:
+            for _ in llm.stream("p", greedy(max_tokens=3000)):
+                running.set()
+        except EngineClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert running.wait(10)
+    llm.close()
+    thread.join(10)
+    assert len(errors) == 1
+
+
+def test_threads_share_the_batch_and_get_their_own_results(tmp_path: Path) -> None:
+    llm = LLM(toy_model(tmp_path, step_seconds=0.001))
+    prompts = [f"thread {i}" for i in range(6)]
+    expected = [tokens(llm.generate(prompt, GREEDY))[0] for prompt in prompts]
+    before = llm.stats().steps
+    results: dict[int, list[int]] = {}
+    barrier = threading.Barrier(6, timeout=10)
+
+    def work(i: int) -> None:
+        barrier.wait()
+        if i % 2:
+            results[i] = tokens(llm.generate(prompts[i], GREEDY))[0]
+        else:
+            results[i] = list(llm.stream(prompts[i], GREEDY))[-1].outputs[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [results[i] for i in range(6)] == expected
+    assert llm.stats().steps - before < 6 * 20

@@ -1,0 +1,199 @@
+"""What a MODEL may be, and where it ends up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.demo import demo_path
+from carryall.exporter.export import export_package
+from carryall.exporter.package import Package
+from carryall.providers import get_provider
+from carryall.providers.base import RunnerConfig
+from carryall.runtime import model_source
+from carryall.runtime.errors import GraphError, ModelNotFoundError, PackageError, UsageError
+from carryall.runtime.lowering import lowered_model, with_context
+from carryall.runtime.model_source import ModelFiles, locate_model, resolve_model
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_tiny("llama", tmp_path / "tiny", hidden_size=128, intermediate_size=128)
+
+
+@pytest.fixture
+def package(checkpoint: Path, tmp_path: Path) -> Path:
+    return export_package(checkpoint, tmp_path / "package").path
+
+
+def test_demo_names() -> None:
+    assert locate_model("demo") == demo_path("pycoder")
+    assert locate_model("draft") == demo_path("draft")
+
+
+def test_a_folder_of_that_name_goes_before_the_demo(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint.parent)
+    checkpoint.rename("demo")
+    assert locate_model("demo") == Path("demo")
+
+
+def test_a_package_is_taken_as_it_is(package: Path, own_cache: Path) -> None:
+    files = resolve_model(package)
+    assert (files.folder, files.model_path) == (package, package / "model.onnx")
+    assert (files.context_length, files.default_context_length, files.lowered) == (128, 128, False)
+    assert not own_cache.exists()
+
+
+def test_a_checkpoint_is_exported_once_with_progress(checkpoint: Path, own_cache: Path) -> None:
+    told: list[tuple[int, int]] = []
+    files = resolve_model(checkpoint, progress=lambda done, total, name: told.append((done, total)))
+    assert told[-1][0] > 0.99 * told[-1][1] > 0
+    assert own_cache in files.folder.parents
+    told.clear()
+    assert resolve_model(checkpoint, progress=lambda *_: told.append((0, 0))) == files
+    assert told == []
+
+
+def test_a_changed_checkpoint_is_exported_again(checkpoint: Path) -> None:
+    before = resolve_model(checkpoint)
+    write_tiny("llama", checkpoint, seed=1, hidden_size=128, intermediate_size=128)
+    after = resolve_model(checkpoint)
+    assert before.folder != after.folder
+    assert before.content_key != after.content_key
+
+
+def test_a_checkpoint_and_a_package_quantize_to_the_same_weights(checkpoint: Path, package: Path) -> None:
+    one, other = resolve_model(checkpoint, quantize="int4"), resolve_model(package, quantize="int4")
+    names = {value.const_value.dtype for value in one.load().graph.initializers.values() if value.const_value}
+    assert ir.DataType.INT4 in names
+    data = [(files.folder / "model.onnx.data").read_bytes() for files in (one, other)]
+    assert data[0] == data[1]
+    record = Package.open(other.folder).record
+    assert record.quantization is not None
+    assert record.quantization["method"] == "int4"
+    assert record.passes == ("WeightOnlyQuantization",)
+
+
+def test_wrong_quantization_is_refused(checkpoint: Path, package: Path) -> None:
+    with pytest.raises(UsageError, match="unknown quantization method 'int3'"):
+        resolve_model(checkpoint, quantize="int3")
+    quantized = resolve_model(package, quantize="int4").folder
+    with pytest.raises(UsageError, match="is quantized already"):
+        resolve_model(quantized, quantize="int4")
+    with pytest.raises(UsageError, match="is an ONNX file"):
+        resolve_model(package / "model.onnx", quantize="int4")
+
+
+def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
+    files = resolve_model(package / "model.onnx")
+    assert files.folder == package
+    assert files.context_length == 128
+    (package / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"no config.json beside it"):
+        resolve_model(package / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("nothing", ModelNotFoundError, "no model 'nothing'; give a package"),
+        ("empty", ModelNotFoundError, "it has no config.json"),
+        ("notes.txt", ModelNotFoundError, "is no model"),
+        ("model.gguf", UsageError, "GGUF files are not supported yet"),
+    ],
+)
+def test_what_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    for file in ("notes.txt", "model.gguf"):
+        Path(file).write_text("x")
+    with pytest.raises(error, match=words):
+        resolve_model(name)
+
+
+def test_a_hub_id_is_fetched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(hub_id: str) -> Path:
+        asked.append(hub_id)
+        return checkpoint
+
+    monkeypatch.setattr(model_source, "download", download)
+    assert resolve_model("org/name@v1").name == "org/name@v1"
+    assert asked == ["org/name@v1"]
+
+
+def test_a_corrupt_package_is_a_clear_error(package: Path) -> None:
+    (package / "model.onnx.data").write_bytes(b"short")
+    with pytest.raises(PackageError, match="is truncated"):
+        resolve_model(package)
+
+
+def test_a_corrupt_onnx_file_is_a_clear_error(package: Path) -> None:
+    (package / "model.onnx").write_bytes(b"\x08\n broken")
+    with pytest.raises(GraphError, match="no readable ONNX"):
+        _ = resolve_model(package / "model.onnx").lowered
+
+
+def lower(files: ModelFiles, max_slots: int = 4, context_length: int | None = None) -> Path:
+    provider = get_provider("cpu")
+    config = with_context(RunnerConfig(max_slots=max_slots, context_length=context_length), files)
+    return lowered_model(files, provider, config)
+
+
+def test_lowering_is_cached_by_model_and_context(package: Path, own_cache: Path) -> None:
+    files = resolve_model(package)
+    first = lower(files)
+    assert any(value.name == "seqlens_k" for value in ir.load(first).graph.inputs)
+    assert lower(files) == first
+    assert lower(files, max_slots=2) == first
+    assert lower(files, context_length=64) != first
+    assert len(list((own_cache / "lowered").iterdir())) == 2
+
+
+def test_a_damaged_lowered_graph_is_made_again(package: Path) -> None:
+    files = resolve_model(package)
+    path = lower(files)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert lower(files).read_bytes() == whole
+
+
+def test_a_graph_that_is_lowered_already_is_taken_as_it_is(package: Path, tmp_path: Path) -> None:
+    lowered = lower(resolve_model(package))
+    folder = tmp_path / "lowered"
+    shutil.copytree(lowered.parent, folder)
+    shutil.copy(package / "config.json", folder)
+    files = resolve_model(folder / "model.onnx")
+    assert files.lowered
+    assert lower(files) == folder / "model.onnx"
+
+
+def test_the_null_provider_needs_no_lowering(package: Path) -> None:
+    files = resolve_model(package)
+    config = with_context(RunnerConfig(), files)
+    assert lowered_model(files, get_provider("null"), config) == package / "model.onnx"
+
+
+def test_context_length_is_the_model_s_default_or_within_its_limit(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    files = resolve_model(checkpoint)
+    assert with_context(RunnerConfig(), files).context_length == config["max_position_embeddings"]
+    for wrong in (129, -1):
+        with pytest.raises(UsageError, match=rf"context length {wrong} is not in \[1, 128\]"):
+            with_context(RunnerConfig(context_length=wrong), files)
