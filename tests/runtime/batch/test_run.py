@@ -92,7 +92,7 @@ def test_a_large_file_is_never_held() -> None:
 
     def endless() -> Iterator[bytes]:
         nonlocal read
-        while read < 300:
+        while read < 100:
             read += 1
             yield b'{"prompt": "x", "max_tokens": 1}\n'
 
@@ -103,13 +103,13 @@ def test_a_large_file_is_never_held() -> None:
             return next(self.lines, b"")
 
     async def scenario() -> BatchSummary:
-        async with null_llm() as llm:
+        async with null_llm(max_slots=2, step_seconds=0.002) as llm:
             handler = LLMHandler()
             handler.ready(ServedModel(llm, INFO))
             batch = BatchRun(handler, lambda result: ahead.append(read - len(ahead)))
             return await batch.run(iter(LineReader(Source(), GREEDY)), in_flight=6)  # type: ignore[arg-type]
 
-    assert asyncio.run(scenario()).completed == 300
+    assert asyncio.run(scenario()).completed == 100
     assert max(ahead) <= 6
 
 
