@@ -70,7 +70,7 @@ def apply(pass_: GraphPass, model: ir.Model) -> list[str]:
 
 def evaluate(model: ir.Model, feed: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
     """Run a model of standard operators in ONNX's reference evaluator."""
-    return [np.asarray(value) for value in ReferenceEvaluator(ir.to_proto(model)).run(None, feed)]
+    return [np.asarray(value) for value in ReferenceEvaluator(ir.to_proto(model)).run(None, dict(feed))]
 
 
 def _constant(tensor: ir.TensorProtocol) -> str:

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt import pipeline, verify
+from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
+from carryall.runtime.errors import MissingExtraError, VerificationError
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def models(folder: Path, scale: float = 1.0) -> tuple[Path, Path]:
+    """A portable graph, and the same lowered, with one weight of the second scaled."""
+    checkpoint = write_tiny("llama", folder / "checkpoint", head_dim=16)
+    paths = (folder / "a.onnx", folder / "b.onnx")
+    for path in paths:
+        model = export_model(checkpoint)
+        if path is paths[1]:
+            value = model.graph.initializers["model.layers.1.mlp.down_proj.weight"]
+            assert value.const_value is not None
+            value.const_value = ir.tensor(value.const_value.numpy() * np.float32(scale), name=value.name)
+            pipeline.run(model, slot_passes(SlotOptions(context_length=32)))
+        ir.save(model, path, external_data=f"{path.name}.data")
+    return paths
+
+
+def test_equal_graphs_compare_equal(tmp_path: Path) -> None:
+    result = verify.verify(*models(tmp_path), PROMPT, max_kl=1e-6, steps=5)
+    assert result.max_rel < 1e-5
+    assert result.greedy_equal == result.steps == 6
+    assert result.mean_kl <= result.kl
+
+
+def test_a_changed_weight_is_seen(tmp_path: Path) -> None:
+    paths = models(tmp_path, scale=1.1)
+    result = verify.compare(*paths, PROMPT, steps=5)
+    assert result.max_rel > 1e-3
+    assert result.kl > 1e-4
+    with pytest.raises(VerificationError, match=r"KL .* is above 1e-06"):
+        verify.verify(*paths, PROMPT, max_kl=1e-6, steps=5)
+
+
+def test_a_graph_is_driven_by_the_contract_its_inputs_follow(tmp_path: Path) -> None:
+    portable, lowered = models(tmp_path)
+    assert isinstance(verify.runner(portable), verify.PortableRunner)
+    assert isinstance(verify.runner(lowered), verify.SlotRunner)
+
+
+def test_without_onnxruntime_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'carryall\[cpu\]'"):
+        verify.PortableRunner(tmp_path / "any.onnx")
