@@ -252,13 +252,14 @@ class Trainer:
         source = batches(files, args.window, args.batch, random.Random(args.seed))
         self.gradients(next(source)[: args.micro])  # compile before there are threads
         start = saved = time.monotonic()
-        steps = 0
+        steps, mean = 0, 0.0
         while (done := (time.monotonic() - start) / 60 / args.minutes) < 1 and steps != args.max_steps:
             loss = self.step(next(source), min(1.0, (steps + 1) / args.warmup, (1 - done) / args.decay))
             steps += 1
+            mean += 0.05 * (loss - mean) if steps > 1 else loss
             if steps % 50 == 0:
                 rate = steps * args.batch * args.window / (time.monotonic() - start)
-                print(f"{100 * done:.1f} %, step {steps}, loss {loss:.3f}, {rate:.0f} tokens/s", flush=True)
+                print(f"{100 * done:.1f} %: step {steps}, loss {mean:.3f}, {rate:.0f} tokens/s", flush=True)
             if time.monotonic() - saved > 60 * args.save_every:
                 saved = time.monotonic()
                 save()
@@ -356,7 +357,8 @@ GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment makes training about 1.
     add("--out", type=Path, required=True, help="folder to write")
     add("--minutes", type=float, default=60, help="time to train for (default %(default)s)")
     add("--init", type=Path, help="continue from this folder's weights, sizes and tokenizer")
-    add("--teacher", type=Path, help="learn this model's predictions too; new networks take its tokenizer")
+    add("--teacher", type=Path, help="learn this folder's predictions too; a new network takes its tokenizer")
+    add("--tokenizer", type=Path, help="take this folder's tokenizer for a new network")
     sizes = {"hidden": 256, "layers": 8, "heads": 4, "kv-heads": 2, "ff": 768, "vocab": 4096}
     for name, value in sizes.items():
         add(f"--{name}", type=int, default=value, help="size of a new network (default %(default)s)")
@@ -364,6 +366,9 @@ GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment makes training about 1.
     add("--window", type=int, default=512, help="tokens per training window (default %(default)s)")
     add("--batch", type=int, default=12, help="windows per step, all threads together (default %(default)s)")
     add("--micro", type=int, default=2, help="windows a thread takes at a time (default %(default)s)")
+    add(
+        "--repeat", type=int, default=5, help="uses per epoch of files other than tests (default %(default)s)"
+    )
     add("--lr", type=float, default=3e-3, help="full learning rate (default %(default)s)")
     add("--warmup", type=int, default=100, help="steps in which the rate rises (default %(default)s)")
     add("--decay", type=float, default=0.5, help="last part of the time, when it falls (default %(default)s)")
@@ -381,7 +386,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     held, library, others = read_sources()
     held, library, others = (texts[: args.max_files] for texts in (held, library, others))
-    known = args.init or args.teacher
+    known = args.init or args.teacher or args.tokenizer
     if known:
         tokenizer = Tokenizer.from_file(str(known / "tokenizer.json"))
     else:
@@ -393,7 +398,7 @@ def main(argv: list[str] | None = None) -> None:
         config = new_config(args, tokenizer.get_vocab_size())
         weights = new_weights(config, args.seed)
     teacher = load_file(args.teacher / "model.safetensors") if args.teacher else None
-    files = 2 * encode(tokenizer, library) + encode(tokenizer, others)
+    files = args.repeat * encode(tokenizer, library) + encode(tokenizer, others)
 
     trainer = Trainer(weights, teacher, args)
     began = time.monotonic()
@@ -407,7 +412,7 @@ def main(argv: list[str] | None = None) -> None:
     facts = {
         "Command": f"`tools/train_demo_model.py {shlex.join(argv or sys.argv[1:])}`",
         "Trained": f"{minutes:.0f} minutes, {steps} steps, {seen:.1f} M tokens",
-        "Epoch": f"{epoch:.1f} M tokens: library files twice, tests and code tables once",
+        "Epoch": f"{epoch:.1f} M tokens: library files {args.repeat} times, tests and code tables once",
         "Held-out loss": f"{loss:.4f} (perplexity {math.exp(loss):.3f}), bf16 weights computed in fp32",
     }
     print(*(f"{name}: {value}" for name, value in facts.items()), sep="\n")
