@@ -64,7 +64,7 @@ def _show_steps(console: Console, steps: Sequence[Step]) -> None:
         _operators(before, f"before: {before.nodes} nodes"),
         _operators(after, f"after: {after.nodes} nodes"),
     ]
-    console.print(Padding(Columns(graphs, padding=(0, 6)), (0, 0, 1, 0)))
+    console.print(Padding(Columns(graphs, padding=(0, 4)), (0, 0, 1, 0)))
 
 
 def _operators(step: Step, title: str) -> Table:
@@ -74,7 +74,7 @@ def _operators(step: Step, title: str) -> Table:
     )
     top = list(step.operators.items())[:OPERATORS_SHOWN]
     for name, count in top:
-        table.add_row(name.split("::")[-1], Text("█" * max(1, round(count / 4)) + f" {count}", style="cyan"))
+        table.add_row(name.split("::")[-1], Text("█" * max(1, round(count / 6)) + f" {count}", style="cyan"))
     rest = step.nodes - sum(count for _, count in top)
     table.add_row(f"{len(step.operators) - len(top)} others", Text(f"{rest}", style="dim"))
     return table
