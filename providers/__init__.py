@@ -17,7 +17,9 @@ from .base import Provider
 ENTRY_POINT_GROUP = "carryall.providers"
 
 # Modules of this folder that are parts, not providers.
-_PARTS = frozenset({"base", "doctor", "kv_memory", "machine", "ort", "slot_graph", "slot_runner"})
+_PARTS = frozenset(
+    {"base", "doctor", "kv_memory", "machine", "ort", "ort_provider", "slot_graph", "slot_runner"}
+)
 
 
 def _built_in() -> list[str]:

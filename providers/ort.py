@@ -33,6 +33,13 @@ _WHEELS = {
     "onnxruntime-training": None,
     "onnxruntime-silicon": None,
 }
+# The extra of ours that brings an execution provider.
+_EXTRAS = {
+    CPU: "cpu",
+    "CUDAExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "DmlExecutionProvider": "directml",
+}
 _FATAL_ONLY = 4
 
 
@@ -51,12 +58,15 @@ def wheel_conflict(wheels: Mapping[str, str]) -> str | None:
     """Why these wheels cannot be installed together and what to do, or None if at most one is."""
     if len(wheels) < 2:
         return None
-    listed = ", ".join(f"{name} {version}" for name, version in wheels.items())
     extras = " or ".join(f"'carryall[{_WHEELS[name]}]'" for name in wheels if _WHEELS.get(name))
     return (
-        f"several onnxruntime wheels overwrite each other's files: {listed}. "
+        f"several onnxruntime wheels overwrite each other's files: {_listed(wheels)}. "
         f"Keep one: pip uninstall -y {' '.join(wheels)} && pip install {extras or 'carryall[cpu]'}"
     )
+
+
+def _listed(wheels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in wheels.items())
 
 
 @functools.cache
@@ -118,12 +128,15 @@ def check_available(execution_provider: str) -> None:
     """Raise ProviderUnavailableError unless this onnxruntime build contains the execution provider."""
     onnxruntime = load_onnxruntime(execution_provider)
     built_in = onnxruntime.get_available_providers()
-    if execution_provider not in built_in:
-        wheels = ", ".join(f"{name} {version}" for name, version in installed_wheels().items())
-        raise ProviderUnavailableError(
-            f"{execution_provider} is not part of the installed {wheels or 'onnxruntime'}, which has "
-            f"{', '.join(built_in)}. Install the wheel that brings it; `carryall doctor` says which."
-        )
+    if execution_provider in built_in:
+        return
+    wheels = installed_wheels()
+    extra = _EXTRAS.get(execution_provider)
+    remedy = f"pip uninstall -y {' '.join(wheels)} && pip install 'carryall[{extra}]'" if extra else ""
+    raise ProviderUnavailableError(
+        f"{execution_provider} is not part of {_listed(wheels) or 'this onnxruntime'}, which has "
+        f"{', '.join(built_in)}. Install a wheel that has it{f': {remedy}' if remedy else ''}"
+    )
 
 
 def check_registered(asked: list[str], registered: list[str], model: str) -> None:

@@ -32,7 +32,7 @@ def quiet() -> Any:
 
 def test_a_missing_provider_is_an_error() -> None:
     with pytest.raises(
-        ProviderUnavailableError, match=r"CUDAExecutionProvider is not part of .*carryall doctor"
+        ProviderUnavailableError, match=r"CUDAExecutionProvider is not part of .*carryall\[cuda\]"
     ):
         InferenceSession(RELU, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
 

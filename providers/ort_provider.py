@@ -1,0 +1,77 @@
+"""What all ONNX Runtime targets share: strict sessions and a slot runner. A target states how it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ..graph_opt.lower.kernels import Kernels
+from ..graph_opt.lower.slots import SlotOptions, slot_passes
+from ..runtime.errors import CarryallError, UsageError
+from . import ort
+from .base import Provider, Runner, RunnerConfig
+from .slot_runner import SlotRunner
+
+
+class OrtProvider(Provider):
+    """A provider that is one of ONNX Runtime's execution providers."""
+
+    execution_provider: str
+    kernels: ClassVar[Kernels]  # what its kernels take; decides the lowering
+    options: ClassVar[Mapping[str, Any]] = {}  # what RunnerConfig.options may set, with the defaults
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else why not and what to do about it."""
+        try:
+            ort.check_available(self.execution_provider)
+        except CarryallError as error:
+            return str(error)
+        return None
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Passes that lower a portable decoder graph to slots, in order."""
+        if config.context_length is None:
+            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
+        return slot_passes(SlotOptions(context_length=config.context_length, kernels=self.kernels))
+
+    def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
+        """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""
+        return self._open(model, options or RunnerConfig(), fixed_shapes=True)
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation."""
+        return SlotRunner(self._open(model, config, fixed_shapes=False), config, str(model))
+
+    def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """``session.*`` configuration entries; ``options`` are the given ones over the defaults."""
+        return {}
+
+    def provider_options(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Options of the execution provider itself."""
+        return {}
+
+    def num_threads(self) -> int:
+        """Threads where the caller does not say; 0 leaves it to onnxruntime."""
+        return 0
+
+    def _open(self, model: Path, config: RunnerConfig, *, fixed_shapes: bool) -> Any:
+        self._check_options(config.options)
+        options = {**self.options, **config.options}
+        settings = ort.session_options(
+            config.num_threads or self.num_threads(), self.session_entries(options), fixed_shapes=fixed_shapes
+        )
+        return ort.open_session(model, self.execution_provider, settings, self.provider_options(options))
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise UsageError(f"provider '{self.name}' has no option '{name}'; it has: {known}")
+            kind = type(self.options[name])
+            if not isinstance(value, kind):
+                raise UsageError(
+                    f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
+                )
