@@ -1,0 +1,18 @@
+"""Named lists of passes. Those that lower to a target belong to the target: ``Provider.passes``."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+
+def portable_passes() -> list[ir.passes.PassBase]:
+    """Clean up any graph without leaving standard ONNX. None of these reads a weight."""
+    return [
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.IdentityEliminationPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+    ]
