@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
-from .top_candidates import Candidates, Integers, Logits, candidates_above, top_candidates
+from .top_candidates import Candidates, Integers, Row, candidates_above, grouped, top_candidates
 
 Floats = npt.NDArray[np.float64]
-_Path = Callable[[Logits, Sequence[SamplingParams], Floats], Integers]
+_Path = Callable[[Sequence[Row], Sequence[SamplingParams], Floats], Integers]
 
-_NUCLEUS_WIDTHS = (64, 1024)  # candidates looked at before the whole vocabulary is sorted
+_NUCLEUS_WIDTHS = (64, 512, 4096)  # candidates looked at before the whole vocabulary is sorted
 _BLOCK = 128
+_COLDEST = 1e-30  # what a float32 still divides by
+
+_F = TypeVar("_F", np.float32, np.float64)
 
 
-def draw(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+def draw(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     """Draw one token a row: temperature, then top-k, then top-p, then min-p.
 
     Each row's result depends on nothing but its own logits, options and uniform.
 
     Args:
-        logits: [rows, vocab_size], the largest of each row finite.
+        rows: per row, logits [vocab_size], the largest finite.
         params: per row; none greedy.
         uniforms: [rows] in [0, 1).
     """
-    tokens = np.empty(len(logits), np.int64)
+    tokens = np.empty(len(rows), np.int64)
     paths: dict[_Path, list[int]] = {}
-    for row, options in enumerate(params):
-        paths.setdefault(_path(options, logits.shape[1]), []).append(row)
-    for path, rows in paths.items():
-        tokens[rows] = path(logits[rows], [params[row] for row in rows], uniforms[rows])
+    for i, options in enumerate(params):
+        paths.setdefault(_path(options, len(rows[i])), []).append(i)
+    for path, chosen in paths.items():
+        tokens[chosen] = path([rows[i] for i in chosen], [params[i] for i in chosen], uniforms[chosen])
     return tokens
 
 
@@ -44,68 +48,85 @@ def _path(params: SamplingParams, vocab_size: int) -> _Path:
     return _draw_min_p if params.min_p > 0.0 else _draw_any
 
 
-def _draw_top_k(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+def _draw_top_k(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     top_k = np.array([options.top_k for options in params], np.int64)
-    candidates = top_candidates(logits, top_k)
-    weights = _weights(candidates.logits, params)
+    candidates = top_candidates(rows, top_k)
+    weights = _weights(candidates.logits.astype(np.float64), params)
     weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
     return _choose(candidates, weights, weights.sum(axis=1), params, uniforms)
 
 
-def _draw_nucleus(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+def _draw_nucleus(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     """Look at ever more candidates until they hold the wanted share of the whole row's mass."""
-    total = _weights(logits, params).sum(axis=1)
+    total = _mass(rows, params)
     wanted = total * np.array([options.top_p for options in params])
-    tokens = np.empty(len(logits), np.int64)
-    rows = np.arange(len(logits))
-    for width in (*_NUCLEUS_WIDTHS, logits.shape[1]):
-        count = np.full(len(rows), min(width, logits.shape[1]), np.int64)
-        candidates = top_candidates(logits[rows], count)
-        some = [params[row] for row in rows.tolist()]
-        weights = _weights(candidates.logits, some)
-        found = _choose(candidates, weights, total[rows], some, uniforms[rows])
-        enough = (weights.sum(axis=1) >= wanted[rows]) | (count == logits.shape[1])
-        tokens[rows[enough]] = found[enough]
-        rows = rows[~enough]
-        if not len(rows):
+    tokens = np.empty(len(rows), np.int64)
+    left = np.arange(len(rows))
+    for width in (*_NUCLEUS_WIDTHS, len(rows[0])):
+        count = np.full(len(left), min(width, len(rows[0])), np.int64)
+        candidates = top_candidates([rows[i] for i in left.tolist()], count)
+        some = [params[i] for i in left.tolist()]
+        weights = _weights(candidates.logits.astype(np.float64), some)
+        enough = (weights.sum(axis=1) >= wanted[left]) | (count == len(rows[0]))
+        found = _choose(candidates, weights, total[left], some, uniforms[left])
+        tokens[left[enough]] = found[enough]
+        left = left[~enough]
+        if not len(left):
             break
     return tokens
 
 
-def _draw_min_p(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+def _draw_min_p(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     # One float32 step of slack, so that rounding drops nobody here; _choose decides exactly.
     spread = np.array([options.temperature * np.log(options.min_p) for options in params])
-    threshold = np.nextafter((logits.max(axis=1) + spread).astype(np.float32), np.float32(-np.inf))
-    candidates = candidates_above(logits, threshold)
-    weights = _weights(candidates.logits, params)
+    largest = np.array([row.max() for row in rows])
+    threshold = np.nextafter((largest + spread).astype(np.float32), np.float32(-np.inf))
+    candidates = candidates_above(rows, threshold)
+    weights = _weights(candidates.logits.astype(np.float64), params)
     return _choose(candidates, weights, weights.sum(axis=1), params, uniforms)
 
 
-def _draw_any(logits: Logits, params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+def _draw_any(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     """Inverse of the cumulative distribution in two levels: find the block, then the token in it."""
-    weights = _weights(logits, params)
-    starts = np.arange(0, logits.shape[1], _BLOCK)
-    mass = np.cumsum(np.add.reduceat(weights, starts, axis=1), axis=1)
-    target = uniforms * mass[:, -1]
-    block = np.minimum((mass <= target[:, None]).sum(axis=1), len(starts) - 1)
-    tokens = np.empty(len(logits), np.int64)
-    for row, at in enumerate(block):
-        inside = np.cumsum(weights[row, at * _BLOCK : (at + 1) * _BLOCK])
-        before = mass[row, at - 1] if at else 0.0
-        last = int(np.searchsorted(inside, inside[-1]))  # rounding must not reach a token of no weight
-        tokens[row] = at * _BLOCK + min(
-            int(np.searchsorted(inside, target[row] - before, side="right")), last
-        )
+    tokens = np.empty(len(rows), np.int64)
+    for chosen, logits in grouped(rows):
+        weights = _weights(logits, params[chosen])
+        starts = np.arange(0, logits.shape[1], _BLOCK)
+        sums = np.add.reduceat(weights, starts, axis=1).astype(np.float64)
+        mass = np.cumsum(sums, axis=1)
+        target = uniforms[chosen] * mass[:, -1]
+        block = np.minimum((mass <= target[:, None]).sum(axis=1), len(starts) - 1)
+        for i, at in enumerate(block.tolist()):
+            inside = weights[i, at * _BLOCK : (at + 1) * _BLOCK]
+            before = mass[i, at] - sums[i, at]
+            tokens[chosen.start + i] = at * _BLOCK + _inverse(inside, target[i] - before)
     return tokens
 
 
-def _weights(logits: Logits, params: Sequence[SamplingParams]) -> Floats:
-    """exp(logits / temperature), scaled so that the largest of each row is 1."""
-    temperature = np.array([options.temperature for options in params])[:, None]
-    below: Floats = (logits - logits.max(axis=1, keepdims=True)).astype(np.float64)
+def _inverse(weights: npt.NDArray[np.float32], target: float) -> int:
+    """The first index at which the cumulative sum exceeds ``target``; never one without weight."""
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    last = int(np.searchsorted(cumulative, cumulative[-1]))
+    return min(int(np.searchsorted(cumulative, target, side="right")), last)
+
+
+def _mass(rows: Sequence[Row], params: Sequence[SamplingParams]) -> Floats:
+    """Per row, the sum of all weights."""
+    mass = np.empty(len(rows), np.float64)
+    for chosen, logits in grouped(rows):
+        # Row by row: the order of a sum over several rows could depend on how many there are.
+        mass[chosen] = [weights.sum(dtype=np.float64) for weights in _weights(logits, params[chosen])]
+    return mass
+
+
+def _weights(logits: npt.NDArray[_F], params: Sequence[SamplingParams]) -> npt.NDArray[_F]:
+    """exp(logits / temperature) in the logits' precision, scaled so that the largest of each row is 1."""
+    temperature = np.array([max(options.temperature, _COLDEST) for options in params], logits.dtype)
+    weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        below /= temperature
-    return np.asarray(np.exp(below, out=below), np.float64)
+        weights /= temperature[:, None]
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _choose(

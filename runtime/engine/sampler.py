@@ -6,18 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .draw import draw
 from .sampling_state import SamplingState
-from .top_candidates import top_candidates
-
-Row = npt.NDArray[np.float32]  # [vocab_size]
+from .top_candidates import Row, top_candidates
 
 NO_TOKEN = -1
-
-# Rows are stacked for random choice in groups of about this many logits, which fit into a core's own cache.
-_GROUP_LOGITS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +41,18 @@ def sample(logits: Sequence[Row], states: Sequence[SamplingState]) -> list[Sampl
     processed = [state.processed(row) for row, state in zip(logits, states, strict=True)]
     tokens = [_most_likely(row) for row in processed]
     random = [i for i, state in enumerate(states) if not state.params.greedy and tokens[i] != NO_TOKEN]
-    group = max(1, _GROUP_LOGITS // len(processed[0])) if processed else 1
-    for start in range(0, len(random), group):
-        chosen = random[start : start + group]
-        drawn = draw(
-            np.stack([processed[i] for i in chosen]),
-            [states[i].params for i in chosen],
-            np.array([states[i].uniform() for i in chosen]),
-        )
-        for i, token in zip(chosen, drawn.tolist(), strict=True):
+    if random:
+        uniforms = np.array([states[i].uniform() for i in random])
+        drawn = draw([processed[i] for i in random], [states[i].params for i in random], uniforms)
+        for i, token in zip(random, drawn.tolist(), strict=True):
             tokens[i] = token
-    return [
-        Sample(token, _logprobs(row, token, state.params.logprobs))
-        for row, token, state in zip(logits, tokens, states, strict=True)
+    samples = [Sample(token) for token in tokens]
+    wanted = [
+        i for i, state in enumerate(states) if state.params.logprobs is not None and tokens[i] != NO_TOKEN
     ]
+    for i, logprobs in zip(wanted, _logprobs(logits, tokens, states, wanted), strict=True):
+        samples[i] = Sample(tokens[i], logprobs)
+    return samples
 
 
 def _most_likely(logits: Row) -> int:
@@ -69,20 +61,28 @@ def _most_likely(logits: Row) -> int:
     return token if np.isfinite(logits[token]) else NO_TOKEN
 
 
-def _logprobs(logits: Row, token: int, alternatives: int | None) -> tuple[TokenLogprob, ...]:
-    if alternatives is None or token == NO_TOKEN:
-        return ()
-    largest = logits.max()
+def _logprobs(
+    logits: Sequence[Row], tokens: Sequence[int], states: Sequence[SamplingState], wanted: Sequence[int]
+) -> list[tuple[TokenLogprob, ...]]:
+    """For each of the ``wanted`` rows, its token's log-probability and those of the most likely others."""
+    if not wanted:
+        return []
+    counts = [min(states[i].params.logprobs or 0, len(logits[i])) for i in wanted]
+    top = top_candidates([logits[i] for i in wanted], np.maximum(counts, 1)).token_ids.tolist()
+    return [
+        _row_logprobs(logits[i], tokens[i], others[:count])
+        for i, others, count in zip(wanted, top, counts, strict=True)
+    ]
+
+
+def _row_logprobs(logits: Row, token: int, others: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    largest, own = logits.max(), logits[token]
     normalizer = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    own = logits[token]
     rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))
     result = [TokenLogprob(token, float(own) - normalizer, rank)]
-    if alternatives:
-        count = min(alternatives, len(logits))
-        top = top_candidates(logits[None], np.array([count])).token_ids[0, :count].tolist()
-        result += [
-            TokenLogprob(other, float(logits[other]) - normalizer, place)
-            for place, other in enumerate(top, start=1)
-            if other != token
-        ]
+    result += [
+        TokenLogprob(other, float(logits[other]) - normalizer, place)
+        for place, other in enumerate(others, start=1)
+        if other != token
+    ]
     return tuple(result)

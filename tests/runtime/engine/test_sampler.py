@@ -71,7 +71,7 @@ def test_filters_agree_with_the_plain_reference(
     logits = random_logits(seed, vocab_size, ties)
     one = state(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected, margin = reference(logits, one.params, one.uniform())
-    assume(margin > 1e-9)  # closer calls are a matter of rounding
+    assume(margin > 1e-5)  # closer calls are a matter of rounding
     (result,) = sample([logits], [one])
     if 0 < top_k < vocab_size or top_p < 1 or min_p > 0:
         assert result.token_id == expected

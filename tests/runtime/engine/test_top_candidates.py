@@ -23,7 +23,7 @@ def test_candidates_begin_with_the_exact_top_k(
     if ties:
         logits = np.round(logits)
     count = np.array([max(1, round(f * vocab_size)) for f in fractions])
-    found = top_candidates(logits, count)
+    found = top_candidates(list(logits), count)
     for row, k in enumerate(count):
         expected = np.argsort(-logits[row], kind="stable")[:k]
         assert np.array_equal(found.token_ids[row, :k], expected)
@@ -31,12 +31,12 @@ def test_candidates_begin_with_the_exact_top_k(
 
 
 def test_few_candidates_are_looked_at_in_a_large_vocabulary() -> None:
-    logits = np.random.default_rng(0).normal(0, 3, (1, 150_000)).astype(np.float32)
-    assert top_candidates(logits, np.array([50])).logits.shape[1] < 200
+    logits = np.random.default_rng(0).normal(0, 3, 150_000).astype(np.float32)
+    assert top_candidates([logits], np.array([50])).logits.shape[1] < 200
 
 
 def test_threshold_keeps_what_reaches_it_and_pads_shorter_rows() -> None:
     logits = np.array([[1, 5, 3], [9, 0, 0]], np.float32)
-    found = candidates_above(logits, np.array([3, 9], np.float32))
+    found = candidates_above(list(logits), np.array([3, 9], np.float32))
     assert found.token_ids[0].tolist() == [1, 2]
     assert found.logits.tolist() == [[5, 3], [9, -np.inf]]
