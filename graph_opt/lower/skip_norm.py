@@ -52,7 +52,7 @@ def _misfit(node: ir.Node, add: ir.Node) -> str | None:
 def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
     attributes = {"epsilon": float_attribute(node, "epsilon", 1e-5)}
     operands = [*add.inputs, *node.inputs[1:]]
-    fused = insert(node, _LOWERED[node.op_type], operands, attributes, domain=MICROSOFT, num_outputs=4)
+    fused = insert(add, _LOWERED[node.op_type], operands, attributes, domain=MICROSOFT, num_outputs=4)
     fused.name = node.name
     for unused in fused.outputs[1:3]:
         unused.name = ""

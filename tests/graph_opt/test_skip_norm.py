@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
+from onnx_ir.passes import common
 
 from carryall.graph_opt.lower.skip_norm import SkipNormPass
 
@@ -24,6 +25,14 @@ def test_layer_norm_of_a_sum_keeps_its_bias() -> None:
     assert apply(SkipNormPass(), model) == []
     fused = "y, m, v, total = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (a, b, w, beta)"
     assert_same(model, graph(f"{SIGNATURE} {{ {fused} }}", w=W, beta=2 * W))
+
+
+def test_readers_of_the_sum_before_the_norm_still_come_after_it() -> None:
+    body = "t = Add(a, b) total = Neg(t) y = RMSNormalization <axis = -1> (t, w)"
+    model = graph(f"{SIGNATURE} {{ {body} }}", w=W)
+    apply(SkipNormPass(), model)
+    assert [node.op_type for node in model.graph] == ["SkipSimplifiedLayerNormalization", "Neg"]
+    common.CheckerPass()(model)
 
 
 @pytest.mark.parametrize(
