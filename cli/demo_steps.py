@@ -10,7 +10,6 @@ from pathlib import Path
 from ..exporter.demo import demo_path
 from ..exporter.export import export_package
 from ..exporter.package import Package, Progress
-from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import quantization
 from ..providers import get_provider
@@ -69,9 +68,7 @@ def _quantize(source: Path, out: Path, tell: Progress) -> None:
     method = quantization("int4")
     quantizer = method.quantizer()
     model, _ = run(Package.open(source).load(), [quantizer])
-    write_graph(
-        model, source, out, passes=(pass_name(quantizer),), quantization=method.record(), progress=tell
-    )
+    write_graph(model, source, out, passes=(quantizer.name,), quantization=method.record(), progress=tell)
 
 
 def _optimize(source: Path, out: Path, tell: Progress) -> None:

@@ -10,7 +10,6 @@ import click
 
 from ..exporter.export import export_package
 from ..exporter.package import Package
-from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import METHODS, quantization
 from ..runtime.errors import UsageError
@@ -56,7 +55,7 @@ def command(source: str, out: Path, quantize: str, as_json: bool, quiet: bool) -
             out,
             transform=None if chosen is None else lambda model: run(model, [chosen.quantizer()])[0],
             quantization=None if chosen is None else chosen.record(),
-            passes=() if chosen is None else (pass_name(chosen.quantizer()),),
+            passes=() if chosen is None else (chosen.quantizer().name,),
             progress=tell,
         )
     show_package(package, time.perf_counter() - start, as_json=as_json)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..exporter.package import DATA_FILE, MODEL_FILE
 from ..graph_opt import pipeline
+from ..graph_opt.pipelines import portable_passes
 from ..graph_opt.verify import Comparison
 from ..providers import get_provider, provider_names
 from ..providers.base import RunnerConfig
@@ -39,7 +40,7 @@ PORTABLE = "portable"
 @click.option("--max-kl", default=1e-4, show_default=True, help="The bar of --verify: KL divergence in nats.")
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
-    "--pass", "extra", multiple=True, metavar="MODULE:CLASS", help="Run your own pass first. May be repeated."
+    "--pass", "extra", multiple=True, metavar="MODULE:CLASS", help="Run a pass of your own. May be repeated."
 )
 @click.option(
     "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
@@ -72,8 +73,8 @@ def command(
         carryall optimize model.onnx smaller.onnx --pass mypackage.passes:MyPass --verify
     """
     graph, _ = load_graph(source)
-    passes = [pipeline.load_pass(spec) for spec in extra]
-    passes += _target_passes(target, context_length or default_context_length(source, graph))
+    own = [pipeline.load_pass(spec) for spec in extra]
+    passes = _target_passes(target, own, context_length or default_context_length(source, graph))
     graph, report = pipeline.run(graph, passes, disable=disable)
     found = _verify(source, graph, max_kl) if verify else None
     names = tuple(one.name for one in report.passes)
@@ -89,21 +90,23 @@ def command(
         click.echo(describe(found))
 
 
-def _target_passes(target: str, context_length: int | None) -> list[ir.passes.PassBase]:
-    """Return the passes of a target.
+def _target_passes(
+    target: str, own: list[ir.passes.PassBase], context_length: int | None
+) -> list[ir.passes.PassBase]:
+    """Return the passes of a target, with the user's own between the portable ones and those for kernels.
 
     Raises:
         UsageError: there is no such target, or nothing says how long sequences may be.
     """
     if target == PORTABLE:
-        return []
+        return [*portable_passes(), *own]
     if target not in provider_names():
         raise UsageError(
             f"unknown target '{target}'; the targets are: {', '.join([PORTABLE, *provider_names()])}"
         )
     if context_length is None:
         raise UsageError("the graph does not say how long a sequence may be; add --context-length")
-    return get_provider(target).passes(RunnerConfig(context_length=context_length))
+    return [*own, *get_provider(target).passes(RunnerConfig(context_length=context_length))]
 
 
 def _verify(source: str, graph: ir.Model, max_kl: float) -> Comparison:

@@ -43,6 +43,7 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
         bar = _Bar(bars.Progress(*columns, console=console), label)
         try:
             yield bar
+            bar.fill()
         finally:
             bar.stop()
 
@@ -58,11 +59,21 @@ class _Bar:
     def __init__(self, bar: bars.Progress, label: str) -> None:
         self._bar = bar
         self._task = bar.add_task(label, total=None)
-        self.stop = bar.stop
+        self._total: int | None = None
 
     def __call__(self, done: int, total: int, name: str = "") -> None:
+        self._total = total
         self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
+
+    def fill(self) -> None:
+        """Show all as done: what is too small to be reported is done too."""
+        if self._total is not None:
+            self._bar.update(self._task, completed=self._total)
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()
 
 
 class _PlainLines:

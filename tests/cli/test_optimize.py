@@ -86,7 +86,7 @@ def test_a_pass_of_one_s_own_runs(package: Path, tmp_path: Path, breaking: str) 
     assert result.exit_code == 0, result.output
     assert "Breaking" in result.stdout
     record = json.loads((tmp_path / "out" / "carryall.json").read_text())
-    assert record["passes"][0] == "Breaking"
+    assert record["passes"][-1] == "Breaking"
     differs = run("verify", package, tmp_path / "out", "--json")
     assert differs.exit_code == 1
     assert json.loads(differs.stdout)["passed"] is False
