@@ -114,6 +114,22 @@ def test_a_full_queue_asks_to_retry() -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_id_in_use_is_refused_and_its_owner_lives_on() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, serving(llm) as served:
+            request = pb.GenerateRequest(
+                text="x", request_id="r1", sampling={"max_tokens": 50, "ignore_eos": True}
+            )
+            owner = served.stub.Generate(request)
+            first = await owner.read()
+            assert first.request_id == "r1"
+            code, details = await code_of(read(served.stub.Generate(request)))
+            assert (code, "'r1' is in use" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
+            assert len(joined([first, *await read(owner)])[1]) == 50
+
+    asyncio.run(scenario())
+
+
 def test_a_failing_model_is_an_internal_error() -> None:
     def fail(rows: object) -> None:
         raise ProviderRuntimeError("the device is on fire")
