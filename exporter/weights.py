@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
+_CHUNK_BYTES = 32 << 20  # converted at once, so that little of a large tensor is in memory twice
 
 
 class WeightWarning(UserWarning):
@@ -177,14 +178,18 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:
-    array = _contiguous(view(entry.file.array(entry))).astype(np.float32)
-    entry.file.forget(entry)
+    array = view(entry.file.array(entry))
+    result = np.empty(array.shape, np.float32)
+    rows = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
+    for start in range(0, len(array), rows):
+        result[start : start + rows] = _contiguous(array[start : start + rows])
+        entry.file.forget(entry)
     # NaN and infinity survive a sum; the exact look is only worth it then.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not np.isfinite(array.sum())
-    if suspicious and not np.isfinite(array).all():
+        suspicious = not np.isfinite(result.sum())
+    if suspicious and not np.isfinite(result).all():
         warnings.warn(f"tensor '{name}' holds NaN or infinity", WeightWarning, stacklevel=2)
-    return array
+    return result
 
 
 def _contiguous(array: Array) -> Array:

@@ -4,8 +4,8 @@ Run in an environment with optimum-onnx, which carryall itself does not need:
 
     python tools/check_optimum.py PACKAGE CHECKPOINT
 
-optimum-onnx 0.1 makes the first, empty cache itself. For some families (qwen3, smollm3, phi3 with grouped heads)
-it takes sizes that are not the configured ones, so such checkpoints fail there whoever exported them.
+optimum-onnx 0.1 makes the first, empty cache itself. For some families (qwen3, smollm3, phi3 with grouped
+heads) it takes sizes that are not the configured ones; such checkpoints fail there whoever exported them.
 """
 
 from __future__ import annotations
