@@ -7,6 +7,7 @@ import inspect
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..exporter import export
 from .options import json_option, print_json
@@ -31,5 +32,5 @@ def command(as_json: bool) -> None:
         return
     table = Table("model_type", "what it is", box=None, pad_edge=False)
     for name, text in about.items():
-        table.add_row(name, text)
+        table.add_row(name, Text(text))
     Console().print(table)
