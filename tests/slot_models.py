@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ HIDDEN = HEADS * HEAD_DIM
 CONTEXT = 64
 
 Floats = npt.NDArray[np.float32]
+_FLOAT = ir.DataType.FLOAT
+_INT8_SCALE = 0.08  # of keys and values, whose magnitude stays below 10
 
 
 def slot_weights(seed: int = 0) -> dict[str, Floats]:
@@ -26,11 +29,9 @@ def slot_weights(seed: int = 0) -> dict[str, Floats]:
     return weights
 
 
-def save_slot_model(path: Path, *, context_length: int | None = CONTEXT, vocab: int = VOCAB) -> Path:
-    """Write the slot graph with ``slot_weights()``; ``vocab`` may cut the embedding."""
-    weights = slot_weights()
-    graph = _graph({**weights, "embedding": weights["embedding"][:vocab]})
-    model = ir.Model(graph, ir_version=10)
+def save_slot_model(path: Path, *, context_length: int | None = CONTEXT, kv: ir.DataType = _FLOAT) -> Path:
+    """Write the slot graph with ``slot_weights()``; ``kv`` is FLOAT, FLOAT16 or INT8."""
+    model = ir.Model(_graph(slot_weights(), kv), ir_version=10)
     if context_length is not None:
         model.metadata_props["context_length"] = str(context_length)
     ir.save(model, path)
@@ -57,7 +58,7 @@ def reference_logits(tokens: npt.ArrayLike) -> Floats:
     return np.asarray(x @ weights["embedding"].T, np.float32)
 
 
-def _graph(weights: dict[str, Floats]) -> ir.Graph:
+def _graph(weights: dict[str, Floats], kv: ir.DataType) -> ir.Graph:
     ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "sequence"])
     lengths = ir.val("seqlens_k", ir.DataType.INT32, ["batch"])
     total = ir.val("total_sequence_length", ir.DataType.INT32, [])
@@ -68,23 +69,17 @@ def _graph(weights: dict[str, Floats]) -> ir.Graph:
     inputs, outputs = [ids, lengths, total, wanted], []
     x = tape.op("Gather", [constants["embedding"], ids])
     for layer in range(LAYERS):
-        past = [_cache(f"past_key_values.{layer}.{kind}") for kind in ("key", "value")]
+        past = [_cache(f"past_key_values.{layer}.{kind}", kv) for kind in ("key", "value")]
         q, k, v = tape.op_multi_out(
             "Split",
             [tape.op("MatMul", [x, constants[f"qkv.{layer}"]]), _split(constants)],
             {"axis": -1},
             num_outputs=3,
         )
-        attended, *present = tape.op_multi_out(
-            "GroupQueryAttention",
-            [q, k, v, *past, lengths, total],
-            {"num_heads": HEADS, "kv_num_heads": KV_HEADS},
-            domain="com.microsoft",
-            num_outputs=3,
-        )
+        attended, *present = _attention(tape, [q, k, v, *past, lengths, total], kv, constants)
         for value, kind in zip(present, ("key", "value"), strict=True):
             value.name = f"present.{layer}.{kind}"
-            value.dtype, value.shape = ir.DataType.FLOAT, past[0].shape
+            value.dtype, value.shape = kv, past[0].shape
         x = tape.op("Add", [x, attended])
         inputs += past
         outputs += present
@@ -102,8 +97,28 @@ def _graph(weights: dict[str, Floats]) -> ir.Graph:
     )
 
 
-def _cache(name: str) -> ir.Value:
-    return ir.val(name, ir.DataType.FLOAT, ["batch", KV_HEADS, "max_length", HEAD_DIM])
+def _attention(
+    tape: ir.tape.Tape, operands: list[ir.Value], kv: ir.DataType, constants: dict[str, ir.Value]
+) -> Sequence[ir.Value]:
+    """GroupQueryAttention on a cache of type ``kv``: attended, present key, present value."""
+    attributes: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+    inputs: list[ir.Value | None] = list(operands)
+    if kv == ir.DataType.INT8:
+        scale = constants.setdefault("kv_scale", _constant("kv_scale", np.array([_INT8_SCALE], np.float32)))
+        inputs += [None] * 5 + [scale, scale]
+        attributes |= {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
+    elif kv != _FLOAT:
+        inputs[:3] = [tape.op("Cast", [value], {"to": int(kv)}) for value in operands[:3]]
+    attended, *present = tape.op_multi_out(
+        "GroupQueryAttention", inputs, attributes, domain="com.microsoft", num_outputs=3
+    )
+    if kv == ir.DataType.FLOAT16:
+        attended = tape.op("Cast", [attended], {"to": int(_FLOAT)})
+    return [attended, *present]
+
+
+def _cache(name: str, kv: ir.DataType) -> ir.Value:
+    return ir.val(name, kv, ["batch", KV_HEADS, "max_length", HEAD_DIM])
 
 
 def _constant(name: str, array: npt.NDArray[Any]) -> ir.Value:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import pytest
 from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
@@ -204,9 +205,24 @@ def test_more_slots_than_address_space_is_refused_with_the_remedy(model: Path) -
         CpuProvider().runner(model, RunnerConfig(max_slots=2**40, num_threads=1))
 
 
-def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:
-    import onnx_ir as ir
+@pytest.mark.parametrize(
+    ("kv", "bytes_per_token", "tolerance"),
+    [(ir.DataType.FLOAT16, 128, 0.05), (ir.DataType.INT8, 64, 1.5)],
+    ids=["float16", "int8"],
+)
+def test_other_cache_types(tmp_path: Path, kv: ir.DataType, bytes_per_token: int, tolerance: float) -> None:
+    model = save_slot_model(tmp_path / "model.onnx", kv=kv)
+    runner = CpuProvider().runner(model, RunnerConfig(max_slots=3, num_threads=1))
+    assert runner.info.kv_bytes_per_token == bytes_per_token
+    tokens = sequence(20, 12)
+    runner.forward([Row(0, tokens[:10], 0), Row(2, tokens[:19], 0)])
+    runner.forward([Row(0, tokens[10:19], 10)])
+    for logits in runner.forward([Row(0, tokens[19:], 19), Row(2, tokens[19:], 19)]):
+        np.testing.assert_allclose(logits[0], reference_logits(tokens)[-1], atol=tolerance)
+    runner.close()
 
+
+def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:
     x = ir.val("input_ids", ir.DataType.INT64, ["batch", "sequence"])
     node = ir.node("Cast", [x], {"to": int(ir.DataType.FLOAT)})
     graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 21}, name="g")
