@@ -32,7 +32,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
     Lives in the event loop that made it.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, cancel: Callable[[RequestStream], None]) -> None:
         self.request = request
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
@@ -55,7 +55,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """End the request, unless it has ended."""
         if not self._ended:
             self._ended = True
-            self._cancel(self.request.request_id)
+            self._cancel(self)
 
     async def __anext__(self) -> RequestOutput:
         if self._ended:
@@ -145,14 +145,14 @@ class AsyncLLM:
             request = await asyncio.to_thread(make, prompt, params, request_id=request_id, priority=priority)
         else:
             request = make(prompt, params, request_id=request_id, priority=priority)
-        stream = RequestStream(request, self.abort)
+        stream = RequestStream(request, self._drop)
         if not self._tell(lambda: self._add(stream)):
             raise EngineClosedError(self._closed)
         return stream
 
     def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last state with finish_reason "cancelled"."""
-        self._tell(lambda: self._abort(request_id))
+        self._tell(lambda: self._abort(self._streams.get(request_id)))
 
     def render_chat(
         self,
@@ -194,6 +194,10 @@ class AsyncLLM:
             self._wake.notify()
         self._thread.join()
 
+    def _drop(self, stream: RequestStream) -> None:
+        """End this very request; another of its id, which made the engine refuse it, lives on."""
+        self._tell(lambda: self._abort(stream))
+
     def _tell(self, command: Callable[[], None]) -> bool:
         """Let the engine's thread run ``command`` between two steps; False if it has ended."""
         with self._wake:
@@ -230,10 +234,10 @@ class AsyncLLM:
         else:
             self._streams[stream.request.request_id] = stream
 
-    def _abort(self, request_id: str) -> None:
-        request = self._engine.cancel(request_id)
-        if request is not None:
-            self._publish([request])
+    def _abort(self, stream: RequestStream | None) -> None:
+        if stream is not None and self._streams.get(stream.request.request_id) is stream:
+            self._engine.cancel(stream.request.request_id)
+            self._publish([stream.request])
 
     def _publish(self, requests: Sequence[Request]) -> None:
         """Send the requests' states to their readers, with one call an event loop."""

@@ -21,6 +21,7 @@ from carryall.runtime.errors import (
     PromptTooLongError,
     ProviderRuntimeError,
     QueueFullError,
+    RequestError,
     UsageError,
 )
 from carryall.runtime.llm import LLM
@@ -52,9 +53,13 @@ async def last(llm: AsyncLLM, prompt: str | Sequence[int], params: SamplingParam
     return [output async for output in llm.generate(prompt, params)][-1]
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
 async def idle(llm: AsyncLLM) -> None:
-    while (stats := llm.stats()).running + stats.waiting:
-        await asyncio.sleep(0.005)
+    await until(lambda: llm.stats().running + llm.stats().waiting == 0)
 
 
 def test_many_at_once_get_what_each_gets_alone(tmp_path: Path) -> None:
@@ -84,8 +89,8 @@ def test_a_slow_reader_gets_the_latest_state_and_the_end(tmp_path: Path) -> None
     async def test() -> None:
         async with serving(tmp_path) as llm:
             stream = await llm.add_request("p", GREEDY)
-            await idle(llm)
-            await asyncio.sleep(0)
+            await until(lambda: llm.stats().finished == 1)
+            await asyncio.sleep(0.01)
             states = [output async for output in stream]
             assert len(states) == 1
             assert len(states[0].outputs[0].token_ids) == 20
@@ -99,8 +104,8 @@ def test_closing_the_generator_frees_the_slot(tmp_path: Path) -> None:
             async with aclosing(llm.generate("p", ENDLESS)) as outputs:
                 async for _ in outputs:
                     break
-            await idle(llm)
-            assert llm.stats().cancelled == 1
+            await until(lambda: llm.stats().cancelled == 1)
+            assert llm.stats().running == 0
 
     run(test)
 
@@ -109,13 +114,29 @@ def test_cancelling_the_task_frees_the_slot(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, context_length=4000, step_seconds=0.001) as llm:
             task = asyncio.create_task(last(llm, "p", ENDLESS))
-            while not llm.stats().running:
-                await asyncio.sleep(0.005)
+            await until(lambda: llm.stats().running > 0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await idle(llm)
-            assert llm.stats().cancelled == 1
+            await until(lambda: llm.stats().cancelled == 1)
+            assert llm.stats().running == 0
+
+    run(test)
+
+
+def test_an_id_in_use_is_refused_and_its_owner_lives_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, step_seconds=0.001) as llm:
+            owner = await llm.add_request("p", GREEDY, "same")
+            refused = await llm.add_request("q", GREEDY, "same")
+            refused.cancel()
+            states = [output async for output in owner]
+            assert states[-1].outputs[0].finish_reason == "length"
+            first = await llm.add_request("p", GREEDY, "one")
+            second = await llm.add_request("p", GREEDY, "one")
+            with pytest.raises(RequestError, match="'one' is in use"):
+                await anext(second)
+            first.cancel()
 
     run(test)
 
@@ -174,8 +195,7 @@ def test_priority_decides_who_is_next(tmp_path: Path) -> None:
                         order.append(priority)
 
             first = asyncio.create_task(read(9))
-            while not llm.stats().running:
-                await asyncio.sleep(0.001)
+            await until(lambda: llm.stats().running > 0)
             await asyncio.gather(first, *(read(priority) for priority in (3, 1, 2)))
             assert order == [9, 1, 2, 3]
 
@@ -206,8 +226,7 @@ def test_shutdown_ends_readers_and_later_requests_with_an_error(tmp_path: Path) 
     async def test() -> None:
         async with serving(tmp_path, max_slots=1, context_length=4000, step_seconds=0.001) as llm:
             tasks = [asyncio.create_task(last(llm, "p", ENDLESS)) for _ in range(3)]
-            while not llm.stats().running:
-                await asyncio.sleep(0.005)
+            await until(lambda: llm.stats().running > 0)
             await asyncio.to_thread(llm.shutdown)
             for task in tasks:
                 with pytest.raises(EngineClosedError, match="was shut down"):
@@ -261,8 +280,7 @@ def test_requests_of_a_loop_that_is_gone_are_cancelled(tmp_path: Path) -> None:
         await llm.add_request("p", ENDLESS)
 
     asyncio.run(leave_behind())
-    run(lambda: idle(llm))
-    assert llm.stats().cancelled == 1
+    run(lambda: until(lambda: llm.stats().cancelled == 1))
     llm.shutdown()
 
 
