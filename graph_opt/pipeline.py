@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..runtime.errors import GraphError, UsageError
+from ..runtime.errors import CarryallError, GraphError, UsageError
 from .passes.base import GraphPass, Refusal, pass_name
 from .report import PassReport, Report, count_operators
 
@@ -35,7 +35,7 @@ def run(
 
     Raises:
         UsageError: ``disable`` names a pass that is not in the list.
-        GraphError: in debug mode, a pass left an invalid model.
+        GraphError: a pass failed; or, in debug mode, left an invalid model.
     """
     _check_names(disable, passes)
     counts = count_operators(model)
@@ -44,7 +44,7 @@ def run(
         if pass_name(pass_) in disable:
             continue
         start = time.perf_counter()
-        result = pass_(model)
+        result = _call(pass_, model)
         seconds = time.perf_counter() - start
         model, old = result.model, counts
         counts = count_operators(model)
@@ -84,6 +84,16 @@ def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase])
     unknown = sorted(set(disable) - names)
     if unknown:
         raise UsageError(f"no pass is called {unknown[0]}; the passes are: {', '.join(sorted(names))}")
+
+
+def _call(pass_: ir.passes.PassBase, model: ir.Model) -> ir.passes.PassResult:
+    try:
+        return pass_(model)
+    except CarryallError:
+        raise
+    except Exception as error:
+        message = f"pass {pass_name(pass_)} failed: {type(error).__name__}: {error}"
+        raise GraphError(message) from error
 
 
 def _leaves(pass_: ir.passes.PassBase) -> Iterator[ir.passes.PassBase]:

@@ -31,6 +31,13 @@ class BreakingPass(GraphPass):
         self.fired += 1
 
 
+class FailingPass(GraphPass):
+    """Has a bug."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        raise KeyError("axis")
+
+
 class NeedyPass(GraphPass):
     """Cannot be made without an argument."""
 
@@ -86,6 +93,11 @@ def test_debug_mode_names_the_pass_that_broke_the_graph() -> None:
     with pytest.raises(GraphError, match="pass Breaking left an invalid model"):
         pipeline.run(model(), [BreakingPass()], debug=True)
     pipeline.run(model(), [BreakingPass()])  # unchecked by default
+
+
+def test_a_pass_with_a_bug_is_named() -> None:
+    with pytest.raises(GraphError, match="pass Failing failed: KeyError: 'axis'"):
+        pipeline.run(model(), [FailingPass()])
 
 
 def test_a_fixpoint_counts_as_one_pass_with_the_refusals_of_all() -> None:
