@@ -111,10 +111,11 @@ class SharedComputation:
     def part(self, index: int) -> Array:
         """Return result number ``index``."""
         with self._lock:
-            if self._parts is None:
-                self._parts, self._taken = self._compute(), set()
-                _recent.add(self, sum(part.nbytes for part in self._parts))
-            parts = self._parts
+            parts = self._parts  # another thread may forget them at any time
+            if parts is None:
+                self._parts = parts = self._compute()
+                self._taken = set()
+                _recent.add(self, sum(part.nbytes for part in parts))
             self._taken.add(index)
             if len(self._taken) == len(parts):
                 self._parts = None
