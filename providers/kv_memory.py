@@ -2,7 +2,8 @@
 
 A buffer [slots, kv_heads, length, head_dim] is mapped without reserving memory for it. A page costs memory
 from its first touch until ``release`` gives it back, so a long context costs nothing until it is used, while
-the kernels see one plain contiguous tensor.
+the kernels see one plain contiguous tensor. (Windows counts a mapping against its commit limit at once: there
+``max_slots`` times ``context_length`` must fit into that.)
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from .slot_graph import (
 PREFILL_CHUNK = 256
 # Attention scores of a piece: [heads, tokens of the piece, tokens so far]. Long contexts get smaller pieces.
 _MAX_SCORES = 2**21
-# One idle slot riding along costs less than another run, which reads all weights again; two cost more.
+# One idle slot riding along costs no more than another run, which reads all weights again; two cost more.
 _MAX_HOLE = 1
 _MAX_BINDINGS = 128
 
