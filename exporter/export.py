@@ -7,7 +7,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 
@@ -15,7 +15,7 @@ from ..runtime.errors import UnsupportedModelError
 from . import models
 from .config import DecoderConfig, RawConfig, context_lengths, read_config
 from .decoder import Decoder
-from .package import Package, Progress, write_package
+from .package import Package, Progress, check_paths, write_package
 from .weights import Checkpoint, WeightWarning
 
 
@@ -34,7 +34,7 @@ def families() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(models.__path__))
 
 
-def family(model_type: str) -> Any:
+def family(model_type: str) -> Family:
     """The module of one family.
 
     Raises:
@@ -45,7 +45,7 @@ def family(model_type: str) -> Any:
             f"no exporter for model_type '{model_type}'; there is one for: {', '.join(families())}. "
             "Other models can be traced: carryall export SRC DST --via optimum"
         )
-    return importlib.import_module(f"{models.__name__}.{model_type}")
+    return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
 
 
 def export_model(source: Path) -> ir.Model:
@@ -56,7 +56,7 @@ def export_model(source: Path) -> ir.Model:
         CheckpointError: a weight is missing or not as the configuration says.
     """
     raw = read_config(source)
-    module: Family = family(raw["model_type"])
+    module = family(raw["model_type"])
     net = Decoder(module.config(raw), Checkpoint(source))
     model = net.finish(module.build(net))
     model.metadata_props["context_length"] = str(context_lengths(raw)[1])
@@ -95,6 +95,7 @@ def export_package(
         CheckpointError: see ``export_model``, or a file of the tokenizer is missing.
         OSError: the disk is full, or the like; nothing is left behind.
     """
+    check_paths(source, out)  # before any work of the transformation
     model = export_model(source)
     if transform is not None:
         model = transform(model)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from ..runtime.errors import CheckpointError, OutputExistsError, PackageError
-from .config import context_lengths, read_json
+from .config import context_lengths, read_config, read_json
 from .signature import DecoderSignature
 
 FORMAT_VERSION = 1
@@ -178,11 +178,7 @@ def write_package(
         CheckpointError: the checkpoint has no tokenizer.
         OSError: the disk is full, or the like; nothing is left behind.
     """
-    if not (source / TOKENIZER_FILE).is_file():
-        raise CheckpointError(
-            f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
-            "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
-        )
+    check_paths(source, out)
     with new_folder(out) as folder:
         _save(model, folder / MODEL_FILE, progress)
         for name in COPIED_FILES:
@@ -193,15 +189,27 @@ def write_package(
     return Package(out, record)
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` to write into, renamed to ``out`` at the end and deleted on any failure.
+def check_paths(source: Path, out: Path) -> None:
+    """Refuse what ``write_package`` would refuse, before any work.
 
     Raises:
         OutputExistsError: ``out`` holds something.
+        ModelNotFoundError: ``source`` is no checkpoint.
+        CheckpointError: it has no tokenizer.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
+    read_config(source)
+    if not (source / TOKENIZER_FILE).is_file():
+        raise CheckpointError(
+            f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
+            "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
+        )
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, renamed to ``out`` at the end and deleted on any failure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     folder.mkdir()

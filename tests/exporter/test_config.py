@@ -11,8 +11,7 @@ from carryall.runtime.errors import CheckpointError
 
 
 def normalised(model_type: str, **overrides: Any) -> DecoderConfig:
-    config: DecoderConfig = family(model_type).config(tiny_config(model_type, **overrides))
-    return config
+    return family(model_type).config(tiny_config(model_type, **overrides))
 
 
 def rope(model_type: str, layer: int = 0, **overrides: Any) -> RopeConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model, export_package, families
@@ -81,6 +81,22 @@ def test_a_tied_weight_is_stored_once(tmp_path: Path) -> None:
     uses = model.graph.initializers["model.embed_tokens.weight"].uses()
     assert sorted(use.node.op_type for use in uses) == ["Gather", "Gemm"]
     assert "lm_head.weight" not in model.graph.initializers
+
+
+@pytest.mark.parametrize(
+    ("model_type", "older", "newer"),
+    [("gemma3", "language_model.model.", "model.language_model."), ("gpt2", "transformer.", "")],
+)
+def test_both_generations_of_tensor_names_are_read(
+    tmp_path: Path, model_type: str, older: str, newer: str
+) -> None:
+    folder = write_tiny(model_type, tmp_path)
+    before = export_model(folder)
+    file = folder / "model.safetensors"
+    save_file({name.replace(older, newer): tensor for name, tensor in load_file(file).items()}, file)
+    after = export_model(folder)
+    assert {name.replace(older, newer) for name in weights(before)} == set(weights(after))
+    assert ops(before) == ops(after)
 
 
 @pytest.mark.parametrize("model_type", ["phi3", "gpt2"])
