@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
 from carryall.providers import slot_runner
@@ -170,6 +172,43 @@ def test_a_failed_run_computes_nothing_and_the_runner_lives_on(runner: slot_runn
     with pytest.raises(ProviderRuntimeError, match=r"a run of 2 rows failed: .*idx"):
         runner.forward([Row(0, good[5:], 5), Row(1, bad, 0)])
     check(runner.forward([Row(0, good[5:], 5)])[0], good)
+
+
+class FailingSession:
+    """Stands before a real session; its next run fails as a device would."""
+
+    def __init__(self, session: Any, error: Exception) -> None:
+        self._session, self._error = session, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("Failed to allocate memory for requested buffer of size 4096"),
+        state.RuntimeException("device lost"),
+        state.EPFail("device lost"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("length", [1, 4])
+def test_faults_of_the_device_are_typed_and_survived(
+    runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch, error: Exception, length: int
+) -> None:
+    tokens = sequence(8, 13)
+    runner.forward([Row(1, tokens[:-length], 0)])
+    row = Row(1, tokens[-length:], 8 - length)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_session", FailingSession(runner._session, error))
+        with pytest.raises(ProviderRuntimeError, match="a run of 1 rows failed"):
+            runner.forward([row])
+    check(runner.forward([row])[0], tokens)
 
 
 def test_more_bindings_than_are_kept(runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch) -> None:
