@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +160,26 @@ def test_chat_at_a_terminal(tiny_package: Path) -> None:
     assert error.startswith(
         "error: the prompt has"
     )  # a message that is too long does not end the conversation
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+def test_ctrl_c_ends_in_one_line() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "carryall",
+        "run",
+        "demo",
+        PROMPT,
+        "--max-tokens",
+        "900",
+        "--temperature",
+        "1",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)  # it is generating
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.strip() == "error: interrupted"
