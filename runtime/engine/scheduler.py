@@ -91,7 +91,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the next step's rows: decode first, then prompts in progress, then new requests."""
         plan = StepPlan()
-        preempted = self._grow_running()
+        self._grow_running()
         budget = self._max_step_tokens
         prefilling = []
         for request in self._running:
@@ -102,8 +102,7 @@ class Scheduler:
         for request in prefilling:
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
-        if not preempted:
-            self._admit(plan, budget)
+        self._admit(plan, budget)
         return plan
 
     def commit(self, plan: StepPlan) -> None:
@@ -164,15 +163,13 @@ class Scheduler:
             if not request.num_computed <= held <= request.num_tokens:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
 
-    def _grow_running(self) -> bool:
-        """Make room for each running request's newest token; return whether any request was preempted."""
-        before = self.preemptions
+    def _grow_running(self) -> None:
+        """Make room for each running request's newest token, at the cost of the youngest."""
         for request in sorted(self._running, key=lambda r: r.order):
             while request.slot is not None and not self._slots.can_grow(request.slot, request.num_tokens):
                 self.preempt(max(self._running, key=lambda r: r.order))
             if request.slot is not None:
                 self._slots.grow(request.slot, request.num_tokens)
-        return self.preemptions > before
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and (request := self._waiting.peek()) is not None:

@@ -131,7 +131,7 @@ def test_a_preempted_request_is_admitted_before_later_ones() -> None:
     assert young.output_token_ids == [1, 1, 1]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_nobody_overtakes_a_request_that_was_preempted() -> None:
     scheduler = make(max_tokens=14)
     add(scheduler, ("old", 6), ("young", 5))
     step(scheduler)
