@@ -68,6 +68,7 @@ def test_the_demo_runs_in_int4_in_its_own_process() -> None:
         "8",
         "--quantize",
         "int4",
+        "-q",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ.copy())
     assert (done.returncode, done.stderr) == (0, "")
@@ -147,6 +148,7 @@ def test_chat_at_a_terminal(tiny_package: Path) -> None:
         "4",
         "--temperature",
         "0",
+        "-q",
     ]
     with subprocess.Popen(
         command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -175,6 +177,7 @@ def test_ctrl_c_ends_in_one_line() -> None:
         "900",
         "--temperature",
         "1",
+        "-q",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
