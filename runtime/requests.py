@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chat_template import Message
 from .engine.request import Request
-from .errors import InvalidSamplingError, UsageError
+from .errors import InvalidSamplingError, RequestError, UsageError
 from .loading import LoadedModel
 from .output_text import OutputText
 from .sampling_params import SamplingParams
@@ -48,9 +49,10 @@ class RequestFactory:
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
+            RequestError: the prompt is neither text nor token ids.
         """
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         tokenizer = self._model.tokenizer
         if params.stop and tokenizer is None:
             raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
@@ -92,3 +94,10 @@ class RequestFactory:
         )
         # The template wrote its special tokens itself.
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r}") from error

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llm_kit import toy_model
 
@@ -15,6 +16,7 @@ from carryall.runtime.errors import (
     InvalidSamplingError,
     PromptTooLongError,
     ProviderRuntimeError,
+    RequestError,
     UsageError,
 )
 from carryall.runtime.llm import LLM
@@ -48,6 +50,17 @@ def test_one_or_many_prompts_text_or_tokens_in_their_order(llm: LLM) -> None:
     (single,) = llm.generate(ids[0], GREEDY)
     assert (single.prompt, single.prompt_token_ids) == (None, ids[0])
     assert llm.generate([], GREEDY) == []
+
+
+def test_arrays_are_token_ids_too_and_anything_else_is_refused(llm: LLM) -> None:
+    arrays = [np.array([1, 2, 3]), np.array([4, 5], np.int32)]
+    outputs = llm.generate(arrays, GREEDY)  # type: ignore[arg-type]
+    assert [output.prompt_token_ids for output in outputs] == [[1, 2, 3], [4, 5]]
+    assert type(outputs[0].prompt_token_ids[0]) is int
+    assert tokens(llm.generate(arrays[0], GREEDY)) == tokens(outputs)[:1]  # type: ignore[arg-type]
+    for wrong in ([None], [[1.5]], [["a"]]):
+        with pytest.raises(RequestError, match="a prompt is a text or a list of token ids"):
+            llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
 
 
 def test_each_prompt_may_have_its_own_options(llm: LLM) -> None:
