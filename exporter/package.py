@@ -218,8 +218,10 @@ def new_folder(out: Path) -> Iterator[Path]:
         if out.exists():
             out.rmdir()
         folder.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(out)  # a failed write does not know its file
         raise
 
 

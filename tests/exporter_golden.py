@@ -39,6 +39,7 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     import torch
     import transformers
 
+    torch.set_num_threads(1)  # threads only wait for each other at these sizes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
