@@ -11,9 +11,6 @@ from typing import Any
 
 import click
 import onnx_ir as ir
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..providers import get_provider
 from ..providers.base import RunnerConfig
@@ -23,10 +20,11 @@ from ..runtime.errors import ProviderUnavailableError
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
 from . import graph_facts
+from .bench_report import show
 from .generation import context_option, quantize_option
 from .measure import Sample, Workload, measure, spread
 from .memory import peak_memory, reset_peak
-from .options import human_bytes, json_option, model_argument, print_json, provider_option, quiet_option
+from .options import json_option, model_argument, print_json, provider_option, quiet_option
 from .progress import progress
 
 
@@ -44,6 +42,14 @@ class Loaded:
     engine: Engine
     seconds: float
     weight_bytes: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the document says of the model."""
+        return {
+            "load_seconds": round(self.seconds, 3),
+            "weight_bytes_per_step": self.weight_bytes,
+            "kv_bytes_per_token": self.engine.info.kv_bytes_per_token,
+        }
 
 
 @click.command("bench")
@@ -107,17 +113,12 @@ def command(
         "provider": provider,
         "cpu": describe_machine().cpu,
         "threads": num_threads or usable_cores(),
-        "load_seconds": round(loaded.seconds, 3),
-        "weight_bytes_per_step": loaded.weight_bytes,
-        "kv_bytes_per_token": loaded.engine.info.kv_bytes_per_token,
         "memory_bandwidth_gb_s": round(gigabytes, 2),
         "peak_memory_bytes": peak_memory(),
+        **loaded.facts(),
         "results": results,
     }
-    if as_json:
-        print_json(document)
-    else:
-        show(document)
+    (print_json if as_json else show)(document)
 
 
 def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig, quiet: bool) -> Loaded:
@@ -165,40 +166,3 @@ def _summary(work: Workload, samples: Sequence[Sample], loaded: Loaded, gigabyte
         "bytes_per_step": step_bytes,
         "memory_bandwidth_share": decode["median"] / work.batch * step_bytes / (gigabytes * 1e9),
     }
-
-
-def show(document: dict[str, Any]) -> None:
-    """Print the figures for a person."""
-    first = document["results"][0]
-    where = f"{document['provider']}, {document['threads']} threads, {document['cpu']}"
-    table = Table(
-        "batch",
-        "prefill tokens/s",
-        "first token ms",
-        "decode tokens/s",
-        "of memory speed",
-        box=None,
-        pad_edge=False,
-    )
-    for result in document["results"]:
-        names = ("prefill_tokens_per_second", "time_to_first_token_ms", "decode_tokens_per_second")
-        share = f"{100 * result['memory_bandwidth_share']:.0f} %"
-        table.add_row(str(result["batch"]), *(_with_range(result[name]) for name in names), share)
-    footer = [
-        f"a step reads {human_bytes(document['weight_bytes_per_step'])} of weights",
-        f"memory reads at {document['memory_bandwidth_gb_s']:.0f} GB/s",
-        f"loaded in {document['load_seconds']:.2f} s",
-    ]
-    if document["peak_memory_bytes"] is not None:
-        footer.append(f"peak memory {human_bytes(document['peak_memory_bytes'])}")
-    console = Console(highlight=False)
-    console.print(f"{document['model']} on {where}", markup=False)
-    console.print(f"{first['prompt_tokens']} prompt tokens, {first['new_tokens']} new tokens\n")
-    console.print(table)
-    console.print("\n" + "; ".join(footer))
-
-
-def _with_range(values: dict[str, float]) -> Text:
-    digits = 0 if values["median"] >= 100 else 1
-    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
-    return Text(median) + Text(f" [{low}-{high}]", style="dim")

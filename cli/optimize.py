@@ -20,7 +20,7 @@ from ..runtime.model_source import locate_model
 from .models import default_context_length, graph_file, load_graph
 from .options import json_option, quiet_option
 from .progress import progress
-from .verify import compare_files, describe, too_different
+from .verify import MAX_KL, compare_files, describe, too_different
 from .write_graph import write_graph
 
 PORTABLE = "portable"
@@ -37,7 +37,9 @@ PORTABLE = "portable"
     "--report", "report_file", type=click.Path(path_type=Path), help="Write what each pass did, as JSON."
 )
 @click.option("--verify", is_flag=True, help="Compare the results with IN's; write nothing if they differ.")
-@click.option("--max-kl", default=1e-4, show_default=True, help="The bar of --verify: KL divergence in nats.")
+@click.option(
+    "--max-kl", default=MAX_KL, show_default=True, help="The bar of --verify: KL divergence in nats."
+)
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
     "--pass", "extra", multiple=True, metavar="MODULE:CLASS", help="Run a pass of your own. May be repeated."

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import click
+import onnx_ir as ir
 
 from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.methods import METHODS, quantization
+from ..graph_opt.quantize.methods import METHODS, Quantization, quantization
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
 from . import graph_facts
@@ -60,31 +62,36 @@ def command(
     model, _ = load_graph(source)
     if "DequantizeLinear" in graph_facts.operators(model):
         raise UsageError(f"{source} is quantized already; start from the float model")
-    before = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
+    facts = _quantize(model, chosen, source, out, quiet or as_json)
+    if as_json:
+        print_json(facts)
+        return
+    for refusal in facts["left_float"]:
+        click.echo(f"left float: {refusal['reason']}")
+    sizes = f"{human_bytes(facts['bytes_before'])} -> {human_bytes(facts['bytes_after'])}"
+    click.echo(f"{out}: {facts['weights']} weights to {method}, {sizes}")
+
+
+def _quantize(model: ir.Model, chosen: Quantization, source: str, out: Path, quiet: bool) -> dict[str, Any]:
+    """Quantize and write; return what was done."""
     start = time.perf_counter()
+    before = _weight_bytes(model)
     model, report = run(model, [chosen.quantizer()])
-    after = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     names = tuple(one.name for one in report.passes)
-    with progress("quantize", quiet=quiet or as_json) as tell:
+    with progress("quantize", quiet=quiet) as tell:
         write_graph(
             model, locate_model(source), out, passes=names, quantization=chosen.record(), progress=tell
         )
-    refused = [refusal for _, refusal in report.refusals]
-    if as_json:
-        print_json(
-            {
-                "path": str(out),
-                "quantization": chosen.record(),
-                "weights": report.passes[0].fired,
-                "left_float": [dataclasses.asdict(refusal) for refusal in refused],
-                "bytes_before": before,
-                "bytes_after": after,
-                "seconds": round(time.perf_counter() - start, 3),
-            }
-        )
-        return
-    for refusal in refused:
-        click.echo(f"left float: {refusal.reason}")
-    click.echo(
-        f"{out}: {report.passes[0].fired} weights to {method}, {human_bytes(before)} -> {human_bytes(after)}"
-    )
+    return {
+        "path": str(out),
+        "quantization": chosen.record(),
+        "weights": report.passes[0].fired,
+        "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
+        "bytes_before": before,
+        "bytes_after": _weight_bytes(model),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    return sum(tensor.nbytes for tensor in graph_facts.initializers(model))
