@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from ..runtime.errors import CheckpointError, OutputExistsError, PackageError
 from .config import context_lengths, read_config, read_json
+from .save import Progress as Progress
+from .save import save_model
 from .signature import DecoderSignature
 
 FORMAT_VERSION = 1
@@ -34,15 +35,6 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_MAX_IN_FLIGHT_BYTES = 256 << 20
-_ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
-
-
-class Progress(Protocol):
-    """Told how far a long piece of work is."""
-
-    def __call__(self, done: int, total: int, name: str) -> None:
-        """``done`` of ``total`` bytes are written; the last ones were those of ``name``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +172,7 @@ def write_package(
     """
     check_paths(source, out)
     with new_folder(out) as folder:
-        _save(model, folder / MODEL_FILE, progress)
+        save_model(model, folder / MODEL_FILE, progress)
         for name in COPIED_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
@@ -234,28 +226,6 @@ def fingerprint(folder: Path) -> str:
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _save(model: ir.Model, path: Path, progress: Progress | None) -> None:
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    done = 0
-
-    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
-        nonlocal done
-        done += tensor.nbytes
-        if progress is not None:
-            progress(done, total, tensor.name or "")
-
-    ir.save(
-        model,
-        path,
-        external_data=DATA_FILE,
-        callback=count,
-        max_workers=os.cpu_count() or 1,
-        max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
-        alignment=_ALIGNMENT,
-    )
 
 
 def _make_record(

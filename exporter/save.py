@@ -1,0 +1,48 @@
+"""Streams a model to disk: lazy initializers are evaluated by the threads that write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import onnx_ir as ir
+
+_INLINE_BYTES = 256  # smaller tensors stay in the graph's own file
+_MAX_IN_FLIGHT_BYTES = 256 << 20
+_ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
+
+
+class Progress(Protocol):
+    """Told how far a long piece of work is."""
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        """``done`` of ``total`` bytes are written; the last ones were those of ``name``."""
+
+
+def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
+    """Write ``model`` to ``path`` and its weights to the file beside it whose name ends in ``.data``.
+
+    Raises:
+        OSError: the disk is full, or the like.
+    """
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    total = sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > _INLINE_BYTES)
+    done = 0
+
+    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total, tensor.name or "")
+
+    ir.save(
+        model,
+        path,
+        external_data=f"{path.name}.data",
+        size_threshold_bytes=_INLINE_BYTES,
+        callback=count,
+        max_workers=os.cpu_count() or 1,
+        max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
+        alignment=_ALIGNMENT,
+    )
