@@ -238,19 +238,19 @@ def test_closing_ends_another_thread_s_requests(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert running.wait(10)
+    assert running.wait(60)
     llm.close()
-    thread.join(10)
+    thread.join(60)
     assert len(errors) == 1
 
 
 def test_threads_share_the_batch_and_get_their_own_results(tmp_path: Path) -> None:
-    llm = LLM(toy_model(tmp_path, step_seconds=0.001))
+    llm = LLM(toy_model(tmp_path, step_seconds=0.01))
     prompts = [f"thread {i}" for i in range(6)]
     expected = [tokens(llm.generate(prompt, GREEDY))[0] for prompt in prompts]
     before = llm.stats().steps
     results: dict[int, list[int]] = {}
-    barrier = threading.Barrier(6, timeout=10)
+    barrier = threading.Barrier(6, timeout=60)
 
     def work(i: int) -> None:
         barrier.wait()
@@ -263,6 +263,6 @@ def test_threads_share_the_batch_and_get_their_own_results(tmp_path: Path) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert [results[i] for i in range(6)] == expected
     assert llm.stats().steps - before < 6 * 20
