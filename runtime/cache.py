@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 _RECORD = "entry.json"
+_ABANDONED_SECONDS = 24 * 3600
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
@@ -50,6 +52,7 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         _log.warning("cache entry %s is damaged and made again", folder)
         _discard(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
     scratch = folder.parent / f".{key}.{uuid.uuid4().hex[:8]}"
     scratch.mkdir()
     try:
@@ -67,6 +70,14 @@ def _publish(scratch: Path, folder: Path) -> None:
     except OSError:  # somebody else was first
         if not _intact(folder):
             raise
+
+
+def _sweep(parent: Path) -> None:
+    """Delete what killed processes left half-built."""
+    for path in parent.glob(".*"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _discard(folder: Path) -> None:

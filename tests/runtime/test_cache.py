@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_a_failed_build_leaves_nothing_behind(own_cache: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         cached_folder("kind", "key", fail)
     assert list((own_cache / "kind").iterdir()) == []
+
+
+def test_what_killed_processes_left_is_swept_away_after_a_day(own_cache: Path) -> None:
+    for name, age in ((".old.1234", 25 * 3600), (".new.1234", 3600)):
+        (own_cache / "kind" / name).mkdir(parents=True)
+        (own_cache / "kind" / name / "half").write_text("x")
+        os.utime(own_cache / "kind" / name, (time.time() - age,) * 2)
+    cached_folder("kind", "key", Builder())
+    assert sorted(path.name for path in (own_cache / "kind").iterdir()) == [".new.1234", "key"]
 
 
 def test_concurrent_builders_agree_on_one_folder(own_cache: Path) -> None:
