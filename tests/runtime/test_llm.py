@@ -167,9 +167,9 @@ def test_max_tokens_is_clipped_to_the_context_and_longer_prompts_are_refused(tmp
 
 
 def test_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
-    llm = LLM(toy_model(tmp_path))
+    llm = LLM(toy_model(tmp_path, end_token_ids=()))
     assert len(tokens(llm.generate("p"))[0]) == 16
-    llm = LLM(toy_model(tmp_path, sampling={"temperature": 0.0, "max_tokens": 3}))
+    llm = LLM(toy_model(tmp_path, end_token_ids=(), sampling={"temperature": 0.0, "max_tokens": 3}))
     assert tokens(llm.generate("p")) == tokens(llm.generate("p", greedy(max_tokens=3)))
     assert [state.outputs[0].token_ids for state in llm.stream("p")][-1] == tokens(llm.generate("p"))[0]
 
