@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
-import onnx_ir as ir
-
-from ..exporter.package import DATA_FILE, MODEL_FILE, Progress
+from ..exporter.package import MODEL_FILE
+from ..exporter.save import Progress, save_model
 from ..graph_opt.pipeline import run
 from ..providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
 from .errors import UsageError
 from .model_source import ModelFiles
-
-_MAX_IN_FLIGHT_BYTES = 256 << 20
 
 
 def with_context(config: RunnerConfig, files: ModelFiles) -> RunnerConfig:
@@ -55,27 +51,6 @@ def lowered_model(
 
     def build(folder: Path) -> None:
         model, _ = run(files.load(), passes)
-        _save(model, folder / MODEL_FILE, progress)
+        save_model(model, folder / MODEL_FILE, progress)
 
     return cached_folder("lowered", key, build) / MODEL_FILE
-
-
-def _save(model: ir.Model, path: Path, progress: Progress | None) -> None:
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    done = 0
-
-    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
-        nonlocal done
-        done += tensor.nbytes
-        if progress is not None:
-            progress(done, total, tensor.name or "")
-
-    ir.save(
-        model,
-        path,
-        external_data=DATA_FILE,
-        callback=count,
-        max_workers=os.cpu_count() or 1,
-        max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
-    )
