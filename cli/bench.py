@@ -16,12 +16,11 @@ from ..providers import get_provider
 from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
 from ..runtime.engine.engine import Engine
-from ..runtime.errors import ProviderUnavailableError
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
 from . import graph_facts
 from .bench_report import show
-from .generation import context_option, quantize_option
+from .generation import check_available, context_option, quantize_option
 from .measure import Sample, Workload, measure, spread
 from .memory import peak_memory, reset_peak
 from .options import json_option, model_argument, print_json, provider_option, quiet_option
@@ -99,6 +98,7 @@ def command(
         carryall bench demo
         carryall bench qwen3 --batch 1,8,32 --prompt-tokens 512 --json
     """
+    check_available(provider)
     silent = quiet or as_json
     config = RunnerConfig(max_slots=max(batch), context_length=context_length, num_threads=num_threads)
     gigabytes = memory_bandwidth(num_threads or None)
@@ -123,9 +123,6 @@ def command(
 
 def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig, quiet: bool) -> Loaded:
     target = get_provider(provider)
-    reason = target.available()
-    if reason is not None:
-        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
     with progress("prepare", quiet=quiet) as tell:
         files = resolve_model(model, quantize=quantize, progress=tell)
         config = with_context(config, files)

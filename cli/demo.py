@@ -19,7 +19,7 @@ from ..runtime.llm import LLM
 from ..runtime.outputs import RequestOutput
 from ..runtime.sampling_params import SamplingParams
 from .demo_steps import Step, travel
-from .generation import open_model, speed, stream_text
+from .generation import check_available, open_model, speed, stream_text
 from .options import human_bytes, json_option, print_json
 
 PROMPT = 'def read_lines(path):\n    """'
@@ -40,6 +40,7 @@ def command(prompt: str, as_json: bool) -> None:
     Example:
         carryall demo
     """
+    check_available("cpu")
     console = Console(highlight=False, quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
         steps = travel(Path(folder), quiet=as_json)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from ..graph_opt.quantize.methods import METHODS
-from ..runtime.errors import ProviderRuntimeError
+from ..providers import get_provider
+from ..runtime.errors import ProviderRuntimeError, ProviderUnavailableError
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel, load_model
 from ..runtime.outputs import RequestOutput
@@ -36,6 +37,18 @@ _SAMPLING = (
     click.option("--seed", type=int, help="Makes sampling reproducible."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
 )
+
+
+def check_available(provider: str) -> None:
+    """Make sure that a provider can run here, before any work is done for it.
+
+    Raises:
+        UsageError: no such provider.
+        ProviderUnavailableError: it cannot run here.
+    """
+    reason = get_provider(provider).available()
+    if reason is not None:
+        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 
 
 def sampling_options(function: Decorated) -> Decorated:
