@@ -22,8 +22,10 @@ from .demo_steps import Step, travel
 from .generation import check_available, open_model, speed, stream_text
 from .options import human_bytes, json_option, print_json
 
-PROMPT = 'def read_lines(path):\n    """'
-PARAMS = SamplingParams(max_tokens=160, temperature=0.5, top_p=0.95, repetition_penalty=1.05, seed=1)
+PROMPT = 'class Stack:\n    """A stack'
+PARAMS = SamplingParams(
+    max_tokens=140, min_tokens=140, temperature=0.5, top_p=0.95, repetition_penalty=1.05, seed=1
+)
 OPERATORS_SHOWN = 9
 
 
