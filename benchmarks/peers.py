@@ -19,6 +19,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +47,10 @@ class Worker:
     def __init__(self, name: str, python: str, script: str, model: str) -> None:
         self.name = name
         command = [python, str(WORKERS / f"{script}.py"), model]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- open as long as the process lives
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
         self.ready = self._read()
 
     def measure(self, work: Work, seed: int) -> dict[str, Any]:
@@ -70,7 +74,9 @@ class Worker:
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
-            raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()}")
+            code = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(f"{self.name} ended with exit code {code}:\n{self._log.read()[-2000:]}")
         message: dict[str, Any] = json.loads(line)
         return message
 
