@@ -2,10 +2,11 @@
 
     python benchmarks/commands.py --rounds 3 --clean out \\
         --command carryall="carryall export models/qwen3 out --quantize int4" \\
-        --command genai="envs/ort/bin/python -m onnxruntime_genai.models.builder -m models/qwen3 -o out -p int4 -e cpu"
+        --command genai="python -m onnxruntime_genai.models.builder -m models/qwen3 -o out -p int4 -e cpu"
 
-Peak memory is the largest resident set of the command's process. The folder named by ``--clean`` is removed before
-each run, outside the measured time. Prints a Markdown table; the first command is the reference of the ratios.
+Peak memory is the largest resident set of the command's process. The folder named by ``--clean`` is removed
+before each run, outside the measured time. Prints a Markdown table; the first command is the reference of the
+ratios.
 """
 
 from __future__ import annotations
