@@ -23,6 +23,7 @@ PROMPT = "> "
 @provider_option
 @generation.quantize_option
 @generation.context_option
+@generation.kv_cache_option
 @generation.sampling_options
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
@@ -31,6 +32,7 @@ def command(
     provider: str,
     quantize: str | None,
     context_length: int | None,
+    kv_cache: str | None,
     system: str | None,
     quiet: bool,
     **sampling: Any,
@@ -46,7 +48,7 @@ def command(
         carryall chat qwen3 --system "Answer in one sentence."
         echo "Why is the sky blue?" | carryall chat qwen3
     """
-    loaded = generation.open_model(model, provider, quantize, context_length, quiet=quiet)
+    loaded = generation.open_model(model, provider, quantize, context_length, kv_cache=kv_cache, quiet=quiet)
     params = generation.sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     RequestFactory(loaded).chat_prompt(

@@ -25,6 +25,11 @@ quantize_option = click.option(
 context_option = click.option(
     "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
 )
+kv_cache_option = click.option(
+    "--kv-cache",
+    type=click.Choice(["int8", "float32"]),
+    help="Type of the KV cache; by default int8 where the model was quantized with --kv int8.",
+)
 _SAMPLING = (
     click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
     click.option(
@@ -76,6 +81,7 @@ def open_model(
     quantize: str | None,
     context_length: int | None = None,
     *,
+    kv_cache: str | None = None,
     slots: int = 1,
     quiet: bool = False,
 ) -> LoadedModel:
@@ -87,6 +93,7 @@ def open_model(
             quantize=quantize,
             context_length=context_length,
             max_slots=slots,
+            kv_cache=kv_cache,
             progress=tell,
         )
 

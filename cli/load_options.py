@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .generation import context_option, quantize_option
+from .generation import context_option, kv_cache_option, quantize_option
 from .options import provider_option
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -16,6 +16,7 @@ _OPTIONS = (
     provider_option,
     quantize_option,
     context_option,
+    kv_cache_option,
     click.option(
         "--max-slots",
         type=click.IntRange(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,22 @@ from typing import Any
 import click
 import onnx_ir as ir
 
+from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
+from ..graph_opt.quantize.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
 from ..graph_opt.quantize.methods import METHODS, Quantization, quantization
+from ..graph_opt.quantize.weight_only import has_quantized_weights
+from ..runtime.calibration import calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
+from ..runtime.tokenizer import Tokenizer
 from . import graph_facts
-from .models import load_graph
+from .models import default_context_length, graph_file, load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
 from .write_graph import write_graph
+
+NO_METHOD = "none"
 
 
 @click.command("quantize")
@@ -26,7 +34,7 @@ from .write_graph import write_graph
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--method",
-    type=click.Choice(list(METHODS)),
+    type=click.Choice([*METHODS, NO_METHOD]),
     default="int4",
     show_default=True,
     help="What the weights become.",
@@ -37,6 +45,12 @@ from .write_graph import write_graph
 @click.option(
     "--symmetric/--asymmetric", default=None, help="Without or with zero points.  [default: symmetric]"
 )
+@click.option("--kv", type=click.Choice(["int8"]), help="Keep the KV cache in 8 bits, calibrated on a text.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Text, or .jsonl of prompts, to calibrate on.  [default: one that comes along]",
+)
 @json_option
 @quiet_option
 def command(
@@ -45,52 +59,99 @@ def command(
     method: str,
     block_size: int | None,
     symmetric: bool | None,
+    kv: str | None,
+    calibration: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Make a model smaller and faster by storing its weights in few bits.
+    """Make a model smaller and faster by storing its weights, and its KV cache, in few bits.
 
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
-    The result keeps to standard operators (DequantizeLinear in front of each MatMul) and runs everywhere.
-    See what it costs with 'carryall verify IN OUT --max-kl 1', and what it brings with 'carryall bench OUT'.
+    The result keeps to standard operators (QuantizeLinear and DequantizeLinear) and runs everywhere.
+    See what it costs with 'carryall eval OUT --text FILE --reference IN', and what it brings with
+    'carryall bench OUT'.
 
     \b
-    Example:
+    Examples:
         carryall quantize qwen3 qwen3-int4 --method int4 --block-size 32
+        carryall quantize qwen3 qwen3-int4-kv8 --kv int8 --calibration prompts.jsonl
     """
-    chosen = quantization(method, block_size=block_size, symmetric=symmetric)
-    model, _ = load_graph(source)
-    if "DequantizeLinear" in graph_facts.operators(model):
+    start = time.perf_counter()
+    chosen = None
+    if method != NO_METHOD:
+        chosen = quantization(method, block_size=block_size, symmetric=symmetric)
+    elif kv is None:
+        raise UsageError("nothing to do: choose a --method, or --kv int8")
+    if calibration is not None and kv is None:
+        raise UsageError(f"--calibration is for --kv int8; method {method} needs none")
+    model, package = load_graph(source)
+    _check(model, source, chosen, kv)
+    passes: list[GraphPass] = []
+    if kv is not None:
+        passes.append(_kv_pass(source, model, calibration, quiet or as_json))
+    record = dict((package.record.quantization if package is not None else None) or {})
+    if chosen is not None:
+        passes.append(chosen.quantizer())
+        record |= chosen.record()
+    if kv is not None:
+        record["kv_cache"] = kv
+    facts = _quantize(model, passes, record, source, out, quiet or as_json)
+    facts["seconds"] = round(time.perf_counter() - start, 3)
+    _report(facts, method, kv, as_json)
+
+
+def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:
+    """Refuse to quantize twice."""
+    if chosen is not None and has_quantized_weights(model.graph):
         raise UsageError(f"{source} is quantized already; start from the float model")
-    facts = _quantize(model, chosen, source, out, quiet or as_json)
+    if kv is not None and has_quantized_kv(model.graph):
+        raise UsageError(f"the KV cache of {source} is quantized already; start from the float model")
+
+
+def _kv_pass(source: str, model: ir.Model, calibration: Path | None, quiet: bool) -> QuantizeKVPass:
+    """Measure the scales of the KV cache."""
+    context_length = default_context_length(source, model)
+    if context_length is None:
+        raise UsageError(f"{source} does not say how long its context is; quantize its package instead")
+    path = locate_model(source)
+    tokenizer = Tokenizer(path.parent if path.is_file() else path)
+    windows = calibration_windows(tokenizer, calibration, context_length=context_length)
+    with tempfile.TemporaryDirectory() as scratch, progress("calibrate", quiet=quiet) as tell:
+        graph = graph_file(source, Path(scratch, "float"))
+        return QuantizeKVPass(kv_scales(graph, windows, context_length=context_length, progress=tell))
+
+
+def _quantize(
+    model: ir.Model, passes: list[GraphPass], record: dict[str, Any], source: str, out: Path, quiet: bool
+) -> dict[str, Any]:
+    """Quantize and write; return what was done."""
+    before = _weight_bytes(model)
+    model, report = run(model, passes)
+    names = tuple(one.name for one in report.passes)
+    with progress("quantize", quiet=quiet) as tell:
+        write_graph(model, locate_model(source), out, passes=names, quantization=record, progress=tell)
+    fired = {one.name: one.fired for one in report.passes}
+    return {
+        "path": str(out),
+        "quantization": record,
+        "weights": fired.get("WeightOnlyQuantization", 0),
+        "kv_layers": fired.get("QuantizeKV", 0),
+        "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
+        "bytes_before": before,
+        "bytes_after": _weight_bytes(model),
+    }
+
+
+def _report(facts: dict[str, Any], method: str, kv: str | None, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
     for refusal in facts["left_float"]:
         click.echo(f"left float: {refusal['reason']}")
+    done = [] if method == NO_METHOD else [f"{facts['weights']} weights to {method}"]
+    done += [] if kv is None else [f"KV cache of {facts['kv_layers']} layers to {kv}"]
     sizes = f"{human_bytes(facts['bytes_before'])} -> {human_bytes(facts['bytes_after'])}"
-    click.echo(f"{out}: {facts['weights']} weights to {method}, {sizes}")
-
-
-def _quantize(model: ir.Model, chosen: Quantization, source: str, out: Path, quiet: bool) -> dict[str, Any]:
-    """Quantize and write; return what was done."""
-    start = time.perf_counter()
-    before = _weight_bytes(model)
-    model, report = run(model, [chosen.quantizer()])
-    names = tuple(one.name for one in report.passes)
-    with progress("quantize", quiet=quiet) as tell:
-        write_graph(
-            model, locate_model(source), out, passes=names, quantization=chosen.record(), progress=tell
-        )
-    return {
-        "path": str(out),
-        "quantization": chosen.record(),
-        "weights": report.passes[0].fired,
-        "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
-        "bytes_before": before,
-        "bytes_after": _weight_bytes(model),
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+    click.echo(f"{facts['path']}: {', '.join(done)}, {sizes}")
 
 
 def _weight_bytes(model: ir.Model) -> int:

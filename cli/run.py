@@ -22,6 +22,7 @@ from .options import json_option, model_argument, print_json, provider_option, q
 @provider_option
 @generation.quantize_option
 @generation.context_option
+@generation.kv_cache_option
 @generation.sampling_options
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
 @json_option
@@ -32,6 +33,7 @@ def command(
     provider: str,
     quantize: str | None,
     context_length: int | None,
+    kv_cache: str | None,
     chat: bool,
     as_json: bool,
     quiet: bool,
@@ -49,7 +51,9 @@ def command(
         carryall run qwen3 "Why is the sky blue?" --chat --temperature 0.7
         cat question.txt | carryall run qwen3 - --json
     """
-    loaded = generation.open_model(model, provider, quantize, context_length, quiet=quiet or as_json)
+    loaded = generation.open_model(
+        model, provider, quantize, context_length, kv_cache=kv_cache, quiet=quiet or as_json
+    )
     params = generation.sampling_params(loaded, sampling)
     text = _prompt(prompt)
     output: RequestOutput | None = None

@@ -22,6 +22,7 @@ from .lazy import Array
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+_CACHE_TYPES: dict[str, Any] = {"tensor(float)": np.float32, "tensor(int8)": np.int8}
 
 
 class GraphRunner(abc.ABC):
@@ -52,8 +53,9 @@ class GraphRunner(abc.ABC):
 
     def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
         shapes = {value.name: value.shape for value in self.session.get_inputs()}
+        types = {value.name: value.type for value in self.session.get_inputs()}
         return {
-            name: np.zeros((batch, shapes[name][1], length, shapes[name][3]), np.float32)
+            name: np.zeros((batch, shapes[name][1], length, shapes[name][3]), _CACHE_TYPES[types[name]])
             for name in self.cache_names
         }
 

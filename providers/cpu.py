@@ -15,12 +15,13 @@ class CpuProvider(OrtProvider):
 
     Options:
         spinning: threads wait for work busily, which shortens every step and heats idle cores for a moment.
+        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the model has scales for it.
     """
 
     name = "cpu"
     execution_provider = ort.CPU
     kernels = CPU
-    options: ClassVar[Mapping[str, Any]] = {"spinning": True}
+    options: ClassVar[Mapping[str, Any]] = {"spinning": True, "kv_cache": "auto"}
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Portable int4 graphs compute in int8, as lowered ones do."""

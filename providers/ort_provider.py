@@ -35,7 +35,12 @@ class OrtProvider(Provider):
         """Passes that lower a portable decoder graph to slots, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        return slot_passes(SlotOptions(context_length=config.context_length, kernels=self.kernels))
+        self._check_options(config.options)
+        options = {**self.options, **config.options}
+        kv_cache = options.get("kv_cache", "auto")
+        return slot_passes(
+            SlotOptions(context_length=config.context_length, kernels=self.kernels, kv_cache=kv_cache)
+        )
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""

@@ -37,6 +37,7 @@ class LLM:
         max_slots: sequences that run at once.
         context_length: most tokens of a sequence, prompt and output together; None takes the model's own.
         num_threads: 0 lets the provider choose.
+        kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
         provider_options: settings of the provider's own.
         engine_config: token budget of a step, KV budget.
         progress: told about every tensor written, as (done, total, name).
@@ -57,6 +58,7 @@ class LLM:
         max_slots: int = 32,
         context_length: int | None = None,
         num_threads: int = 0,
+        kv_cache: str | None = None,
         provider_options: Mapping[str, Any] | None = None,
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
@@ -69,6 +71,7 @@ class LLM:
                 max_slots=max_slots,
                 context_length=context_length,
                 num_threads=num_threads,
+                kv_cache=kv_cache,
                 provider_options=provider_options,
                 progress=progress,
             )

@@ -45,6 +45,7 @@ class LoadOptions(TypedDict, total=False):
     max_slots: int
     context_length: int | None
     num_threads: int
+    kv_cache: str | None
     provider_options: Mapping[str, Any] | None
     progress: Progress | None
 
@@ -57,6 +58,7 @@ def load_model(
     max_slots: int = 32,
     context_length: int | None = None,
     num_threads: int = 0,
+    kv_cache: str | None = None,
     provider_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -69,7 +71,8 @@ def load_model(
         max_slots: sequences that may run at once.
         context_length: most tokens of a sequence; None takes the model's own.
         num_threads: 0 lets the provider choose.
-        provider_options: settings of the provider's own.
+        kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
+        provider_options: settings of the provider's own; ``kv_cache`` is one of them.
         progress: told about every tensor written, as (done, total, name).
 
     Raises:
@@ -88,7 +91,7 @@ def load_model(
             max_slots=max_slots,
             context_length=context_length,
             num_threads=num_threads,
-            options=dict(provider_options or {}),
+            options={**(provider_options or {}), **({"kv_cache": kv_cache} if kv_cache else {})},
         ),
         files,
     )

@@ -8,9 +8,13 @@ something without downloading anything.
 
 from pathlib import Path
 
-__all__ = ["NAMES", "demo_path"]
+__all__ = ["CALIBRATION_TEXT", "NAMES", "demo_path"]
 
 NAMES = ("pycoder", "draft")
+
+# For calibration where the user gives no text: from CPython's library and its documentation (PSF licence).
+# None of it is in a model's heldout.txt.
+CALIBRATION_TEXT = Path(__file__).resolve().parent / "calibration" / "text.txt"
 
 
 def demo_path(name: str = "pycoder") -> Path:

@@ -17,6 +17,7 @@ class Kernels:
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
+        int8_kv: GroupQueryAttention keeps an int8 cache.
     """
 
     rotary_in_attention: bool = True
@@ -26,6 +27,7 @@ class Kernels:
     matmul_nbits: tuple[int, ...] = (4, 8)
     accuracy_level: int = 4
     gather_block_quantized: bool = True
+    int8_kv: bool = True
 
 
 CPU = Kernels()

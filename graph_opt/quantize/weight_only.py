@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import GraphError
-from ..edit import add_initializer, insert, int_attribute, weight
+from ..edit import add_initializer, insert, int_attribute, nodes_of, weight
 from ..lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
@@ -92,6 +92,11 @@ class WeightOnlyQuantizationPass(GraphPass):
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _SMALL = ("scales", "zero_points")
+
+
+def has_quantized_weights(graph: ir.Graph) -> bool:
+    """Return whether a weight of the graph is stored in few bits."""
+    return any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
 
 
 def _summed_axis(node: ir.Node, position: int) -> int | None:

@@ -1,0 +1,109 @@
+"""Inner values of a portable graph on calibration text: one window at a time, nothing kept in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError, MissingExtraError, UsageError
+from ..lazy import Array
+
+Tokens = npt.NDArray[np.int64]
+Report = Callable[[int, int, str], None]  # (done, total, name)
+MIN_TOKENS = 128  # fewer say too little about any channel
+
+
+class ActivationReader:
+    """Runs windows of tokens through a portable graph and returns the values asked for.
+
+    Args:
+        model: the graph's file; the weights beside it are mapped, not copied.
+        names: values of the graph.
+
+    Raises:
+        GraphError: a value is not in the graph.
+        MissingExtraError: onnxruntime is not installed.
+    """
+
+    def __init__(self, model: Path, names: Sequence[str]) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise MissingExtraError("calibration", "onnxruntime", "cpu") from error
+        self.names = list(names)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(model.parent)
+        )
+        proto = ir.to_proto(_with_outputs(ir.load(model), self.names))
+        self._session: Any = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = {value.name: value.shape for value in self._session.get_inputs()}
+
+    def read(self, tokens: Tokens, start: int = 0) -> dict[str, Array]:
+        """Run one fresh sequence.
+
+        Args:
+            tokens: [n].
+            start: position of the first of them. Attention is relative, but what a rope leaves in a channel
+                depends on the position.
+
+        Raises:
+            GraphError: a value holds NaN or infinity.
+        """
+        count = len(tokens)
+        feed: dict[str, Array] = {
+            "input_ids": tokens[None],
+            "attention_mask": np.ones((1, count), np.int64),
+            "position_ids": np.arange(start, start + count)[None],
+        }
+        feed = {name: value for name, value in feed.items() if name in self._inputs}
+        for name, shape in self._inputs.items():
+            if name.startswith("past_key_values."):
+                feed[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
+        values = dict(zip(self.names, self._session.run(self.names, feed), strict=True))
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise GraphError(
+                    f"{name} holds NaN or infinity on the calibration text; check the float model"
+                )
+        return values
+
+
+def read_windows(
+    reader: ActivationReader,
+    windows: Sequence[Tokens],
+    context_length: int,
+    progress: Report | None = None,
+) -> Iterator[dict[str, Array]]:
+    """Yield the values on every window, each starting at another position of the context.
+
+    Raises:
+        UsageError: the windows hold too few tokens.
+    """
+    count = sum(map(len, windows))
+    if count < MIN_TOKENS:
+        raise UsageError(f"the calibration text has {count} tokens; at least {MIN_TOKENS} are needed")
+    for index, tokens in enumerate(windows):
+        room = max(0, context_length - len(tokens))
+        yield reader.read(tokens, room * index // max(1, len(windows) - 1))
+        if progress is not None:
+            progress(index + 1, len(windows), "calibration")
+
+
+def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """Return ``model`` with the named values as its only outputs, so that nothing else is computed."""
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    unknown = [name for name in names if name not in values]
+    if unknown:
+        raise GraphError(f"the graph has no value '{unknown[0]}'")
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(values[name] for name in names)
+    return model

@@ -1,0 +1,106 @@
+"""An 8-bit KV cache: scales from calibration text, written in standard ONNX in front of attention.
+
+    Attention(q, k, v) -> Attention(q, Dequantize(Quantize(k)), Dequantize(Quantize(v)))
+
+Keys are quantized as they are cached, after the rope. A lowering whose kernels keep the cache in int8 takes
+the scales from there (``lower/kv_int8.py``); everywhere else the graph means what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..edit import add_initializer, insert, nodes_of
+from ..passes.base import GraphPass
+from .activations import ActivationReader, Report, Tokens, read_windows
+
+Floats = npt.NDArray[np.float32]
+_LEVELS = 127
+_PAST = "past_key_values."
+
+
+def kv_scales(
+    model: Path,
+    windows: Sequence[Tokens],
+    *,
+    context_length: int,
+    progress: Report | None = None,
+) -> dict[str, Floats]:
+    """Measure the scale of every channel of the cache: its largest magnitude on the calibration text.
+
+    Args:
+        model: a portable graph.
+        windows: calibration text, each run as a sequence of its own.
+        context_length: windows start at positions all over it.
+        progress: told about every window.
+
+    Returns:
+        By the name of the cache input, scales [kv_heads * head_dim].
+
+    Raises:
+        GraphError: the graph has no cache, or a value is NaN or infinite.
+        UsageError: the text is too short.
+    """
+    inputs = [str(value.name) for value in ir.load(model).graph.inputs]
+    presents = {name.replace("past_key_values", "present"): name for name in inputs if name.startswith(_PAST)}
+    if not presents:
+        raise GraphError(f"{model} has no KV cache")
+    largest: dict[str, Floats] = {}
+    for values in read_windows(ActivationReader(model, list(presents)), windows, context_length, progress):
+        for present, past in presents.items():
+            magnitude = np.abs(values[present]).max(axis=(0, 2)).reshape(-1)  # [kv_heads * head_dim]
+            largest[past] = np.maximum(magnitude, largest.get(past, 0))
+    return {
+        name: np.maximum(value, np.float32(1e-8)) / np.float32(_LEVELS) for name, value in largest.items()
+    }
+
+
+def has_quantized_kv(graph: ir.Graph) -> bool:
+    """Return whether an attention's keys are quantized before they are cached."""
+    keys = [node.inputs[1] for node in nodes_of(graph, "Attention")]
+    return any(_is_dequantized(key.producer()) for key in keys if key is not None)
+
+
+class QuantizeKVPass(GraphPass):
+    """Quantize what every ``Attention`` caches.
+
+    Args:
+        scales: as ``kv_scales`` returns them.
+    """
+
+    def __init__(self, scales: Mapping[str, Floats]) -> None:
+        super().__init__()
+        self.scales = scales
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Put a pair of nodes in front of the keys and values of every attention with a cache."""
+        for node in nodes_of(graph, "Attention"):
+            caches = [node.inputs[index] if len(node.inputs) > 5 else None for index in (4, 5)]
+            names = [str(cache.name) for cache in caches if cache is not None and cache.name in self.scales]
+            if len(names) < 2:
+                self.refuse(node, "it has no KV cache whose scales are known")
+                continue
+            for position, name in enumerate(names, start=1):
+                node.replace_input_with(position, self._quantized(graph, node, node.inputs[position], name))
+            self.fired += 1
+
+    def _quantized(self, graph: ir.Graph, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
+        stem = name.replace("past_key_values", "kv_cache")
+        scale = add_initializer(graph, f"{stem}.scale", self.scales[name])
+        zero = add_initializer(graph, f"{stem}.zero_point", np.zeros(len(self.scales[name]), np.int8))
+        quantized = insert(node, "QuantizeLinear", [value, scale, zero], {"axis": 2})
+        result = insert(node, "DequantizeLinear", [quantized.outputs[0], scale, zero], {"axis": 2})
+        quantized.name, result.name = f"{stem}/QuantizeLinear", f"{stem}/DequantizeLinear"
+        if value is not None:
+            result.outputs[0].type, result.outputs[0].shape = value.type, value.shape
+        return result.outputs[0]
+
+
+def _is_dequantized(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "DequantizeLinear"

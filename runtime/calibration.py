@@ -1,0 +1,88 @@
+"""The text that calibration runs on: the user's own, or one that comes along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..exporter.demo import CALIBRATION_TEXT
+from .errors import UsageError
+from .tokenizer import Tokenizer
+
+Tokens = npt.NDArray[np.int64]
+WINDOW, MAX_TOKENS = 512, 8192
+_TEXT_KEYS = ("text", "prompt")
+
+
+def calibration_windows(
+    tokenizer: Tokenizer,
+    path: Path | None,
+    *,
+    context_length: int,
+    max_tokens: int = MAX_TOKENS,
+) -> list[Tokens]:
+    """Tokens of a calibration text, in windows [n].
+
+    Args:
+        tokenizer: of the model to calibrate.
+        path: plain text; or, if it ends in .jsonl, a line a sample: a string, or an object with ``text`` or
+            ``prompt``. None takes a text that comes along: Python and English.
+        context_length: windows are no longer than this.
+        max_tokens: later ones are not read.
+
+    Raises:
+        UsageError: the file is empty, no text, or has a line of another form.
+    """
+    source = path or CALIBRATION_TEXT
+    window = min(WINDOW, context_length)
+    windows: list[Tokens] = []
+    count = 0
+    for sample in _samples(source):
+        tokens = np.array(tokenizer.encode(sample)[: max_tokens - count], np.int64)
+        windows += [tokens[start : start + window] for start in range(0, len(tokens), window)]
+        count += len(tokens)
+        if count >= max_tokens:
+            break
+    if not count:
+        raise UsageError(f"calibration text {source} is empty")
+    return windows
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file's content.
+
+    Raises:
+        UsageError: it is missing or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no text file {path}") from error
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise UsageError(f"{path} is no UTF-8 text: {error}") from error
+
+
+def _samples(path: Path) -> Iterator[str]:
+    text = read_text(path)
+    if path.suffix != ".jsonl":
+        yield text
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield _sample(line, f"{path} line {number}")
+
+
+def _sample(line: str, place: str) -> str:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{place} is no JSON: {error}") from error
+    if isinstance(content, dict):
+        content = next((content[key] for key in _TEXT_KEYS if key in content), None)
+    if not isinstance(content, str):
+        raise UsageError(f"{place} is neither a string nor an object with 'text' or 'prompt'")
+    return content

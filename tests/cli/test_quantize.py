@@ -1,0 +1,83 @@
+"""``carryall quantize``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from carryall import LLM, SamplingParams
+from carryall.cli import carryall
+from carryall.exporter.package import Package
+from carryall.runtime.errors import UsageError
+from carryall.runtime.loading import load_model
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args], env={"COLUMNS": "110"})
+
+
+@pytest.fixture(scope="module")
+def kv_package(tiny_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny package with a quantized cache and float weights."""
+    out = tmp_path_factory.mktemp("kv") / "package"
+    result = run("quantize", tiny_package, out, "--method", "none", "--kv", "int8")
+    assert result.exit_code == 0, result.output
+    assert "KV cache of 2 layers to int8" in result.stdout
+    return out
+
+
+def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None:
+    assert Package.open(kv_package).record.quantization == {"kv_cache": "int8"}
+    out = tmp_path / "both"
+    result = run("quantize", kv_package, out, "--block-size", 16, "--json")
+    facts = json.loads(result.stdout)
+    assert facts["weights"] == 16
+    expected = {"method": "int4", "bits": 4, "block_size": 16, "symmetric": True, "kv_cache": "int8"}
+    assert facts["quantization"] == Package.open(out).record.quantization == expected
+
+
+def test_a_model_with_scales_keeps_int8_unless_asked_otherwise(tiny_package: Path, kv_package: Path) -> None:
+    def bytes_per_token(model: Path, kv_cache: str | None = None) -> int:
+        loaded = load_model(model, max_slots=2, kv_cache=kv_cache)
+        with LLM(loaded) as llm:
+            assert len(llm.generate("abc", SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
+        return loaded.runner.info.kv_bytes_per_token
+
+    exact = bytes_per_token(tiny_package)
+    assert bytes_per_token(kv_package) == exact // 4
+    assert bytes_per_token(kv_package, "int8") == exact // 4
+    assert bytes_per_token(kv_package, "float32") == exact
+    with pytest.raises(UsageError, match="no scales for an int8 KV cache"):
+        load_model(tiny_package, kv_cache="int8")
+
+
+def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -> None:
+    text = tmp_path / "prompts.jsonl"
+    text.write_text("".join(json.dumps({"prompt": "some words " * 30}) + "\n" for _ in range(3)))
+    arguments = ("quantize", tiny_package, tmp_path / "out", "--kv", "int8", "--block-size", 16)
+    assert run(*arguments, "--calibration", text).exit_code == 0
+    text.write_text('"short"')
+    result = run(*arguments[:2], tmp_path / "other", *arguments[3:], "--calibration", text)
+    assert result.exit_code == 2
+    assert "the calibration text has 5 tokens; at least 128 are needed" in result.stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--method", "none"), "nothing to do"),
+        (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
+        (("--calibration", __file__), "--calibration is for --kv int8"),
+    ],
+)
+def test_wrong_use_is_refused(
+    kv_package: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = run("quantize", kv_package, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert re.search(message, result.stderr)

@@ -1,0 +1,71 @@
+"""Reading calibration text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import write_tokenizer
+
+from carryall.exporter.demo import CALIBRATION_TEXT, demo_path
+from carryall.runtime.calibration import calibration_windows
+from carryall.runtime.errors import UsageError
+from carryall.runtime.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer(folder)
+
+
+def test_text_is_cut_into_windows_and_at_the_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("x" * 1000)
+    windows = calibration_windows(tokenizer, path, context_length=100, max_tokens=250)
+    assert [len(window) for window in windows] == [100, 100, 50]
+
+
+def test_lines_are_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('"abc"\n\n{"prompt": "de", "max_tokens": 3}\n{"text": "f"}\n')
+    windows = calibration_windows(tokenizer, path, context_length=64)
+    assert [tokenizer.decode(window.tolist()) for window in windows] == ["abc", "de", "f"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "is empty"),
+        ("empty.jsonl", b"\n\n", "is empty"),
+        ("bad.jsonl", b'"a"\n{"prompt": ', "line 2 is no JSON"),
+        (
+            "other.jsonl",
+            b'{"messages": []}',
+            "line 1 is neither a string nor an object with 'text' or 'prompt'",
+        ),
+        ("binary.txt", b"\xff\xfe\x00", "is no UTF-8 text"),
+    ],
+)
+def test_bad_files_are_named(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        calibration_windows(tokenizer, path, context_length=64)
+
+
+def test_a_missing_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no text file"):
+        calibration_windows(tokenizer, tmp_path / "none.txt", context_length=64)
+
+
+def test_the_text_that_comes_along_is_long_enough_and_not_held_out() -> None:
+    tokenizer = Tokenizer(demo_path())
+    windows = calibration_windows(tokenizer, None, context_length=1024)
+    assert sum(map(len, windows)) == 8192
+    held_out = set((demo_path() / "heldout.txt").read_text().splitlines())
+    lines = {line for line in CALIBRATION_TEXT.read_text().splitlines() if len(line.strip()) > 40}
+    assert len(lines & held_out) <= 0.01 * len(lines)
