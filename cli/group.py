@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Measure and check": {
         "bench": "Measure prefill and decode speed.",
+        "eval": "Measure how well a model predicts a text.",
         "inspect": "Show what is inside a model: operators, weights, KV cache, sizes.",
         "verify": "Check that two models give the same results.",
         "doctor": "Check this machine: libraries, providers, memory speed.",

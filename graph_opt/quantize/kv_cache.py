@@ -21,7 +21,8 @@ from ..passes.base import GraphPass
 from .activations import ActivationReader, Report, Tokens, read_windows
 
 Floats = npt.NDArray[np.float32]
-_LEVELS = 127
+_LEVELS = np.float32(127)
+_SMALLEST = np.float32(1e-6)  # of a magnitude, so that a channel of zeros has a scale
 _PAST = "past_key_values."
 
 
@@ -55,10 +56,8 @@ def kv_scales(
     for values in read_windows(ActivationReader(model, list(presents)), windows, context_length, progress):
         for present, past in presents.items():
             magnitude = np.abs(values[present]).max(axis=(0, 2)).reshape(-1)  # [kv_heads * head_dim]
-            largest[past] = np.maximum(magnitude, largest.get(past, 0))
-    return {
-        name: np.maximum(value, np.float32(1e-8)) / np.float32(_LEVELS) for name, value in largest.items()
-    }
+            largest[past] = np.maximum(magnitude, largest.get(past, _SMALLEST))
+    return {name: np.divide(value, _LEVELS, dtype=np.float32) for name, value in largest.items()}
 
 
 def has_quantized_kv(graph: ir.Graph) -> bool:

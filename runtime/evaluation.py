@@ -1,0 +1,215 @@
+"""How well a model predicts a text, and how near it stays to a reference: what quantization costs.
+
+Tokens are scored in overlapping windows, each token once (https://huggingface.co/docs/transformers/perplexity).
+Only a few rows of logits are held at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..providers.base import Row, Runner
+from .errors import ProviderRuntimeError, UsageError
+
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+Report = Callable[[int, int], None]  # (done, total) tokens
+MIN_TOKENS = 16
+_PIECE = 64  # rows of logits held at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """How a text was predicted.
+
+    Attributes:
+        tokens: how many were scored.
+        perplexity: exp of their mean negative log likelihood.
+        mean_kl: mean Kullback-Leibler divergence from the reference's next-token distribution, in nats.
+        max_kl: the largest one.
+        top1_agreement: share of positions where both find the same token likeliest.
+        reference_perplexity: that of the reference.
+        tokens_per_second: speed of reading the text, the reference's time not counted.
+
+    Those about the reference are None where there is none.
+    """
+
+    tokens: int
+    perplexity: float
+    tokens_per_second: float
+    reference_perplexity: float | None = None
+    mean_kl: float | None = None
+    max_kl: float | None = None
+    top1_agreement: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyAgreement:
+    """Greedy continuations of two models.
+
+    Attributes:
+        prompts: how many there were.
+        equal_prompts: how many were continued by the same tokens throughout.
+        agreement: mean share of leading tokens that are the same.
+        tokens_per_second: speed of decoding all prompts together.
+    """
+
+    prompts: int
+    equal_prompts: int
+    agreement: float
+    tokens_per_second: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    count: int = 0
+    loss: float = 0.0
+    reference_loss: float = 0.0
+    kl: float = 0.0
+    max_kl: float = 0.0
+    agreeing: int = 0
+    seconds: float = 0.0
+    read: int = 0
+
+
+def predict(
+    runner: Runner,
+    tokens: Tokens,
+    *,
+    window: int,
+    stride: int,
+    reference: Runner | None = None,
+    progress: Report | None = None,
+) -> Prediction:
+    """Score a text.
+
+    Args:
+        runner: of the model; its slot 0 is used.
+        tokens: the text.
+        window: tokens a model sees at once.
+        stride: how far one window lies behind the other, less than ``window``.
+        reference: of the model to compare with.
+        progress: told about every window.
+
+    Raises:
+        UsageError: the text is too short, the windows are out of range, or the vocabularies differ.
+        ProviderRuntimeError: the run failed, or its logits are no numbers.
+    """
+    _check(runner, tokens, window, stride, reference)
+    sums = _Sums()
+    for begin, first, end in _windows(len(tokens), window, stride):
+        _score_window(runner, reference, tokens[begin:end], first - begin, sums)
+        if progress is not None:
+            progress(end, len(tokens))
+    compared = reference is not None
+    return Prediction(
+        tokens=sums.count,
+        perplexity=math.exp(sums.loss / sums.count),
+        tokens_per_second=sums.read / sums.seconds,
+        reference_perplexity=math.exp(sums.reference_loss / sums.count) if compared else None,
+        mean_kl=sums.kl / sums.count if compared else None,
+        max_kl=sums.max_kl if compared else None,
+        top1_agreement=sums.agreeing / sums.count if compared else None,
+    )
+
+
+def compare_greedy(
+    runner: Runner, reference: Runner, prompts: Sequence[Tokens], new_tokens: int
+) -> GreedyAgreement:
+    """Continue prompts by both models' likeliest tokens, all prompts of a model in one batch.
+
+    Raises:
+        ProviderRuntimeError: a run failed.
+    """
+    start = time.perf_counter()
+    own = _continue(runner, prompts, new_tokens)
+    seconds = time.perf_counter() - start
+    other = _continue(reference, prompts, new_tokens)
+    leading = (own == other).cumprod(axis=1).sum(axis=1)
+    return GreedyAgreement(
+        prompts=len(prompts),
+        equal_prompts=int((leading == new_tokens).sum()),
+        agreement=float(leading.mean() / new_tokens),
+        tokens_per_second=own.size / seconds,
+    )
+
+
+def _check(runner: Runner, tokens: Tokens, window: int, stride: int, reference: Runner | None) -> None:
+    if len(tokens) < MIN_TOKENS:
+        raise UsageError(f"the text has {len(tokens)} tokens; at least {MIN_TOKENS} are needed")
+    longest = min(one.info.context_length for one in (runner, reference) if one is not None)
+    if not 2 <= window <= longest:
+        raise UsageError(f"the window is {window} tokens long; it must be 2 to {longest}, the context length")
+    if not 1 <= stride < window:
+        raise UsageError(f"the stride is {stride}; it must be 1 to {window - 1}, less than the window")
+    if reference is not None and reference.info.vocab_size != runner.info.vocab_size:
+        raise UsageError(
+            f"the models have {runner.info.vocab_size} and {reference.info.vocab_size} tokens: "
+            "only models of one vocabulary can be compared"
+        )
+
+
+def _windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, first scored, end) of windows that score every token but the first once."""
+    begin, scored = 0, 1
+    while scored < count:
+        end = min(begin + window, count)
+        yield begin, scored, end
+        begin, scored = begin + stride, end
+
+
+def _score_window(runner: Runner, reference: Runner | None, tokens: Tokens, first: int, sums: _Sums) -> None:
+    """Score tokens [first, n) of a window; token i is predicted by the logits of token i - 1."""
+    runners = [runner] if reference is None else [runner, reference]
+    starts = [0, *range(first - 1, len(tokens) - 1, _PIECE)]
+    for begin, end in zip(starts, [*starts[1:], len(tokens) - 1], strict=True):
+        if begin == end:
+            continue
+        scored = begin >= first - 1
+        logits = []
+        for one in runners:
+            start = time.perf_counter()
+            row = Row(0, tokens[begin:end], begin, num_logits=end - begin if scored else 0)
+            logits.append(one.forward([row])[0])
+            sums.seconds += time.perf_counter() - start if one is runner else 0.0
+        sums.read += end - begin
+        if scored:
+            _add(sums, tokens[begin + 1 : end + 1], logits)
+
+
+def _add(sums: _Sums, targets: Tokens, logits: Sequence[Logits]) -> None:
+    rows = np.arange(len(targets))
+    own, *others = (_log_softmax(one) for one in logits)
+    sums.count += len(targets)
+    sums.loss -= float(own[rows, targets].sum())
+    for other in others:
+        divergence = (np.exp(other) * (other - own)).sum(axis=1)
+        sums.reference_loss -= float(other[rows, targets].sum())
+        sums.kl += float(divergence.sum())
+        sums.max_kl = max(sums.max_kl, float(divergence.max()))
+        sums.agreeing += int((own.argmax(axis=1) == other.argmax(axis=1)).sum())
+
+
+def _continue(runner: Runner, prompts: Sequence[Tokens], new_tokens: int) -> Tokens:
+    """Return the likeliest continuations [prompts, new_tokens]."""
+    rows = [Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
+    result = np.empty((len(prompts), new_tokens), np.int64)
+    for step in range(new_tokens):
+        for slot, logits in enumerate(runner.forward(rows)):
+            result[slot, step] = logits[-1].argmax()
+        rows = [Row(row.slot, result[row.slot, step : step + 1], row.start + len(row.tokens)) for row in rows]
+    return result
+
+
+def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    if not np.isfinite(logits).all():
+        raise ProviderRuntimeError("the model's logits hold NaN or infinity")
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
