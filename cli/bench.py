@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ..providers import get_provider
 from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
-from ..runtime.engine.engine import Engine
+from ..runtime.engine.engine import Engine, EngineConfig
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
 from . import graph_facts
@@ -131,7 +131,7 @@ def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig,
     start = time.perf_counter()
     reset_peak()  # of exporting and lowering
     runner = target.runner(path, config)
-    engine = Engine(runner)
+    engine = Engine(runner, EngineConfig(prefix_cache=False))
     return Loaded(engine, time.perf_counter() - start, weight_bytes)
 
 

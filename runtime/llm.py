@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -39,6 +40,7 @@ class LLM:
         num_threads: 0 lets the provider choose.
         kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
         provider_options: settings of the provider's own.
+        prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
         engine_config: token budget of a step, KV budget.
         progress: told about every tensor written, as (done, total, name).
 
@@ -60,6 +62,7 @@ class LLM:
         num_threads: int = 0,
         kv_cache: str | None = None,
         provider_options: Mapping[str, Any] | None = None,
+        prefix_cache: bool = True,
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -77,7 +80,10 @@ class LLM:
             )
         self.name = model.name
         self._requests = RequestFactory(model)
-        self._engine = Engine(model.runner, engine_config)
+        config = engine_config or EngineConfig()
+        if not prefix_cache:
+            config = dataclasses.replace(config, prefix_cache=False)
+        self._engine = Engine(model.runner, config)
         self._turn = FairLock()
         self._closed = False
 

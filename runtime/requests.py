@@ -44,6 +44,7 @@ class RequestFactory:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Request:
         """A request for one prompt, text or token ids.
 
@@ -65,6 +66,7 @@ class RequestFactory:
             text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
             prompt=text,
             priority=priority,
+            cache_salt=cache_salt,
         )
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:

@@ -30,10 +30,13 @@ def make_engine(
     max_step_tokens: int = 32,
     kv_tokens: int | None = None,
     max_queue: int | None = None,
+    prefix_cache: bool = False,
 ) -> tuple[Engine, NullRunner]:
     """An engine on a toy model."""
     runner = make_runner(max_slots=max_slots, context_length=context_length)
-    config = EngineConfig(max_step_tokens=max_step_tokens, kv_bytes=kv_tokens, max_queue=max_queue)
+    config = EngineConfig(
+        max_step_tokens=max_step_tokens, kv_bytes=kv_tokens, max_queue=max_queue, prefix_cache=prefix_cache
+    )
     return Engine(runner, config), runner
 
 
@@ -44,6 +47,7 @@ def make_request(
     *,
     end_token_ids: Collection[int] = (),
     priority: int = 0,
+    cache_salt: str | None = None,
 ) -> Request:
     """A request; an integer prompt is that many tokens which depend on the name."""
     if isinstance(prompt, int):
@@ -51,7 +55,9 @@ def make_request(
         tokens = np.random.default_rng(seed).integers(0, VOCAB, prompt).tolist()
     else:
         tokens = list(prompt)
-    return Request(name, tokens, params, end_token_ids=end_token_ids, priority=priority)
+    return Request(
+        name, tokens, params, end_token_ids=end_token_ids, priority=priority, cache_salt=cache_salt
+    )
 
 
 def run(engine: Engine, requests: Iterable[Request] = (), *, most_steps: int = 10_000) -> list[list[int]]:

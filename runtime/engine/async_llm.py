@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -110,6 +111,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt; yield its whole state as it grows. Closing the generator cancels the request.
 
@@ -118,13 +120,14 @@ class AsyncLLM:
             params: None takes the checkpoint's own options, without limit on the tokens.
             request_id: unique among those in progress; None makes one.
             priority: lower is served first.
+            cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
 
         Raises:
             RequestError: the request is at fault.
             QueueFullError: too many requests are waiting.
             EngineClosedError: the engine was shut down meanwhile.
         """
-        stream = await self.add_request(prompt, params, request_id, priority)
+        stream = await self.add_request(prompt, params, request_id, priority, cache_salt)
         try:
             async for output in stream:
                 yield output
@@ -137,14 +140,20 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestStream:
         """Queue a request to read, or cancel, through the stream returned; see ``generate``."""
         params = params or self._requests.default_params(None)
-        make = self._requests.request
-        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
-            request = await asyncio.to_thread(make, prompt, params, request_id=request_id, priority=priority)
-        else:
-            request = make(prompt, params, request_id=request_id, priority=priority)
+        make = functools.partial(
+            self._requests.request,
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
+        request = await asyncio.to_thread(make) if long else make()
         stream = RequestStream(request, self._drop)
         if not self._tell(lambda: self._add(stream)):
             raise EngineClosedError(self._closed)

@@ -20,7 +20,7 @@ from ..errors import (
 from .request import Request
 from .sampler import NO_TOKEN, Sample, sample
 from .scheduler import Scheduler, StepPlan
-from .slots import SlotTable
+from .slots import Release, SlotTable
 from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
@@ -37,11 +37,13 @@ class EngineConfig:
             arrive, larger ones finish prompts sooner.
         max_queue: most requests that may wait; None is no limit.
         kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
+        prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
     """
 
     max_step_tokens: int = 512
     max_queue: int | None = None
     kv_bytes: int | None = None
+    prefix_cache: bool = True
 
 
 class Engine:
@@ -69,7 +71,9 @@ class Engine:
         )
         self._runner = runner
         self._slots = SlotTable(info.max_slots, kv_tokens)
-        self._scheduler = Scheduler(self._slots, self.config.max_step_tokens)
+        self._scheduler = Scheduler(
+            self._slots, self.config.max_step_tokens, prefix_cache=self.config.prefix_cache
+        )
         self._requests: dict[str, Request] = {}
         self._counters = Counters()
 
@@ -104,32 +108,40 @@ class Engine:
             request.finish("cancelled")
             self._counters.cancelled += 1
             self._retire(request)
-            self._release_freed()
+            self._apply_operations()
         return request
+
+    def clear_prefix_cache(self) -> None:
+        """Give back the memory of everything that finished requests left behind."""
+        self._scheduler.cache.clear()
+        self._apply_operations()
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained a token or ended."""
-        self._compact()
-        plan, logits, failed = self._forward(self._scheduler.plan())
+        plan = self._prepare(self._scheduler.plan())
+        plan, logits, failed = self._forward(plan)
         self._scheduler.commit(plan)
         ready = [i for i, row in enumerate(plan.rows) if row.num_logits]
         requests = [plan.requests[i] for i in ready]
         samples = sample([logits[i][-1] for i in ready], [request.sampling for request in requests])
         self._append(requests, samples)
-        self._release_freed()
+        self._apply_operations()
         return failed + requests
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
+        held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.num_waiting,
             slots=self._slots.num_slots,
-            kv_tokens=self._slots.used_tokens,
-            kv_bytes=self._slots.used_tokens * self.info.kv_bytes_per_token,
+            kv_tokens=held,
+            idle_kv_tokens=self._slots.idle_tokens,
+            kv_bytes=held * self.info.kv_bytes_per_token,
             kv_bytes_budget=self.config.kv_bytes,
             preemptions=self._scheduler.preemptions,
             **dataclasses.asdict(self._counters),
+            **dataclasses.asdict(self._scheduler.cache.counters),
         )
 
     def check_integrity(self) -> None:
@@ -220,22 +232,29 @@ class Engine:
     def _fail(self, request: Request, error: ProviderRuntimeError) -> None:
         request.finish("error", error=str(error))
         self._counters.failed += 1
-        self._retire(request)
+        self._retire(request, keep=False)
 
-    def _retire(self, request: Request) -> None:
+    def _retire(self, request: Request, *, keep: bool = True) -> None:
         del self._requests[request.request_id]
-        self._scheduler.remove(request)
+        self._scheduler.remove(request, keep=keep)
 
-    def _release_freed(self) -> None:
-        for slot in self._slots.take_freed():
-            self._runner.release(slot)
+    def _prepare(self, plan: StepPlan) -> StepPlan:
+        """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
+        lost = self._apply_operations()
+        for slot in lost:
+            self._scheduler.lose(slot)
+        return plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost]) if lost else plan
 
-    def _compact(self) -> None:
-        move = self._scheduler.compact()
-        if move is None:
-            return
-        try:
-            self._runner.copy_prefix(move.source, move.target, move.length)
-        except ProviderRuntimeError as error:
-            _log.warning("moving %s failed, it will be computed again: %s", move.request, error)
-            self._scheduler.preempt(move.request)
+    def _apply_operations(self) -> set[int]:
+        """Let the runner release and copy as the books say; return slots that did not get their copy."""
+        lost = set()
+        for operation in self._slots.take_operations():
+            if isinstance(operation, Release):
+                self._runner.release(operation.slot)
+                continue
+            try:
+                self._runner.copy_prefix(operation.source, operation.target, operation.length)
+            except ProviderRuntimeError as error:
+                _log.warning("%s failed, its target will be computed again: %s", operation, error)
+                lost.add(operation.target)
+        return lost

@@ -147,9 +147,7 @@ class PrefixTree:
         """
         nodes = [node for root in self._roots.values() for node in _descendants(root)]
         if len(nodes) != self.num_nodes or len(nodes) > 2 * len(self._entries):
-            raise RuntimeError(
-                f"{len(nodes)} nodes for {len(self._entries)} slots, {self.num_nodes} counted"
-            )
+            raise RuntimeError(f"{len(nodes)} nodes for {len(self._entries)} slots, {self.num_nodes} counted")
         for node in nodes:
             ending = {slot for slot, entry in self._entries.items() if entry.end is node}
             through = [slot for child in node.children.values() for slot in child.slots]

@@ -50,6 +50,7 @@ class Request:
         text: makes the text; None leaves it empty.
         prompt: the prompt as it was written, if it was text.
         priority: lower is served first, as in vLLM.
+        cache_salt: only requests of the same salt share cached prefixes.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Request:
         text: OutputText | None = None,
         prompt: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
         self.priority = priority
+        self.cache_salt = cache_salt
         self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
         self.end_token_ids = frozenset(end_token_ids)
         self.output_token_ids: list[int] = []
@@ -82,6 +85,7 @@ class Request:
         self.arrival_index = 0
         self.slot: int | None = None
         self.num_computed = 0
+        self.overtaken = 0  # times that a later request was admitted first
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)

@@ -8,10 +8,12 @@ the gap.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ...providers.base import Row
+from .prefix_cache import PrefixCache
+from .prefix_tree import PrefixMatch
 from .request import Request, RequestStatus
 from .slots import SlotTable
 from .waiting import WaitingQueue
@@ -19,6 +21,13 @@ from .waiting import WaitingQueue
 # Copying one token's KV costs about as much as this many rows of a decode run: 20-50 us against 2-4 ms, on a
 # 0.6 B model on two CPU cores.
 _COPY_COST = 0.01
+# Computing a lost token anew costs about a row; one in four is taken to be wanted again.
+_LOSS_COST = 0.25
+# Of this many waiting requests, the one with the longest cached prefix goes first.
+_LOOKAHEAD = 8
+_MOST_OVERTAKEN = 16
+# A prefix that another request is computing is worth waiting for from this length on.
+_WORTH_WAITING = 16
 
 
 @dataclass(slots=True)
@@ -38,21 +47,10 @@ class StepPlan:
         self.requests.append(request)
         return num_tokens
 
-    def without(self, failed: Iterable[int]) -> StepPlan:
+    def without(self, failed: Collection[int]) -> StepPlan:
         """The plan less the rows at the ``failed`` positions."""
-        gone = set(failed)
-        kept = [i for i in range(len(self.rows)) if i not in gone]
+        kept = [i for i in range(len(self.rows)) if i not in failed]
         return StepPlan([self.rows[i] for i in kept], [self.requests[i] for i in kept])
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """KV to copy from one slot to another."""
-
-    request: Request
-    source: int
-    target: int
-    length: int
 
 
 class Scheduler:
@@ -61,16 +59,18 @@ class Scheduler:
     Args:
         slots: the KV bookkeeping.
         max_step_tokens: most tokens of one step; at least ``slots.num_slots``.
+        prefix_cache: whether requests find KV that others computed.
     """
 
-    def __init__(self, slots: SlotTable, max_step_tokens: int) -> None:
+    def __init__(self, slots: SlotTable, max_step_tokens: int, *, prefix_cache: bool = False) -> None:
         self.preemptions = 0
+        self.cache = PrefixCache(slots, enabled=prefix_cache)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._arrivals = 0
-        self._idle_rows = 0  # rows that decode runs wasted on holes since the last compaction
+        self._waste = 0  # rows' worth of decode work lost to gaps between slots since the last compaction
 
     @property
     def num_waiting(self) -> int:
@@ -91,6 +91,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the next step's rows: decode first, then prompts in progress, then new requests."""
         plan = StepPlan()
+        self._compact()
         self._grow_running()
         budget = self._max_step_tokens
         prefilling = []
@@ -107,43 +108,36 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """Note that the plan's rows were computed."""
-        self._idle_rows += self._slots.highest + 1 - self._slots.num_used
+        # A gap costs about a row: either one slot rides along idle, or the run is cut in two.
+        self._waste += len(self._slots.gaps())
         for row, request in zip(plan.rows, plan.requests, strict=True):
             request.num_computed = row.start + len(row.tokens)
+            self.cache.progress(request)
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, finished or not; its slot is free at once."""
+    def remove(self, request: Request, *, keep: bool = True) -> None:
+        """Forget a request, finished or not; ``keep`` what it computed for others."""
         if request in self._waiting:
             self._waiting.remove(request)
         else:
             self._running.remove(request)
-            self._release(request)
+            self.cache.leave(request, keep=keep)
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, *, keep: bool = True) -> None:
         """Take the slot from a running request, which will be computed again later."""
         self._running.remove(request)
-        self._release(request)
+        self.cache.leave(request, keep=keep)
         request.num_computed = 0
         request.status = RequestStatus.WAITING
         self._waiting.push(request)
         self.preemptions += 1
 
-    def compact(self) -> Move | None:
-        """Move the highest slot into a hole, if the holes have cost as much as the copy does.
-
-        Waiting for the waste to reach the price is at most twice as dear as knowing the future (ski rental;
-        Karlin et al., Competitive Snoopy Caching, 1988). The books are changed at once; the caller copies.
-        """
-        if self._waiting or self._slots.lowest_hole() is None:
-            return None
-        highest = self._slots.highest
-        request = next(request for request in self._running if request.slot == highest)
-        if self._idle_rows < _COPY_COST * request.num_computed:
-            return None
-        self._idle_rows = 0
-        source, target = self._slots.move_highest()
-        request.slot = target
-        return Move(request, source, target, request.num_computed)
+    def lose(self, slot: int) -> None:
+        """Give up a slot whose content could not be copied; its request, if any, is computed again."""
+        for request in self.running:
+            if request.slot == slot:
+                self.preempt(request, keep=False)
+        if self._slots.is_idle(slot):
+            self.cache.evict(slot)
 
     def check_integrity(self) -> None:
         """Check that requests and slots agree.
@@ -152,6 +146,7 @@ class Scheduler:
             RuntimeError: they do not; the message says how.
         """
         self._slots.check_integrity()
+        self.cache.check_integrity()
         slots = [request.slot for request in self._running]
         if None in slots or len(set(slots)) != len(slots) or len(slots) != self._slots.num_used:
             raise RuntimeError(f"{self._slots.num_used} slots are in use, running requests hold {slots}")
@@ -163,28 +158,73 @@ class Scheduler:
             if not request.num_computed <= held <= request.num_tokens:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
 
+    def _compact(self) -> None:
+        """Move the highest slot into the lowest gap, if the gaps have cost as much as the copy does.
+
+        Waiting for the waste to reach the price is at most twice as dear as knowing the future (ski rental;
+        Karlin et al., Competitive Snoopy Caching, 1988).
+        """
+        gaps = self._slots.gaps()
+        if not gaps:
+            self._waste = 0
+            return
+        source, target = self._slots.highest(), gaps[0][0]
+        request = next(request for request in self._running if request.slot == source)
+        copied, lost = self.cache.price_of_move(target)
+        if self._waste < _COPY_COST * (request.num_computed + copied) + _LOSS_COST * lost:
+            return
+        self._waste = 0
+        self.cache.move(source, target, request.num_computed)
+        request.slot = target
+
     def _grow_running(self) -> None:
         """Make room for each running request's newest token, at the cost of the youngest."""
         for request in sorted(self._running, key=lambda r: r.order):
-            while request.slot is not None and not self._slots.can_grow(request.slot, request.num_tokens):
+            while request.slot is not None and not self.cache.make_room(self._growth(request)):
                 self.preempt(max(self._running, key=lambda r: r.order))
             if request.slot is not None:
                 self._slots.grow(request.slot, request.num_tokens)
 
+    def _growth(self, request: Request) -> int:
+        assert request.slot is not None  # noqa: S101 -- only called for running requests
+        return request.num_tokens - self._slots.tokens(request.slot)
+
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and (request := self._waiting.peek()) is not None:
+        while budget > 0 and self._slots.num_used < self._slots.num_slots:
+            head = self._waiting.first(1)
+            chosen = self._choose() if head else None
             # A token of headroom for each, or the next step would preempt what this one began.
             headroom = len(self._running) + 1 if self._running else 0
-            if not self._slots.can_allocate(request.num_tokens + headroom):
+            if chosen is None or not self.cache.place(*chosen, headroom):
                 break
+            request, match = chosen
+            head[0].overtaken += request is not head[0]
             self._waiting.remove(request)
-            request.slot = self._slots.allocate(request.num_tokens)
-            request.status = RequestStatus.RUNNING
-            request.metrics.first_scheduled = request.metrics.first_scheduled or time.monotonic()
-            self._running.append(request)
+            self._start(request, match)
             budget -= plan.add(request, min(request.num_uncomputed, budget))
 
-    def _release(self, request: Request) -> None:
-        assert request.slot is not None  # noqa: S101 -- only called for running requests
-        self._slots.free(request.slot)
-        request.slot = None
+    def _choose(self) -> tuple[Request, PrefixMatch] | None:
+        """The request to admit: of the first few, the one with the longest cached prefix.
+
+        One whose prefix is being computed waits for that. Nobody waits so for ever, and nobody overtakes a
+        request that was preempted.
+        """
+        candidates = self._waiting.first(_LOOKAHEAD if self.cache.enabled else 1)
+        head = candidates[0]
+        if head.output_token_ids or head.overtaken >= _MOST_OVERTAKEN:
+            return head, self.cache.match(head)
+        best = None
+        for request in candidates:
+            match = self.cache.match(request)
+            awaited = match.known - match.length >= _WORTH_WAITING
+            better = best is None or match.length > best[1].length
+            if request.priority == head.priority and better and not awaited:
+                best = request, match
+        return best
+
+    def _start(self, request: Request, match: PrefixMatch) -> None:
+        request.status = RequestStatus.RUNNING
+        if request.metrics.first_scheduled is None:
+            request.metrics.first_scheduled = time.monotonic()
+            request.metrics.cached_tokens = match.length
+        self._running.append(request)

@@ -1,14 +1,36 @@
-"""Which slot holds whose KV, and how much of it."""
+"""Which slot holds how much KV, and what the runner must do about it."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A slot whose memory can be given back."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """KV of positions [0, length) to copy from one slot to another."""
+
+    source: int
+    target: int
+    length: int
+
+
+Operation = Release | Copy
 
 
 class SlotTable:
     """Bookkeeping of KV slots; the memory itself belongs to the runner.
 
-    The lowest free slot is given out first, since a decode run covers all slots up to the highest one in use.
+    A slot is free, used by a running request, or idle: it keeps what a request left behind until its memory
+    is needed. The lowest free slot is given out first, so that decode runs cover few slots.
 
     Args:
         num_slots: sequences that may hold KV at once.
@@ -19,9 +41,11 @@ class SlotTable:
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.used_tokens = 0
+        self.idle_tokens = 0
         self._tokens: dict[int, int] = {}  # slot in use -> tokens it holds or will hold after this step
+        self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
         self._free = list(range(num_slots))  # a heap
-        self._freed: set[int] = set()
+        self._operations: list[Operation] = []
 
     @property
     def num_used(self) -> int:
@@ -29,57 +53,97 @@ class SlotTable:
         return len(self._tokens)
 
     @property
-    def highest(self) -> int:
-        """The highest slot in use, -1 if there is none."""
-        return max(self._tokens, default=-1)
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
 
-    def can_allocate(self, num_tokens: int) -> bool:
-        """Whether a slot is free and ``num_tokens`` more fit into the budget."""
-        return bool(self._free) and self._fits(num_tokens)
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Idle slots, least recently used first."""
+        return tuple(self._idle)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether the budget has room for ``num_tokens`` more."""
+        return self.max_tokens is None or self.used_tokens + self.idle_tokens + num_tokens <= self.max_tokens
 
     def allocate(self, num_tokens: int) -> int:
         """Take the lowest free slot for ``num_tokens`` tokens."""
         slot = heapq.heappop(self._free)
-        self._tokens[slot] = num_tokens
-        self.used_tokens += num_tokens
-        self._freed.discard(slot)
+        self._use(slot, num_tokens)
         return slot
 
-    def can_grow(self, slot: int, num_tokens: int) -> bool:
-        """Whether the slot may hold ``num_tokens`` in all."""
-        return self._fits(num_tokens - self._tokens[slot])
-
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold ``num_tokens`` in all."""
+        """Let a slot in use hold ``num_tokens`` in all."""
         self.used_tokens += num_tokens - self._tokens[slot]
         self._tokens[slot] = num_tokens
 
     def free(self, slot: int) -> None:
-        """Give a slot back."""
+        """Give back a slot in use."""
         self.used_tokens -= self._tokens.pop(slot)
-        heapq.heappush(self._free, slot)
-        self._freed.add(slot)
+        self._give_back(slot)
 
-    def take_freed(self) -> list[int]:
-        """Slots given back since the last call and not in use again: their memory can be released."""
-        freed = sorted(self._freed)
-        self._freed.clear()
-        return freed
+    def park(self, slot: int, num_tokens: int) -> None:
+        """Make a slot in use idle; it keeps ``num_tokens``."""
+        self.used_tokens -= self._tokens.pop(slot)
+        self.idle_tokens += num_tokens
+        self._idle[slot] = num_tokens
 
-    def lowest_hole(self) -> int | None:
-        """The lowest free slot below the highest used one."""
-        return self._free[0] if self._free and self._free[0] < self.highest else None
+    def touch(self, slot: int) -> None:
+        """Note that an idle slot's content was of use."""
+        self._idle[slot] = self._idle.pop(slot)
 
-    def move_highest(self) -> tuple[int, int]:
-        """Move the bookkeeping of the highest slot into the lowest hole; return (from, to)."""
-        source = self.highest
-        target = self.allocate(self._tokens[source])
-        self.free(source)
-        return source, target
+    def take_over(self, slot: int, num_tokens: int) -> None:
+        """Use an idle slot, with its content, for ``num_tokens`` tokens."""
+        self.idle_tokens -= self._idle.pop(slot)
+        self._use(slot, num_tokens)
+
+    def evict(self, slot: int) -> None:
+        """Give back an idle slot."""
+        self.idle_tokens -= self._idle.pop(slot)
+        self._give_back(slot)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let the runner copy a prefix."""
+        self._operations.append(Copy(source, target, length))
+
+    def take_operations(self) -> list[Operation]:
+        """What the runner has to do since the last call, in this order."""
+        operations, self._operations = self._operations, []
+        return operations
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Ranges [first, last] of slots not in use between some that are."""
+        used = sorted(self._tokens)
+        return [(low + 1, high - 1) for low, high in pairwise(used) if high - low > 1]
+
+    def lowest_free(self) -> int:
+        """The free slot given out next."""
+        return self._free[0]
+
+    def highest(self) -> int:
+        """The highest slot in use."""
+        return max(self._tokens)
+
+    def move(self, source: int, target: int) -> None:
+        """Move a slot's content, used or idle, into a free slot."""
+        self._free.remove(target)
+        heapq.heapify(self._free)
+        # Rebuilt, since the order of idle slots tells when they were last used.
+        self._tokens = {target if slot == source else slot: n for slot, n in self._tokens.items()}
+        self._idle = {target if slot == source else slot: n for slot, n in self._idle.items()}
+        self._give_back(source)
 
     def tokens(self, slot: int) -> int:
-        """How many tokens a slot in use holds."""
-        return self._tokens[slot]
+        """How many tokens a used or idle slot holds."""
+        return self._tokens[slot] if slot in self._tokens else self._idle[slot]
+
+    def is_free(self, slot: int) -> bool:
+        """Whether a slot holds nothing."""
+        return slot not in self._tokens and slot not in self._idle
+
+    def is_idle(self, slot: int) -> bool:
+        """Whether a slot is idle."""
+        return slot in self._idle
 
     def check_integrity(self) -> None:
         """Check that no slot is lost, held twice or counted wrongly.
@@ -87,14 +151,22 @@ class SlotTable:
         Raises:
             RuntimeError: one is; the message has the numbers.
         """
-        if sorted([*self._free, *self._tokens]) != list(range(self.num_slots)):
+        if sorted([*self._free, *self._tokens, *self._idle]) != list(range(self.num_slots)):
             raise RuntimeError(
-                f"free {sorted(self._free)} and used {sorted(self._tokens)} are not all slots once"
+                f"free {sorted(self._free)}, used {sorted(self._tokens)} and idle {sorted(self._idle)} "
+                "are not all slots once"
             )
-        if self.used_tokens != sum(self._tokens.values()):
-            raise RuntimeError(f"{self.used_tokens} tokens counted, {sum(self._tokens.values())} held")
-        if self.max_tokens is not None and self.used_tokens > self.max_tokens:
-            raise RuntimeError(f"{self.used_tokens} tokens held, more than the budget of {self.max_tokens}")
+        counted, held = (self.used_tokens, self.idle_tokens), [sum(self._tokens.values())]
+        held.append(sum(self._idle.values()))
+        if counted != tuple(held):
+            raise RuntimeError(f"{counted} used and idle tokens counted, {held} held")
+        if not self.fits(0):
+            raise RuntimeError(f"{sum(held)} tokens held, more than the budget of {self.max_tokens}")
 
-    def _fits(self, num_tokens: int) -> bool:
-        return self.max_tokens is None or self.used_tokens + num_tokens <= self.max_tokens
+    def _use(self, slot: int, num_tokens: int) -> None:
+        self._tokens[slot] = num_tokens
+        self.used_tokens += num_tokens
+
+    def _give_back(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+        self._operations.append(Release(slot))

@@ -13,8 +13,9 @@ class EngineStats:
         running: requests that hold a slot.
         waiting: requests in the queue.
         slots: how many requests may run at once.
-        kv_tokens: tokens held in the KV cache.
-        kv_bytes: the same in bytes.
+        kv_tokens: tokens held in the KV cache, for running requests or for later ones.
+        idle_kv_tokens: those of them that finished requests left behind.
+        kv_bytes: the same as kv_tokens, in bytes.
         kv_bytes_budget: most bytes the KV cache may hold; None is no limit beyond the slots' own.
         steps: forward steps run.
         prompt_tokens: prompt tokens of the requests taken in.
@@ -24,12 +25,16 @@ class EngineStats:
         finished: requests that ended by themselves.
         cancelled: requests that the caller ended.
         failed: requests that ended with an error.
+        prefix_queries: times a request looked for KV of its prefix, when it got its slot.
+        prefix_hits: times it found some.
+        prefix_cached_tokens: tokens whose KV it found.
     """
 
     running: int
     waiting: int
     slots: int
     kv_tokens: int
+    idle_kv_tokens: int
     kv_bytes: int
     kv_bytes_budget: int | None
     steps: int
@@ -40,6 +45,9 @@ class EngineStats:
     finished: int
     cancelled: int
     failed: int
+    prefix_queries: int
+    prefix_hits: int
+    prefix_cached_tokens: int
 
 
 @dataclass(slots=True)

@@ -28,11 +28,17 @@ class WaitingQueue:
         heapq.heappush(self._heap, (request.order, request))
         self._live.add(request.arrival_index)
 
-    def peek(self) -> Request | None:
-        """The request to serve next."""
-        while self._heap and self._heap[0][1].arrival_index not in self._live:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+    def first(self, count: int) -> list[Request]:
+        """The up to ``count`` requests to serve next, in order."""
+        entries: list[tuple[tuple[int, int], Request]] = []
+        while self._heap and len(entries) < count:
+            entry = heapq.heappop(self._heap)
+            # A request removed and pushed again is there twice.
+            if entry[1].arrival_index in self._live and entry not in entries:
+                entries.append(entry)
+        for entry in entries:
+            heapq.heappush(self._heap, entry)
+        return [request for _, request in entries]
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""

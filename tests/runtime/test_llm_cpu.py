@@ -40,7 +40,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture
 def alone(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What each request gets with the model to itself, its prompt in one piece."""
-    with LLM(checkpoint, max_slots=1, num_threads=1) as llm:
+    with LLM(checkpoint, max_slots=1, num_threads=1, prefix_cache=False) as llm:
         singles = [llm.generate(prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
     return [tokens(single)[0] for single in singles]
 
@@ -88,6 +88,34 @@ def test_holes_and_their_compaction_change_nothing(
     short = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     outputs = llm.generate([[1], prompts[1], [3], prompts[3]], [short, RANDOM, short, RANDOM])
     assert [tokens(outputs)[1], tokens(outputs)[3]] == [alone[1], alone[3]]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_hit_equals_miss(family: str, prompts: list[list[int]], tmp_path: Path) -> None:
+    """Also where a window of 5 tokens slides: the cache keeps all positions."""
+    model = write_tiny(family, tmp_path / "tiny")
+    longer = [[*prompts[3][:50], i, i + 1] for i in range(5)]
+    with (
+        LLM(model, max_slots=4, num_threads=1) as llm,
+        LLM(model, max_slots=4, num_threads=1, prefix_cache=False) as plain,
+    ):
+        for asked in (prompts[3:4], [*longer, prompts[3]], longer):
+            hits = llm.generate(asked, GREEDY)
+            assert tokens(hits) == tokens(plain.generate(asked, GREEDY))
+        assert sum(hit.metrics.cached_tokens >= 50 for hit in hits if hit.metrics) == 5
+        assert plain.stats().prefix_queries == 0
+
+
+def test_idle_slots_between_running_ones_keep_their_content(
+    llm: LLM, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    short = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    llm.generate([[1] * 9, prompts[3], [3] * 9, [4] * 9], [GREEDY, short, GREEDY, GREEDY])
+    # Slot 1 has been idle for 15 steps, each of which ran over it.
+    (hit,) = llm.generate(prompts[3], PARAMS[3])
+    assert hit.metrics is not None
+    assert hit.metrics.cached_tokens == 63
+    assert tokens([hit]) == [alone[3]]
 
 
 def test_text_end_token_and_chat(llm: LLM) -> None:

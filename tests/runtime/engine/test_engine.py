@@ -44,9 +44,9 @@ def test_preempted_equals_undisturbed() -> None:
 
 
 def test_compacted_equals_undisturbed() -> None:
-    lengths = [2, 3, 40, 60]  # the lowest slots end first
+    lengths = [60, 3, 2, 50, 40]  # slots in the middle end first
     requests = [make_request(str(n), 4, SamplingParams(temperature=0.0, max_tokens=n)) for n in lengths]
-    engine, runner = make_engine()
+    engine, runner = make_engine(max_slots=5)
     copies: list[tuple[int, int, int]] = []
     copy_prefix = runner.copy_prefix
 
@@ -56,11 +56,11 @@ def test_compacted_equals_undisturbed() -> None:
 
     runner.copy_prefix = recording  # type: ignore[method-assign]
     assert run(engine, requests) == [alone(request) for request in requests]
-    assert [(source, target) for source, target, _ in copies] == [(3, 0), (2, 1)]
+    assert [(source, target) for source, target, _ in copies] == [(4, 1), (3, 2), (2, 1)]
 
 
 def test_a_failed_move_is_made_good_by_computing_again() -> None:
-    requests = [make_request(str(n), 4, SamplingParams(temperature=0.0, max_tokens=n)) for n in (2, 30)]
+    requests = [make_request(str(n), 4, SamplingParams(temperature=0.0, max_tokens=n)) for n in (31, 2, 30)]
     engine, runner = make_engine()
 
     def copy_prefix(source: int, target: int, length: int) -> None:

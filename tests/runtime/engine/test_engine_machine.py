@@ -28,17 +28,30 @@ class EngineMachine(RuleBasedStateMachine):
         max_slots=st.integers(1, 5),
         max_step_tokens=st.integers(5, 40),
         kv_tokens=st.one_of(st.none(), st.integers(CONTEXT, 2 * CONTEXT)),
+        prefix_cache=st.booleans(),
     )
-    def start(self, max_slots: int, max_step_tokens: int, kv_tokens: int | None) -> None:
+    def start(self, max_slots: int, max_step_tokens: int, kv_tokens: int | None, prefix_cache: bool) -> None:
         self.engine, self.runner = make_engine(
             max_slots=max_slots,
             max_step_tokens=max_step_tokens,
             kv_tokens=kv_tokens,
             context_length=CONTEXT,
+            prefix_cache=prefix_cache,
         )
+        self.copy_prefix = self.runner.copy_prefix
+        self.runner.copy_prefix = self.copy_or_fail  # type: ignore[method-assign]
         self.runner.before_forward = self.fail
         self.all: list[Request] = []
         self.spurious_failures = 0
+        self.copy_failures = 0
+
+    def copy_or_fail(self, source: int, target: int, length: int) -> None:
+        assert source != target
+        assert length > 0
+        if self.copy_failures:
+            self.copy_failures -= 1
+            raise ProviderRuntimeError("no copy")
+        self.copy_prefix(source, target, length)
 
     def fail(self, rows: Sequence[Row]) -> None:
         if any((row.tokens == POISON).any() for row in rows):
@@ -54,14 +67,32 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.one_of(st.none(), st.integers(0, 99)),
         priority=st.integers(-1, 1),
         poisoned=st.sampled_from([False, False, False, True]),
+        parent=st.one_of(st.none(), st.integers(0, 20)),
+        shared=st.integers(1, CONTEXT - 1),
+        salt=st.sampled_from([None, None, "tenant"]),
     )
-    def add(self, size: int, max_tokens: int, seed: int | None, priority: int, poisoned: bool) -> Request:
+    def add(
+        self,
+        size: int,
+        max_tokens: int,
+        seed: int | None,
+        priority: int,
+        poisoned: bool,
+        parent: int | None,
+        shared: int,
+        salt: str | None,
+    ) -> Request:
         prompt = np.random.default_rng(len(self.all)).integers(0, POISON, size).tolist()
+        if parent is not None and self.all:  # begin like an earlier request and its answer
+            earlier = self.all[parent % len(self.all)]
+            known = [t for t in (*earlier.prompt_token_ids, *earlier.output_token_ids) if t != POISON]
+            prompt = (known[:shared] + prompt)[: CONTEXT - 1]
+            size = len(prompt)
         if poisoned:
             prompt[size // 2] = POISON
         options = {"temperature": 0.0} if seed is None else {"seed": seed}
         params = SamplingParams(max_tokens=max_tokens, **options)
-        request = make_request(str(len(self.all)), prompt, params, priority=priority)
+        request = make_request(str(len(self.all)), prompt, params, priority=priority, cache_salt=salt)
         self.all.append(request)
         self.engine.add(request)
         return request
@@ -88,6 +119,15 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_spuriously(self, count: int) -> None:
         self.spurious_failures += count
 
+    @rule()
+    def fail_a_copy(self) -> None:
+        self.copy_failures = 1
+
+    @rule()
+    def clear_the_prefix_cache(self) -> None:
+        self.engine.clear_prefix_cache()
+        assert self.engine.stats().idle_kv_tokens == 0
+
     @invariant()
     def books_are_right(self) -> None:
         self.engine.check_integrity()
@@ -107,6 +147,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.step()
             self.engine.check_integrity()
         assert not self.engine.has_work, "somebody starves"
+        assert self.runner.held_tokens() == self.engine.stats().idle_kv_tokens
+        self.engine.clear_prefix_cache()
         assert self.runner.held_tokens() == 0, "a slot's memory leaks"
         for request in self.all:
             if POISON in request.prompt_token_ids:

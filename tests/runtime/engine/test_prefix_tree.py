@@ -133,5 +133,5 @@ def test_integrity_check_sees_damage(damage: str) -> None:
         node.slots.add(1)
     else:
         node.start += 1
-    with pytest.raises(RuntimeError, match="nodes for|lists|is not its child"):
+    with pytest.raises(RuntimeError, match=r"nodes for|lists|is not its child"):
         tree.check_integrity()

@@ -8,7 +8,7 @@ from engine_kit import make_request
 from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.sampler import Sample
 from carryall.runtime.engine.scheduler import Scheduler, StepPlan
-from carryall.runtime.engine.slots import SlotTable
+from carryall.runtime.engine.slots import Copy, Release, SlotTable
 
 
 def make(num_slots: int = 4, max_step_tokens: int = 16, max_tokens: int | None = None) -> Scheduler:
@@ -149,31 +149,41 @@ def test_a_request_that_fills_the_whole_budget_runs_alone() -> None:
     assert small.slot == 0
 
 
-def test_holes_are_filled_once_they_cost_more_than_the_copy() -> None:
-    scheduler = make(max_step_tokens=700)
-    a, b = add(scheduler, ("a", 2), ("b", 400))
+def test_gaps_are_filled_once_they_cost_more_than_the_copy() -> None:
+    slots = SlotTable(4)
+    scheduler = Scheduler(slots, 900)
+    _, b, c = add(scheduler, ("a", 2), ("b", 2), ("c", 400))
     step(scheduler)
-    assert scheduler.compact() is None
-    scheduler.remove(a)
+    scheduler.remove(b)
+    slots.take_operations()
     steps = 0
-    while (move := scheduler.compact()) is None:
+    while not (operations := slots.take_operations()):
         step(scheduler)
         steps += 1
-    # One idle row a step against 0.01 rows a token copied.
-    assert steps == 5
-    assert (move.request, move.source, move.target, move.length) == (b, 1, 0, b.num_computed)
-    assert b.slot == 0
-    scheduler.check_integrity()
-    assert scheduler.compact() is None
+    # A row a step against 0.01 rows a token copied; the last step is the one that moved.
+    assert steps == 6
+    assert operations == [Copy(2, 1, c.num_computed - 1), Release(2)]
+    assert c.slot == 1
 
 
-def test_waiting_requests_fill_holes_without_a_copy() -> None:
-    scheduler = make(num_slots=2)
-    a, _, _ = add(scheduler, ("a", 2), ("b", 2), ("c", 2))
+def test_free_slots_below_the_lowest_cost_nothing() -> None:
+    slots = SlotTable(4)
+    scheduler = Scheduler(slots, 900)
+    a, _ = add(scheduler, ("a", 2), ("b", 2))
     step(scheduler)
     scheduler.remove(a)
-    assert scheduler.compact() is None
-    assert scheduler.plan().rows[-1].slot == 0
+    slots.take_operations()
+    for _ in range(8):
+        step(scheduler)
+    assert slots.take_operations() == []
+
+
+def test_waiting_requests_fill_gaps_without_a_copy() -> None:
+    scheduler = make(num_slots=3)
+    _, b, _, _ = add(scheduler, ("a", 2), ("b", 2), ("c", 2), ("d", 2))
+    step(scheduler)
+    scheduler.remove(b)
+    assert scheduler.plan().rows[-1].slot == 1
 
 
 def test_integrity_check_sees_a_slot_without_its_request() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carryall.runtime.engine.slots import SlotTable
+from carryall.runtime.engine.slots import Copy, Release, SlotTable
 
 
 def test_lowest_free_slot_is_given_out_first() -> None:
@@ -12,61 +12,87 @@ def test_lowest_free_slot_is_given_out_first() -> None:
     assert [slots.allocate(1) for _ in range(3)] == [0, 1, 2]
     slots.free(1)
     slots.free(0)
+    assert slots.lowest_free() == 0
     assert [slots.allocate(1), slots.allocate(1), slots.allocate(1)] == [0, 1, 3]
-    assert not slots.can_allocate(1)
+    assert slots.num_free == 0
     slots.check_integrity()
 
 
-def test_budget_is_shared_by_all_slots() -> None:
+def test_budget_is_shared_by_all_slots_idle_ones_included() -> None:
     slots = SlotTable(4, max_tokens=10)
     first = slots.allocate(6)
-    assert slots.can_allocate(4)
-    assert not slots.can_allocate(5)
-    assert slots.can_grow(first, 10)
-    assert not slots.can_grow(first, 11)
+    assert slots.fits(4)
+    assert not slots.fits(5)
     slots.grow(first, 9)
     assert slots.used_tokens == 9
+    slots.park(first, 8)
+    assert (slots.used_tokens, slots.idle_tokens) == (0, 8)
+    assert not slots.fits(3)
+    slots.take_over(first, 5)
+    assert (slots.used_tokens, slots.idle_tokens) == (5, 0)
     slots.free(first)
     assert slots.used_tokens == 0
     slots.check_integrity()
 
 
-def test_freed_slots_are_reported_once_and_not_if_in_use_again() -> None:
+def test_idle_slots_are_listed_in_order_of_their_last_use() -> None:
+    slots = SlotTable(4)
+    for _ in range(3):
+        slots.allocate(1)
+    for slot in (2, 0, 1):
+        slots.park(slot, 1)
+    assert list(slots.idle) == [2, 0, 1]
+    slots.touch(2)
+    assert list(slots.idle) == [0, 1, 2]
+    slots.move(0, 3)
+    assert list(slots.idle) == [3, 1, 2]
+    slots.evict(1)
+    assert list(slots.idle) == [3, 2]
+    assert slots.is_free(1)
+    slots.check_integrity()
+
+
+def test_operations_are_given_out_once_in_order() -> None:
     slots = SlotTable(3)
     a, b = slots.allocate(1), slots.allocate(1)
     slots.free(a)
-    slots.free(b)
-    assert slots.allocate(1) == a
-    assert slots.take_freed() == [b]
-    assert slots.take_freed() == []
+    slots.copy(b, a, 7)
+    slots.park(b, 1)
+    slots.evict(b)
+    assert slots.take_operations() == [Release(a), Copy(b, a, 7), Release(b)]
+    assert slots.take_operations() == []
 
 
-def test_moving_the_highest_slot_fills_the_lowest_hole() -> None:
-    slots = SlotTable(4)
-    for tokens in (1, 2, 3):
-        slots.allocate(tokens)
-    assert slots.lowest_hole() is None
-    slots.free(0)
-    assert slots.lowest_hole() == 0
-    assert slots.move_highest() == (2, 0)
-    assert slots.tokens(0) == 3
-    assert slots.take_freed() == [2]
-    assert slots.lowest_hole() is None
+def test_gaps_lie_between_used_slots() -> None:
+    slots = SlotTable(9)
+    for _ in range(8):
+        slots.allocate(1)
+    for slot in (0, 2, 5, 6):
+        slots.free(slot)
+    assert slots.gaps() == [(2, 2), (5, 6)]
+    slots.park(7, 1)
+    assert slots.gaps() == [(2, 2)]
+    slots.move(4, 2)
+    assert slots.gaps() == []
     slots.check_integrity()
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda slots: slots._free.append(0), "not all slots once"),
-        (lambda slots: slots._free.pop(), "not all slots once"),
-        (lambda slots: setattr(slots, "used_tokens", 99), "99 tokens counted, 5 held"),
-        (lambda slots: setattr(slots, "max_tokens", 4), "more than the budget of 4"),
+        (lambda slots: slots._free.append(0), "are not all slots once"),
+        (lambda slots: slots._free.pop(), "are not all slots once"),
+        (
+            lambda slots: setattr(slots, "used_tokens", 99),
+            r"\(99, 2\) used and idle tokens counted, \[5, 2\]",
+        ),
+        (lambda slots: setattr(slots, "max_tokens", 6), "7 tokens held, more than the budget of 6"),
     ],
 )
 def test_integrity_check_sees_damage(damage: object, words: str) -> None:
     slots = SlotTable(3, max_tokens=9)
     slots.allocate(5)
+    slots.park(slots.allocate(4), 2)
     damage(slots)  # type: ignore[operator]
     with pytest.raises(RuntimeError, match=words):
         slots.check_integrity()

@@ -1,0 +1,188 @@
+"""Reuse of KV that earlier requests left in their slots, or running ones hold.
+
+A finished request's slot stays as it is until the slot or its bytes are needed; then the least recently used
+goes first. A new request that continues what an idle slot holds takes the slot over; one that shares only a
+beginning gets a copy of that, which costs microseconds a token instead of a run of the model. The slot cache
+holds all positions, also those outside of a sliding window, so all of this holds for such models too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .prefix_tree import PrefixMatch, PrefixTree
+from .request import Request
+from .slots import SlotTable
+
+# A slot is taken over, its tail lost, if at least this share of it is wanted; else the prefix is copied.
+# Computing a token is some 100 times dearer than copying one, but a given tail is seldom asked for again.
+_TAKE_OVER = 0.9
+
+
+@dataclass(slots=True)
+class PrefixCounters:
+    """Running totals; see EngineStats."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_cached_tokens: int = 0
+
+
+class PrefixCache:
+    """Gives slots to requests, with as much of their KV in them as is to be had.
+
+    Args:
+        slots: the books of all slots.
+        enabled: False lets every slot go with its request.
+    """
+
+    def __init__(self, slots: SlotTable, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.counters = PrefixCounters()
+        self._slots = slots
+        self._tree = PrefixTree()
+
+    def match(self, request: Request) -> PrefixMatch:
+        """What is known of a request's tokens, less the last, which must run to give logits."""
+        if not self.enabled:
+            return PrefixMatch()
+        return self._tree.match(request.token_slice(0, request.num_tokens - 1), request.cache_salt)
+
+    def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
+        """Evict idle slots, except ``spared`` ones, until ``num_tokens`` more fit; tell whether they do."""
+        for slot in self._slots.idle:
+            if self._slots.fits(num_tokens):
+                break
+            if slot not in spared:
+                self.evict(slot)
+        return self._slots.fits(num_tokens)
+
+    def place(self, request: Request, match: PrefixMatch, headroom: int) -> bool:
+        """Give the request a slot that holds what ``match`` found; False if there is no room.
+
+        Args:
+            request: gets ``slot`` and ``num_computed``.
+            match: its own.
+            headroom: tokens that must fit besides.
+        """
+        wanted = request.num_tokens + headroom
+        idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
+        own = min(idle, key=self._slots.tokens, default=None)
+        mostly = own is not None and match.length >= _TAKE_OVER * self._slots.tokens(own)
+        if not mostly and self._copy(request, match, wanted):
+            pass
+        elif own is not None and self.make_room(wanted - self._slots.tokens(own), [own]):
+            self._tree.remove(own)
+            self._slots.take_over(own, request.num_tokens)
+            request.slot = own
+        else:
+            return False
+        self._admitted(request, match)
+        return True
+
+    def progress(self, request: Request) -> None:
+        """Note that more of a running request's tokens have KV."""
+        if self.enabled and request.slot is not None:
+            self._tree.set_computed(request.slot, request.num_computed)
+
+    def leave(self, request: Request, *, keep: bool) -> None:
+        """Take a request's slot, idle from now on, or free if its content is not to be kept."""
+        slot, request.slot = request.slot, None
+        assert slot is not None  # noqa: S101 -- only called for running requests
+        if self.enabled:
+            self._tree.remove(slot)
+        if not self.enabled or not keep or not request.num_computed:
+            self._slots.free(slot)
+            return
+        count = request.num_computed
+        self._tree.insert(slot, request.token_slice(0, count), count, request.cache_salt)
+        for other in self._slots.idle:
+            if self._tree.covers(slot, other):
+                self.evict(other)
+        self._slots.park(slot, count)
+
+    def evict(self, slot: int) -> None:
+        """Let an idle slot go."""
+        self._tree.remove(slot)
+        self._slots.evict(slot)
+
+    def clear(self) -> None:
+        """Let all idle slots go."""
+        for slot in self._slots.idle:
+            self.evict(slot)
+
+    def price_of_move(self, target: int) -> tuple[int, int]:
+        """Idle tokens that a move to ``target`` copies elsewhere, and idle tokens that it loses."""
+        if not self._slots.is_idle(target):
+            return 0, 0
+        lost = 0 if self._slots.num_free else self._slots.tokens(self._slots.idle[0])
+        return self._slots.tokens(target), lost
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Move a used slot's content into one that is not; what is idle there moves elsewhere, if it can."""
+        if self._slots.is_idle(target):
+            if not self._slots.num_free:
+                self.evict(self._slots.idle[0])
+            if self._slots.is_idle(target):
+                spare = self._slots.lowest_free()
+                self._relocate(target, spare, self._slots.tokens(target))
+        self._relocate(source, target, length)
+
+    def check_integrity(self) -> None:
+        """Check that tree and slots agree.
+
+        Raises:
+            RuntimeError: they do not; the message says how.
+        """
+        self._tree.check_integrity()
+        for slot in range(self._slots.num_slots):
+            held = not self._slots.is_free(slot)
+            if (slot in self._tree) != (held and self.enabled):
+                raise RuntimeError(f"slot {slot}: in the prefix tree or in use, not both")
+        for slot in self._slots.idle:
+            facts = self._slots.tokens(slot), self._tree.length(slot), self._tree.computed(slot)
+            if len(set(facts)) != 1:
+                raise RuntimeError(
+                    f"idle slot {slot} holds {facts[0]} tokens, the prefix tree says {facts[1:]}"
+                )
+
+    def _copy(self, request: Request, match: PrefixMatch, wanted: int) -> bool:
+        """Give the request an empty slot and a copy of the prefix found."""
+        running = (slot for slot in match.slots if not self._slots.is_idle(slot))
+        source = next(running, match.slots[0] if match.slots else None)
+        spared = [source] if source is not None and self._slots.is_idle(source) else []
+        available = self._slots.num_slots - self._slots.num_used - len(spared)
+        if not available or not self._could_fit(wanted, spared):
+            return False
+        self.make_room(wanted, spared)
+        if not self._slots.num_free:
+            self.evict(next(slot for slot in self._slots.idle if slot not in spared))
+        request.slot = self._slots.allocate(request.num_tokens)
+        if source is not None:
+            self._slots.copy(source, request.slot, match.length)
+        for slot in spared:
+            self._slots.touch(slot)
+        return True
+
+    def _could_fit(self, num_tokens: int, spared: Collection[int]) -> bool:
+        """Whether ``num_tokens`` fit once all idle slots but the ``spared`` ones are gone."""
+        gone = self._slots.idle_tokens - sum(self._slots.tokens(slot) for slot in spared)
+        return self._slots.fits(num_tokens - gone)
+
+    def _admitted(self, request: Request, match: PrefixMatch) -> None:
+        assert request.slot is not None  # noqa: S101 -- it has just got one
+        request.num_computed = match.length
+        if not self.enabled:
+            return
+        tokens = request.token_slice(0, request.num_tokens)
+        self._tree.insert(request.slot, tokens, match.length, request.cache_salt)
+        self.counters.prefix_queries += 1
+        self.counters.prefix_hits += match.length > 0
+        self.counters.prefix_cached_tokens += match.length
+
+    def _relocate(self, source: int, target: int, length: int) -> None:
+        self._slots.copy(source, target, length)
+        self._slots.move(source, target)
+        if self.enabled:
+            self._tree.rename(source, target)
