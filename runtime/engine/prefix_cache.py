@@ -51,12 +51,12 @@ class PrefixCache:
 
     def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
         """Evict idle slots, except ``spared`` ones, until ``num_tokens`` more fit; tell whether they do."""
-        for slot in self._slots.idle:
-            if self._slots.fits(num_tokens):
-                break
-            if slot not in spared:
-                self.evict(slot)
-        return self._slots.fits(num_tokens)
+        while not self._slots.fits(num_tokens):
+            slot = self._slots.oldest_idle(spared)
+            if slot is None:
+                return False
+            self.evict(slot)
+        return True
 
     def place(self, request: Request, match: PrefixMatch, headroom: int) -> bool:
         """Give the request a slot that holds what ``match`` found; False if there is no room.
@@ -97,8 +97,8 @@ class PrefixCache:
             return
         count = request.num_computed
         self._tree.insert(slot, request.token_slice(0, count), count, request.cache_salt)
-        for other in self._slots.idle:
-            if self._tree.covers(slot, other):
+        for other in self._tree.prefixes(slot):
+            if self._slots.is_idle(other):
                 self.evict(other)
         self._slots.park(slot, count)
 
@@ -156,8 +156,9 @@ class PrefixCache:
         if not available or not self._could_fit(wanted, spared):
             return False
         self.make_room(wanted, spared)
-        if not self._slots.num_free:
-            self.evict(next(slot for slot in self._slots.idle if slot not in spared))
+        oldest = self._slots.oldest_idle(spared)
+        if not self._slots.num_free and oldest is not None:
+            self.evict(oldest)
         request.slot = self._slots.allocate(request.num_tokens)
         if source is not None:
             self._slots.copy(source, request.slot, match.length)

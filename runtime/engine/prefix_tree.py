@@ -23,6 +23,7 @@ class _Node:
     start: int = 0
     parent: _Node | None = None
     slots: set[int] = field(default_factory=set)
+    ending: set[int] = field(default_factory=set)  # those of the slots whose sequence ends with this node
     children: dict[int, _Node] = field(default_factory=dict)  # by first token
 
     @property
@@ -79,12 +80,14 @@ class PrefixTree:
             node.children[int(leaf.tokens[0])] = leaf
             self.num_nodes += 1
             node = leaf
+        node.ending.add(slot)
         self._entries[slot] = _Entry(node, salt, computed)
 
     def remove(self, slot: int) -> None:
         """Forget a slot, and what no other slot holds."""
         entry = self._entries.pop(slot)
         node = entry.end
+        node.ending.remove(slot)
         while node.parent is not None:
             node.slots.remove(slot)
             if not node.slots:
@@ -99,6 +102,8 @@ class PrefixTree:
     def rename(self, source: int, target: int) -> None:
         """Note that a slot's KV now lies in another."""
         entry = self._entries[target] = self._entries.pop(source)
+        entry.end.ending.remove(source)
+        entry.end.ending.add(target)
         node: _Node | None = entry.end
         while node is not None and node.parent is not None:
             node.slots.remove(source)
@@ -127,9 +132,14 @@ class PrefixTree:
                     slots[slot] = None
         return PrefixMatch(length, tuple(slots), known)
 
-    def covers(self, slot: int, other: int) -> bool:
-        """Whether the sequence of ``other`` is a prefix of the sequence of ``slot``."""
-        return slot in self._entries[other].end.slots
+    def prefixes(self, slot: int) -> list[int]:
+        """Other slots whose whole sequence is a prefix of this slot's, or equal to it."""
+        found, node = list[int](), self._entries[slot].end
+        while node.parent is not None:
+            found += node.ending
+            node = node.parent
+        found.remove(slot)
+        return found
 
     def length(self, slot: int) -> int:
         """Tokens of a slot's sequence."""
@@ -151,7 +161,7 @@ class PrefixTree:
         for node in nodes:
             ending = {slot for slot, entry in self._entries.items() if entry.end is node}
             through = [slot for child in node.children.values() for slot in child.slots]
-            if not node.slots or sorted([*ending, *through]) != sorted(node.slots):
+            if not node.slots or ending != node.ending or sorted([*ending, *through]) != sorted(node.slots):
                 raise RuntimeError(f"node at {node.start} lists {node.slots}, not {ending} and {through}")
             for first, child in node.children.items():
                 if (child.parent, child.start, int(child.tokens[0])) != (node, node.stop, first):
@@ -171,7 +181,7 @@ class PrefixTree:
     def _merge_with_child(self, node: _Node) -> None:
         """Undo a split for which there is no more reason: no slot ends here, nothing branches here."""
         child = next(iter(node.children.values()))
-        if len(child.slots) != len(node.slots) or node.parent is None:
+        if node.ending or node.parent is None:
             return
         child.tokens, child.start = np.concatenate([node.tokens, child.tokens]), node.start
         child.parent = node.parent

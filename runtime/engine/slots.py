@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -61,6 +62,10 @@ class SlotTable:
     def idle(self) -> tuple[int, ...]:
         """Idle slots, least recently used first."""
         return tuple(self._idle)
+
+    def oldest_idle(self, spared: Collection[int] = ()) -> int | None:
+        """The least recently used idle slot that is not ``spared``."""
+        return next((slot for slot in self._idle if slot not in spared), None)
 
     def fits(self, num_tokens: int) -> bool:
         """Whether the budget has room for ``num_tokens`` more."""

@@ -68,11 +68,16 @@ class TreeMachine(RuleBasedStateMachine):
         assert bool(found.slots) == (longest > 0)
         assert all(usable[slot] == longest for slot in found.slots)
 
-    @rule(slot=SLOTS, other=SLOTS)
-    def covers(self, slot: int, other: int) -> None:
-        if slot in self.table and other in self.table:
-            (long, salt, _), (short, its_salt, _) = self.table[slot], self.table[other]
-            assert self.tree.covers(slot, other) == (salt == its_salt and long[: len(short)] == short)
+    @rule(slot=SLOTS)
+    def prefixes(self, slot: int) -> None:
+        if slot in self.table:
+            whole, salt, _ = self.table[slot]
+            expected = [
+                other
+                for other, (tokens, its_salt, _) in self.table.items()
+                if other != slot and salt == its_salt and whole[: len(tokens)] == tokens
+            ]
+            assert sorted(self.tree.prefixes(slot)) == sorted(expected)
 
     @invariant()
     def holds_what_the_table_holds(self) -> None:
