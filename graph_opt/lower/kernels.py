@@ -17,6 +17,7 @@ class Kernels:
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
+        dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
     """
 
@@ -27,6 +28,7 @@ class Kernels:
     matmul_nbits: tuple[int, ...] = (4, 8)
     accuracy_level: int = 4
     gather_block_quantized: bool = True
+    dynamic_quantize_matmul: bool = True
     int8_kv: bool = True
 
 

@@ -10,6 +10,7 @@ from onnx_ir.passes import common
 from ...runtime.errors import UsageError
 from ..rules.base import RulePass
 from .attention import GroupQueryAttentionPass
+from .dynamic_int8 import DynamicProductsPass
 from .kernels import CPU, Kernels
 from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from .logits import SelectLogitsPass
@@ -53,6 +54,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         SelectLogitsPass(),
         MergeProjectionsPass(),
     ]
+    if kernels.dynamic_quantize_matmul:
+        passes.append(DynamicProductsPass())
     if kernels.int8_kv and options.kv_cache != "float32":
         passes.append(Int8CachePass(scales))
     if kernels.packed_qkv:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.errors import UsageError
+from ..passes.base import GraphPass
 from .blockwise import BlockFormat
+from .dynamic_int8 import DynamicQuantizationPass
 from .weight_only import WeightOnlyQuantizationPass
 
 METHODS: dict[str, BlockFormat] = {
     "int4": BlockFormat(bits=4, block_size=128),
     "int8": BlockFormat(bits=8, block_size=128),
+    "int8-dynamic": BlockFormat(bits=8, block_size=128),
+}
+_PASSES: dict[str, Callable[[BlockFormat], GraphPass]] = {
+    "int4": WeightOnlyQuantizationPass,
+    "int8": WeightOnlyQuantizationPass,
+    "int8-dynamic": DynamicQuantizationPass,
 }
 
 
@@ -23,9 +32,9 @@ class Quantization:
     method: str
     form: BlockFormat
 
-    def quantizer(self) -> WeightOnlyQuantizationPass:
+    def quantizer(self) -> GraphPass:
         """Return the pass that does it."""
-        return WeightOnlyQuantizationPass(self.form)
+        return _PASSES[self.method](self.form)
 
     def record(self) -> dict[str, Any]:
         """Return what a package's record says about it."""

@@ -96,7 +96,8 @@ _SMALL = ("scales", "zero_points")
 
 def has_quantized_weights(graph: ir.Graph) -> bool:
     """Return whether a weight of the graph is stored in few bits."""
-    return any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
+    dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
+    return dequantized or any(nodes_of(graph, "MatMulInteger"))
 
 
 def _summed_axis(node: ir.Node, position: int) -> int | None:

@@ -1,0 +1,105 @@
+"""Dynamic int8: the standard form, and the kernel's form of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graph_asserts import apply, evaluate, graph
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt import pipeline
+from carryall.graph_opt.lower.dynamic_int8 import DynamicProductsPass
+from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
+from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass, quantize_columns
+from carryall.graph_opt.report import count_operators
+from carryall.graph_opt.verify import PortableRunner, SlotRunner
+from carryall.runtime.errors import GraphError
+
+RNG = np.random.default_rng(0)
+V, W = (RNG.standard_normal((32, n)).astype(np.float32) for n in (8, 6))
+FORM = BlockFormat(bits=8, block_size=16)
+TWO = """g (float[B, 32] x) => (float[B, 8] y, float[B, 6] z)
+    { m = MatMul(x, v) y = Relu(m) p = MatMul(x, w) n = Add(p, b) z = Relu(n) }"""
+
+
+def quantize(model: ir.Model, **options: Any) -> list[str]:
+    return apply(DynamicQuantizationPass(FORM, **options), model)
+
+
+def test_products_are_near_the_float_ones_and_share_their_input() -> None:
+    model, x = graph(TWO, v=V, w=W, b=np.ones(6, np.float32)), RNG.standard_normal((5, 32)).astype(np.float32)
+    exact = evaluate(graph(TWO, v=V, w=W, b=np.ones(6, np.float32)), {"x": x})
+    assert quantize(model) == []
+    assert count_operators(model)["DynamicQuantizeLinear"] == 1
+    assert count_operators(model)["MatMulInteger"] == 2
+    assert model.graph.initializers["v.values"].dtype == ir.DataType.INT8
+    for result, expected in zip(evaluate(model, {"x": x}), exact, strict=True):
+        error = np.abs(result - expected).max()
+        assert 0 < error < 0.02 * np.abs(expected).max()
+
+
+def test_an_excluded_weight_becomes_weight_only() -> None:
+    model = graph(TWO, v=V, w=W, b=np.ones(6, np.float32))
+    quantize(model, exclude=["w"])
+    assert {"v.values", "w.values", "w.scales"} <= set(model.graph.initializers)
+    assert count_operators(model)["MatMulInteger"] == count_operators(model)["DequantizeLinear"] == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers_are_named(bad: float) -> None:
+    broken = W.copy()
+    broken[3, 2] = bad
+    model = graph("g (float[B, 32] x) => (float[B, 6] y) { m = MatMul(x, w) y = Relu(m) }", w=broken)
+    quantize(model)
+    tensor = model.graph.initializers["w.values"].const_value
+    assert tensor is not None
+    with pytest.raises(GraphError, match="weight w cannot be quantized: it holds NaN or infinity"):
+        tensor.numpy()
+
+
+def test_columns_of_zeros_and_rounding() -> None:
+    matrix = np.array([[0, 127, -2.54], [0, -63.4, 1.0]], np.float32)
+    values, scales = quantize_columns(matrix)
+    np.testing.assert_array_equal(values, [[0, 127, -127], [0, -63, 50]])
+    np.testing.assert_allclose(scales, [0, 1, 0.02], rtol=1e-6)
+
+
+def test_products_of_one_input_become_one_kernel_call() -> None:
+    model = graph(TWO.replace("n = Add(p, b) z = Relu(n)", "z = Relu(p)"), v=V, w=W)
+    quantize(model)
+    assert apply(DynamicProductsPass(), model) == []
+    assert [node.op_type for node in model.graph] == ["DynamicQuantizeMatMul", "Split", "Relu", "Relu"]
+
+
+def test_what_is_no_product_is_explained() -> None:
+    text = """g (float[B, 32] x) => (float[B, 32] y)
+        { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"""
+    model = graph(text)
+    assert apply(DynamicProductsPass(), model) == ["its input is no product with a symmetric weight"]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [("llama", {"head_dim": 16}), ("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen3", {})],
+)
+def test_lowered_means_the_same(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    model = export_model(write_tiny(family, tmp_path / "checkpoint", **overrides))
+    report = pipeline.run(model, [DynamicQuantizationPass(FORM)], debug=True)[1]
+    assert report.refusals == []
+    ir.save(model, tmp_path / "portable.onnx")
+    pipeline.run(model, slot_passes(SlotOptions(context_length=64)), debug=True)
+    assert count_operators(model)["com.microsoft::DynamicQuantizeMatMul"] == 8  # qkv, o, gate and up, down
+    assert "MatMulInteger" not in count_operators(model)
+    ir.save(model, tmp_path / "lowered.onnx")
+    first = PortableRunner(tmp_path / "portable.onnx")
+    second = SlotRunner(tmp_path / "lowered.onnx", slots=1, max_length=64)
+    for count in (11, 1, 5):
+        tokens = RNG.integers(0, 256, count)
+        left, right = first.forward({0: tokens})[0], second.forward({0: tokens})[0]
+        np.testing.assert_allclose(left, right, atol=3e-2 * float(np.abs(left).max()))
