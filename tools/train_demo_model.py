@@ -96,6 +96,32 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Tensor]:
     return [torch.tensor([BOS, *encoding.ids, EOS]) for encoding in tokenizer.encode_batch(texts)]
 
 
+def cut(text: str, share: float, rng: random.Random) -> list[str]:
+    """Cut a text before a share of its lines, or inside them.
+
+    The tokenizer joins a line's end with the next line's indent. Text tokenized in pieces shows
+    the network what follows a prompt that stops at a line's end or in the middle of a word.
+    """
+    pieces = [""]
+    for line in text.splitlines(keepends=True):
+        if rng.random() < share:
+            at = rng.choice((0, rng.randrange(len(line))))
+            pieces[-1] += line[:at]
+            pieces.append(line[at:])
+        else:
+            pieces[-1] += line
+    return pieces
+
+
+def encode_cut(tokenizer: Tokenizer, texts: list[str], share: float, rng: random.Random) -> list[Tensor]:
+    """Turn every text into token ids, tokenizing its pieces one by one."""
+    files = []
+    for text in texts:
+        encodings = tokenizer.encode_batch(cut(text, share, rng))
+        files.append(torch.tensor([BOS, *(token for e in encodings for token in e.ids), EOS]))
+    return files
+
+
 def batches(files: list[Tensor], length: int, batch: int, rng: random.Random) -> Iterator[Tensor]:
     """Yield batches of length + 1 tokens without end, reshuffling files and cuts every epoch."""
     while True:
@@ -369,6 +395,7 @@ GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment makes training about 1.
     add(
         "--repeat", type=int, default=5, help="uses per epoch of files other than tests (default %(default)s)"
     )
+    add("--cut", type=float, default=0.04, help="share of lines to cut the text at (default %(default)s)")
     add("--lr", type=float, default=3e-3, help="full learning rate (default %(default)s)")
     add("--warmup", type=int, default=100, help="steps in which the rate rises (default %(default)s)")
     add("--decay", type=float, default=0.5, help="last part of the time, when it falls (default %(default)s)")
@@ -398,7 +425,9 @@ def main(argv: list[str] | None = None) -> None:
         config = new_config(args, tokenizer.get_vocab_size())
         weights = new_weights(config, args.seed)
     teacher = load_file(args.teacher / "model.safetensors") if args.teacher else None
-    files = args.repeat * encode(tokenizer, library) + encode(tokenizer, others)
+    rng = random.Random(args.seed)
+    parts = (encode_cut(tokenizer, texts, args.cut, rng) for texts in (library, others))
+    files = args.repeat * next(parts) + next(parts)
 
     trainer = Trainer(weights, teacher, args)
     began = time.monotonic()
