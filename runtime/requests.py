@@ -57,12 +57,15 @@ class RequestFactory:
         tokenizer = self._model.tokenizer
         if params.stop and tokenizer is None:
             raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
+        if any(isinstance(word, str) for word in params.bad_words) and tokenizer is None:
+            raise InvalidSamplingError("bad words as text need a tokenizer; give their token ids")
         own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
         return Request(
             request_id or uuid.uuid4().hex,
             token_ids,
             params,
             end_token_ids=own.union(params.stop_token_ids),
+            bad_words=self._bad_words(params),
             text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
             prompt=text,
             priority=priority,
@@ -96,6 +99,17 @@ class RequestFactory:
         )
         # The template wrote its special tokens itself.
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
+        """Token sequences of the bad words; a text counts with and without a space before it."""
+        words = set[tuple[int, ...]]()
+        for word in params.bad_words:
+            if isinstance(word, str):
+                spellings = (word, f" {word.lstrip()}")
+                words.update(tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spellings)
+            else:
+                words.add(word)
+        return words - {()}
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

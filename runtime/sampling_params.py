@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from .errors import InvalidSamplingError
@@ -24,10 +24,16 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p (nucleus, arXiv:1904.09751).
         min_p: drop tokens less likely than min_p times the most likely one (arXiv:2407.01082).
+        typical_p: keep the tokens whose surprise is closest to the expected one, up to this probability
+            (locally typical sampling, arXiv:2202.00666).
         repetition_penalty: divides positive, multiplies negative logits of tokens already seen in prompt
             or output (CTRL, arXiv:1909.05858); 1 is off.
         presence_penalty: subtracted once from each token already generated.
         frequency_penalty: subtracted per occurrence among the generated tokens.
+        no_repeat_ngram_size: no n tokens in a row occur twice in prompt and output together; 0 is off.
+        logit_bias: added to the logits of these token ids.
+        allowed_token_ids: the only tokens that may be generated; empty allows all.
+        bad_words: texts, or sequences of token ids, that must not be generated.
         seed: makes this request's draws reproducible, whatever else shares its batch.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text, in addition to the model's own end tokens.
@@ -46,9 +52,14 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -60,6 +71,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _items("stop", self.stop, str))
         object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids, int))
+        object.__setattr__(
+            self, "allowed_token_ids", _items("allowed_token_ids", self.allowed_token_ids, int)
+        )
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         for name, (low, high, inclusive) in _RANGES.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -94,6 +110,12 @@ class SamplingParams:
         return cls(**options)
 
     @property
+    def token_ids(self) -> set[int]:
+        """All token ids that the options name."""
+        words = [token for word in self.bad_words if not isinstance(word, str) for token in word]
+        return {*self.stop_token_ids, *self.allowed_token_ids, *self.logit_bias, *words}
+
+    @property
     def greedy(self) -> bool:
         """Whether every token is the most likely one."""
         return self.temperature == 0.0
@@ -109,9 +131,29 @@ def _items(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     return items
 
 
+def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidSamplingError(f"bad_words must be a list of texts or of token id lists, not {value!r}")
+    words = tuple(word if isinstance(word, str) else _items("a bad word", word, int) for word in value)
+    if not all(words):
+        raise InvalidSamplingError("bad_words must not be empty")
+    return words
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    """Token ids may be text, as JSON wants its keys."""
+    try:
+        bias = {int(token): float(number) for token, number in value.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {value!r}") from error
+    if any(number != number or number == _INF for number in bias.values()):
+        raise InvalidSamplingError(f"logit_bias must be finite, or -inf, not {value!r}")
+    return bias
+
+
 _INF = float("inf")
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
-_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "no_repeat_ngram_size", "seed", "logprobs")
 # name: (lowest, highest, whether the lowest itself is allowed)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "max_tokens": (1, _INF, True),
@@ -120,6 +162,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "top_k": (0, _INF, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, True),
+    "typical_p": (0.0, 1.0, False),
+    "no_repeat_ngram_size": (0, _INF, True),
     "repetition_penalty": (0.0, _INF, False),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),

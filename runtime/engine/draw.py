@@ -22,7 +22,7 @@ _F = TypeVar("_F", np.float32, np.float64)
 
 
 def draw(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
-    """Draw one token a row: temperature, then top-k, then top-p, then min-p.
+    """Draw one token a row: temperature, then top-k, top-p, min-p and typical-p.
 
     Each row's result depends on nothing but its own logits, options and uniform.
 
@@ -41,6 +41,8 @@ def draw(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats
 
 
 def _path(params: SamplingParams, vocab_size: int) -> _Path:
+    if params.typical_p < 1.0:
+        return _draw_typical
     if 0 < params.top_k < vocab_size:
         return _draw_top_k
     if params.top_p < 1.0:
@@ -86,6 +88,32 @@ def _draw_min_p(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms:
     return _choose(candidates, weights, weights.sum(axis=1), params, uniforms)
 
 
+def _draw_typical(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
+    """Row by row, over all candidates: whom typical-p keeps is known only once all are weighed."""
+    tokens = np.empty(len(rows), np.int64)
+    for i, (row, options) in enumerate(zip(rows, params, strict=True)):
+        count = min(options.top_k or len(row), len(row))
+        candidates = top_candidates([row], np.array([count]))
+        weights = _weights(candidates.logits.astype(np.float64), [options])
+        weights[:, count:] = 0.0
+        kept = weights[0] * _kept(weights, weights.sum(axis=1), [options])[0]
+        kept[~_typical(kept / kept.sum(), options.typical_p)] = 0.0
+        tokens[i] = candidates.token_ids[0, _inverse(kept, float(uniforms[i] * kept.sum()))]
+    return tokens
+
+
+def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
+    """The tokens whose surprise is closest to the entropy, as many as reach ``mass`` (arXiv:2202.00666)."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)
+    entropy = (probabilities * np.where(probabilities > 0, surprise, 0.0)).sum()
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    typical = np.zeros(len(order), np.bool_)
+    typical[order] = before < mass
+    return typical
+
+
 def _draw_any(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: Floats) -> Integers:
     """Inverse of the cumulative distribution in two levels: find the block, then the token in it."""
     tokens = np.empty(len(rows), np.int64)
@@ -103,7 +131,7 @@ def _draw_any(rows: Sequence[Row], params: Sequence[SamplingParams], uniforms: F
     return tokens
 
 
-def _inverse(weights: npt.NDArray[np.float32], target: float) -> int:
+def _inverse(weights: npt.NDArray[_F], target: float) -> int:
     """The first index at which the cumulative sum exceeds ``target``; never one without weight."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     last = int(np.searchsorted(cumulative, cumulative[-1]))
@@ -129,17 +157,22 @@ def _weights(logits: npt.NDArray[_F], params: Sequence[SamplingParams]) -> npt.N
     return weights
 
 
+def _kept(weights: Floats, total: Floats, params: Sequence[SamplingParams]) -> npt.NDArray[np.bool_]:
+    """Which of the sorted candidates top-p and min-p leave."""
+    top_p = np.array([options.top_p for options in params])
+    min_p = np.array([options.min_p for options in params])
+    before = np.cumsum(weights, axis=1) - weights
+    kept = (weights > 0.0) & (weights >= min_p[:, None])
+    kept &= (before < (top_p * total)[:, None]) | (top_p[:, None] >= 1.0)
+    return kept
+
+
 def _choose(
     candidates: Candidates, weights: Floats, total: Floats, params: Sequence[SamplingParams], uniforms: Floats
 ) -> Integers:
     """Apply top-p and min-p, which keep a prefix of the sorted candidates, and draw from what is left."""
-    top_p = np.array([options.top_p for options in params])
-    min_p = np.array([options.min_p for options in params])
     cumulative = np.cumsum(weights, axis=1)
-    before = cumulative - weights
-    kept = (weights > 0.0) & (weights >= min_p[:, None])
-    kept &= (before < (top_p * total)[:, None]) | (top_p[:, None] >= 1.0)
-    last = np.maximum(kept.sum(axis=1), 1) - 1
+    last = np.maximum(_kept(weights, total, params).sum(axis=1), 1) - 1
     rows = np.arange(len(weights))
     target = uniforms * cumulative[rows, last]
     chosen = np.minimum((cumulative <= target[:, None]).sum(axis=1), last)

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from ...providers.base import Row, Runner
 from ..errors import (
+    InvalidSamplingError,
     PromptTooLongError,
     ProviderRuntimeError,
     QueueFullError,
     RequestError,
     UsageError,
 )
+from ..sampling_params import SamplingParams
 from .request import Request
 from .sampler import NO_TOKEN, Sample, sample
 from .scheduler import Scheduler, StepPlan
@@ -24,6 +26,10 @@ from .slots import Release, SlotTable
 from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
+
+_NOTHING_TO_DRAW = (
+    "no token can be drawn: the logits are not finite numbers, or the options forbid all tokens"
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -96,6 +102,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = self._room(request)
+        self._check_options(request.params)
         request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         self._requests[request.request_id] = request
         self._counters.prompt_tokens += request.num_tokens
@@ -161,6 +168,13 @@ class Engine:
         self._runner.close()
         return cut
 
+    def _check_options(self, params: SamplingParams) -> None:
+        unknown = [token for token in params.token_ids if not 0 <= token < self.info.vocab_size]
+        if unknown:
+            raise InvalidSamplingError(
+                f"the options name token id {unknown[0]}, outside the vocabulary [0, {self.info.vocab_size})"
+            )
+
     def _room(self, request: Request) -> int:
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty; give it at least one token")
@@ -221,7 +235,7 @@ class Engine:
     def _append(self, requests: list[Request], samples: list[Sample]) -> None:
         for request, chosen in zip(requests, samples, strict=True):
             if chosen.token_id == NO_TOKEN:
-                self._fail(request, ProviderRuntimeError("the model's logits are not finite numbers"))
+                self._fail(request, ProviderRuntimeError(_NOTHING_TO_DRAW))
                 continue
             request.append(chosen)
             self._counters.generated_tokens += 1

@@ -47,6 +47,7 @@ class Request:
         prompt_token_ids: at least one.
         params: the request's options.
         end_token_ids: tokens that end it.
+        bad_words: token sequences that must not be generated.
         text: makes the text; None leaves it empty.
         prompt: the prompt as it was written, if it was text.
         priority: lower is served first, as in vLLM.
@@ -60,6 +61,7 @@ class Request:
         params: SamplingParams,
         *,
         end_token_ids: Collection[int] = (),
+        bad_words: Collection[tuple[int, ...]] = (),
         text: OutputText | None = None,
         prompt: str | None = None,
         priority: int = 0,
@@ -89,7 +91,7 @@ class Request:
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
-        self.sampling = SamplingState(params, self._tokens, self.end_token_ids)
+        self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words)
         self._text = text
         self._logprobs: list[dict[int, Logprob]] = []
 

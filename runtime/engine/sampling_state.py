@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
+from .logits_processors import AllowedTokens, BadWords, LogitBias, LogitsProcessor, MinTokens, NoRepeatNgram
 from .penalties import Penalties
 
 _MASK = 2**64 - 1
@@ -23,36 +24,43 @@ def _mix(z: int) -> int:
 
 
 class SamplingState:
-    """One request's sampling options, random stream and penalties.
+    """One request's sampling options, random stream and logits processors.
 
     The draw for the n-th token is a pure function of seed and n, so it does not depend on the batch, on
     preemption or on how often a step was repeated.
 
     Args:
         params: the request's options.
-        prompt_token_ids: [n], for the repetition penalty.
+        prompt_token_ids: [n], for the repetition penalty and repeated n-grams.
         end_token_ids: tokens masked until ``min_tokens`` are generated.
+        bad_words: token sequences that must not be generated.
     """
 
-    __slots__ = ("_end_token_ids", "_key", "_penalties", "num_tokens", "params")
+    __slots__ = ("_key", "num_tokens", "params", "processors")
 
     def __init__(
         self,
         params: SamplingParams,
         prompt_token_ids: npt.NDArray[np.int64],
         end_token_ids: Collection[int] = (),
+        bad_words: Collection[tuple[int, ...]] = (),
     ) -> None:
         self.params = params
         self.num_tokens = 0
         self._key = _mix(params.seed if params.seed is not None else secrets.randbits(63))
-        self._penalties = Penalties(params, prompt_token_ids) if Penalties.wanted(params) else None
-        self._end_token_ids = np.array(sorted(end_token_ids), np.int64) if params.min_tokens else None
+        self.processors: list[LogitsProcessor] = list(_penalties(params, prompt_token_ids))
+        if bad_words:
+            self.processors.append(BadWords(bad_words))
+        if params.min_tokens:
+            self.processors.append(MinTokens(end_token_ids))
 
     def observe(self, token: int) -> None:
         """Take note of a generated token."""
         self.num_tokens += 1
-        if self._penalties is not None:
-            self._penalties.observe(token)
+        for processor in self.processors:
+            processor.observe(token)
+        if self.num_tokens == self.params.min_tokens:
+            self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
     def uniform(self) -> float:
         """The draw for the next token, in [0, 1)."""
@@ -61,12 +69,20 @@ class SamplingState:
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """``logits`` [vocab_size] with penalties and masks: a changed copy, or itself if there are none."""
-        masked = self._end_token_ids is not None and self.num_tokens < self.params.min_tokens
-        if self._penalties is None and not masked:
+        if not self.processors:
             return logits
         logits = logits.copy()
-        if self._penalties is not None:
-            self._penalties.apply(logits)
-        if masked:
-            logits[self._end_token_ids] = -np.inf
+        for processor in self.processors:
+            processor.apply(logits)
         return logits
+
+
+def _penalties(params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) -> Iterator[LogitsProcessor]:
+    if Penalties.wanted(params):
+        yield Penalties(params, prompt_token_ids)
+    if params.logit_bias:
+        yield LogitBias(params.logit_bias)
+    if params.no_repeat_ngram_size:
+        yield NoRepeatNgram(params.no_repeat_ngram_size, prompt_token_ids)
+    if params.allowed_token_ids:
+        yield AllowedTokens(params.allowed_token_ids)

@@ -266,3 +266,15 @@ def test_threads_share_the_batch_and_get_their_own_results(tmp_path: Path) -> No
         thread.join(60)
     assert [results[i] for i in range(6)] == expected
     assert llm.stats().steps - before < 6 * 20
+
+
+def test_bad_words_are_texts_or_tokens(llm: LLM, tmp_path: Path) -> None:
+    (plain,) = llm.generate("hello", GREEDY)
+    first, second = plain.outputs[0].token_ids[:2]
+    words = [llm.decode([first]), [first, second]]
+    (output,) = llm.generate("hello", greedy(bad_words=words))
+    assert first not in output.outputs[0].token_ids
+    with LLM(toy_model(tmp_path, tokenizer=False)) as bare:
+        assert second not in tokens(bare.generate([1, 2], greedy(bad_words=[[second]])))[0]
+        with pytest.raises(InvalidSamplingError, match="bad words as text need a tokenizer"):
+            bare.generate([1, 2], greedy(bad_words=["a"]))

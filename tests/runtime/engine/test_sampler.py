@@ -46,6 +46,9 @@ def reference(logits: Logits, params: SamplingParams, uniform: float) -> tuple[i
         margins += [abs(w - params.min_p) for w in weights]
         kept = sum(w >= params.min_p for w in weights)
         order, weights = order[:kept], weights[:kept]
+    if params.typical_p < 1:
+        order, weights, close = typical(order, weights, params.typical_p)
+        margins += close
     target, mass = uniform * math.fsum(weights), 0.0
     for token, weight in zip(order, weights, strict=True):
         mass += weight
@@ -53,6 +56,27 @@ def reference(logits: Logits, params: SamplingParams, uniform: float) -> tuple[i
         if mass > target:
             return token, min(margins)
     return order[-1], 0.0
+
+
+def typical(
+    order: list[int], weights: list[float], mass: float
+) -> tuple[list[int], list[float], list[float]]:
+    """Those closest to the entropy until their mass reaches ``mass``, and how close the calls were."""
+    total = math.fsum(weights)
+    surprise = [-math.log(w / total) if w else math.inf for w in weights]
+    entropy = math.fsum(w / total * s for w, s in zip(weights, surprise, strict=True) if w)
+    distance = [abs(s - entropy) for s in surprise]
+    kept, reached, margins = set[int](), 0.0, []
+    ranked = sorted(range(len(weights)), key=lambda i: (distance[i], i))
+    for place, i in enumerate(ranked):
+        if reached >= mass:
+            margins.append(distance[i] - distance[ranked[place - 1]] or 1.0)
+            break
+        kept.add(i)
+        reached += weights[i] / total
+        margins.append(abs(reached - mass))
+    chosen = [i for i in range(len(weights)) if i in kept]
+    return [order[i] for i in chosen], [weights[i] for i in chosen], margins
 
 
 @settings(max_examples=150, deadline=None)
@@ -63,17 +87,26 @@ def reference(logits: Logits, params: SamplingParams, uniform: float) -> tuple[i
     top_k=st.sampled_from([0, 1, 2, 20, 200, 10_000]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.9, 0.3, 0.01]),
     temperature=st.sampled_from([1e-9, 0.1, 0.7, 1.0, 2.0, 100.0]),
 )
 def test_filters_agree_with_the_plain_reference(
-    seed: int, ties: bool, vocab_size: int, top_k: int, top_p: float, min_p: float, temperature: float
+    seed: int,
+    ties: bool,
+    vocab_size: int,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    temperature: float,
 ) -> None:
     logits = random_logits(seed, vocab_size, ties)
-    one = state(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
+    one = state(seed=seed, temperature=temperature, **options)
     expected, margin = reference(logits, one.params, one.uniform())
     assume(margin > 1e-5)  # closer calls are a matter of rounding
     (result,) = sample([logits], [one])
-    if 0 < top_k < vocab_size or top_p < 1 or min_p > 0:
+    if 0 < top_k < vocab_size or min(top_p, typical_p) < 1 or min_p > 0:
         assert result.token_id == expected
     else:  # drawn in order of token id, which is just as fair
         assert logits[result.token_id] > -np.inf
@@ -96,6 +129,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(data: st.DataObject) -> None:
             "top_k": st.sampled_from([0, 5, 60]),
             "top_p": st.sampled_from([1.0, 0.8]),
             "min_p": st.sampled_from([0.0, 0.1]),
+            "typical_p": st.sampled_from([1.0, 0.5]),
             "repetition_penalty": st.sampled_from([1.0, 1.3]),
             "logprobs": st.sampled_from([None, 3]),
             "seed": st.integers(0, 1000),

@@ -1,0 +1,116 @@
+"""What a request's options do to its logits before a token is drawn, one small class an option."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]  # [vocab_size]
+
+
+class LogitsProcessor(Protocol):
+    """Changes one request's logits, and sees its tokens."""
+
+    def observe(self, token: int) -> None:
+        """Take note of a generated token."""
+
+    def apply(self, logits: Logits) -> None:
+        """Change ``logits`` in place; -inf forbids a token."""
+
+
+class LogitBias:
+    """Adds to the logits of some tokens, as in OpenAI's API."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._ids = np.array(list(bias), np.int64)
+        self._values = np.array(list(bias.values()), np.float32)
+
+    def observe(self, token: int) -> None:
+        """Nothing to note."""
+
+    def apply(self, logits: Logits) -> None:
+        """Add the biases."""
+        logits[self._ids] += self._values
+
+
+class AllowedTokens:
+    """Forbids all tokens but some."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._ids = np.array(sorted(set(token_ids)), np.int64)
+
+    def observe(self, token: int) -> None:
+        """Nothing to note."""
+
+    def apply(self, logits: Logits) -> None:
+        """Forbid the others."""
+        kept = logits[self._ids]
+        logits.fill(-np.inf)
+        logits[self._ids] = kept
+
+
+class MinTokens:
+    """Forbids the tokens that would end a request, as long as it has too few."""
+
+    def __init__(self, end_token_ids: Collection[int]) -> None:
+        self._ids = np.array(sorted(end_token_ids), np.int64)
+
+    def observe(self, token: int) -> None:
+        """Nothing to note."""
+
+    def apply(self, logits: Logits) -> None:
+        """Forbid the end."""
+        logits[self._ids[self._ids < len(logits)]] = -np.inf
+
+
+class BadWords:
+    """Forbids the last token of a sequence where the rest of it has just been generated."""
+
+    def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
+        self._by_last: dict[int, list[tuple[int, ...]]] = {}  # last token of the rest -> sequences
+        self._always: list[int] = []
+        longest = 1
+        for sequence in sequences:
+            if len(sequence) == 1:
+                self._always.append(sequence[0])
+            else:
+                self._by_last.setdefault(sequence[-2], []).append(tuple(sequence))
+            longest = max(longest, len(sequence))
+        self._keep = longest - 1
+        self._tail: list[int] = []
+
+    def observe(self, token: int) -> None:
+        """Remember the last tokens."""
+        self._tail = [*self._tail, token][-self._keep :] if self._keep else []
+
+    def apply(self, logits: Logits) -> None:
+        """Forbid what would complete a sequence."""
+        logits[self._always] = -np.inf
+        for sequence in self._by_last.get(self._tail[-1], ()) if self._tail else ():
+            rest = list(sequence[:-1])
+            if self._tail[-len(rest) :] == rest:
+                logits[sequence[-1]] = -np.inf
+
+
+class NoRepeatNgram:
+    """Forbids tokens that would repeat n tokens in a row, of prompt or output (arXiv:1705.04304)."""
+
+    def __init__(self, size: int, token_ids: Iterable[int]) -> None:
+        self._size = size
+        self._tail: tuple[int, ...] = ()
+        self._followers: dict[tuple[int, ...], list[int]] = {}
+        for token in token_ids:
+            self.observe(int(token))
+
+    def observe(self, token: int) -> None:
+        """Remember which token followed the last n - 1."""
+        if len(self._tail) == self._size - 1:
+            self._followers.setdefault(self._tail, []).append(token)
+        self._tail = (*self._tail, token)[-(self._size - 1) :] if self._size > 1 else ()
+
+    def apply(self, logits: Logits) -> None:
+        """Forbid what followed the last n - 1 tokens before."""
+        logits[self._followers.get(self._tail, [])] = -np.inf
