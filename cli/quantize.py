@@ -13,15 +13,14 @@ import onnx_ir as ir
 
 from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
-from ..graph_opt.quantize.methods import METHODS, Quantization, quantization
+from ..graph_opt.quantize.kv_cache import has_quantized_kv
+from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quantization
 from ..graph_opt.quantize.weight_only import has_quantized_weights
-from ..runtime.calibration import calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
-from ..runtime.tokenizer import Tokenizer
 from . import graph_facts
-from .models import default_context_length, graph_file, load_graph
+from .calibration import Calibration
+from .models import load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
 from .write_graph import write_graph
@@ -45,6 +44,18 @@ NO_METHOD = "none"
 @click.option(
     "--symmetric/--asymmetric", default=None, help="Without or with zero points.  [default: symmetric]"
 )
+@click.option(
+    "--algorithm",
+    type=click.Choice(list(ALGORITHMS)),
+    default="rtn",
+    show_default=True,
+    help="How weights are rounded: to the nearest, or by GPTQ, which takes minutes and costs less quality.",
+)
+@click.option(
+    "--embedding",
+    type=click.Choice(["int4", "int8"]),
+    help="What the embedding, and a head tied to it, becomes.  [default: as the other weights]",
+)
 @click.option("--kv", type=click.Choice(["int8"]), help="Keep the KV cache in 8 bits, calibrated on a text.")
 @click.option(
     "--calibration",
@@ -59,6 +70,8 @@ def command(
     method: str,
     block_size: int | None,
     symmetric: bool | None,
+    algorithm: str,
+    embedding: str | None,
     kv: str | None,
     calibration: Path | None,
     as_json: bool,
@@ -74,30 +87,38 @@ def command(
     \b
     Examples:
         carryall quantize qwen3 qwen3-int4 --method int4 --block-size 32
-        carryall quantize qwen3 qwen3-int4-kv8 --kv int8 --calibration prompts.jsonl
+        carryall quantize qwen3 qwen3-int4 --algorithm gptq --kv int8 --calibration prompts.jsonl
+        carryall quantize qwen3 qwen3-int8 --method int8-dynamic
     """
     start = time.perf_counter()
     chosen = None
     if method != NO_METHOD:
-        chosen = quantization(method, block_size=block_size, symmetric=symmetric)
-    elif kv is None:
-        raise UsageError("nothing to do: choose a --method, or --kv int8")
-    if calibration is not None and kv is None:
-        raise UsageError(f"--calibration is for --kv int8; method {method} needs none")
+        chosen = quantization(
+            method, block_size=block_size, symmetric=symmetric, algorithm=algorithm, embedding=embedding
+        )
+    _check_options(chosen, kv, calibration)
     model, package = load_graph(source)
     _check(model, source, chosen, kv)
-    passes: list[GraphPass] = []
-    if kv is not None:
-        passes.append(_kv_pass(source, model, calibration, quiet or as_json))
     record = dict((package.record.quantization if package is not None else None) or {})
-    if chosen is not None:
-        passes.append(chosen.quantizer())
-        record |= chosen.record()
-    if kv is not None:
-        record["kv_cache"] = kv
-    facts = _quantize(model, passes, record, source, out, quiet or as_json)
+    record |= {} if chosen is None else chosen.record()
+    record |= {} if kv is None else {"kv_cache": kv}
+    silent = quiet or as_json
+    with tempfile.TemporaryDirectory() as scratch:
+        measured = Calibration(source, model, calibration, Path(scratch), quiet=silent)
+        passes: list[GraphPass] = [] if kv is None else [measured.kv_pass()]
+        if chosen is not None:
+            passes.append(chosen.quantizer(measured.moments() if chosen.needs_calibration else None))
+        facts = _quantize(model, passes, record, source, out, silent)
     facts["seconds"] = round(time.perf_counter() - start, 3)
     _report(facts, method, kv, as_json)
+
+
+def _check_options(chosen: Quantization | None, kv: str | None, calibration: Path | None) -> None:
+    """Refuse options that would have no effect."""
+    if chosen is None and kv is None:
+        raise UsageError("nothing to do: choose a --method, or --kv int8")
+    if calibration is not None and kv is None and (chosen is None or not chosen.needs_calibration):
+        raise UsageError("--calibration is for --kv int8 and --algorithm gptq; nothing else needs a text")
 
 
 def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:
@@ -106,19 +127,6 @@ def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | 
         raise UsageError(f"{source} is quantized already; start from the float model")
     if kv is not None and has_quantized_kv(model.graph):
         raise UsageError(f"the KV cache of {source} is quantized already; start from the float model")
-
-
-def _kv_pass(source: str, model: ir.Model, calibration: Path | None, quiet: bool) -> QuantizeKVPass:
-    """Measure the scales of the KV cache."""
-    context_length = default_context_length(source, model)
-    if context_length is None:
-        raise UsageError(f"{source} does not say how long its context is; quantize its package instead")
-    path = locate_model(source)
-    tokenizer = Tokenizer(path.parent if path.is_file() else path)
-    windows = calibration_windows(tokenizer, calibration, context_length=context_length)
-    with tempfile.TemporaryDirectory() as scratch, progress("calibrate", quiet=quiet) as tell:
-        graph = graph_file(source, Path(scratch, "float"))
-        return QuantizeKVPass(kv_scales(graph, windows, context_length=context_length, progress=tell))
 
 
 def _quantize(
@@ -134,7 +142,7 @@ def _quantize(
     return {
         "path": str(out),
         "quantization": record,
-        "weights": fired.get("WeightOnlyQuantization", 0),
+        "weights": sum(count or 0 for name, count in fired.items() if name != "QuantizeKV"),
         "kv_layers": fired.get("QuantizeKV", 0),
         "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
         "bytes_before": before,

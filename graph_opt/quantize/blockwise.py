@@ -16,6 +16,7 @@ from ..lazy import Array
 Floats = npt.NDArray[np.float32]
 _PANEL_BYTES = 1 << 20  # of a panel of columns, so that all work on it stays in the L2 cache
 _SHRINKS = {4: (1.0, 1.06, 0.94, 0.88), 8: (1.0,)}  # ranges tried, relative to the full one, by bits
+_FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # where time matters less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +82,8 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     values = np.empty_like(weight, stored, subok=False)  # in the order of ``weight``, row or column major
     scales = np.empty((blocks, outputs), np.float32)
     zero_points = None if form.symmetric else np.empty((blocks, outputs), stored)
-    width = max(16, _PANEL_BYTES // (4 * inputs))
-    for start in range(0, outputs, width):
-        columns = slice(start, start + width)
-        panel = np.ascontiguousarray(weight[:, columns], np.float32).reshape(blocks, form.block_size, -1)
-        scale, zero_point = _best(panel, form, list(_candidates(panel, form)))
+    for columns, panel in _panels(weight, form):
+        scale, zero_point = _best(panel, form, list(_candidates(panel, form, _SHRINKS[form.bits])))
         values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(inputs, -1)
         scales[:, columns] = scale[:, 0]
         if zero_points is not None:
@@ -93,38 +91,79 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     return Quantized(values, scales, zero_points)
 
 
-def _candidates(panel: Floats, form: BlockFormat) -> Iterator[tuple[Floats, Floats]]:
-    """Yield scales and zero points [blocks, 1, columns], the full range first."""
+def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tuple[Floats, Floats]:
+    """Choose scales and zero points for least squared error, weighted by how large the inputs are.
+
+    Args:
+        weight: the matrix [in, out].
+        form: how it is stored.
+        importance: mean squares of the inputs, [in].
+
+    Returns:
+        Scales and zero points [in / block_size, out], both as floats.
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    scales, zero_points = (
+        np.empty((len(weight) // form.block_size, weight.shape[1]), np.float32) for _ in "sz"
+    )
+    weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
+    for columns, panel in _panels(weight, form):
+        scale, zero_point = _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), weighing)
+        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
+    return scales, zero_points
+
+
+def _panels(weight: Floats, form: BlockFormat) -> Iterator[tuple[slice, Floats]]:
+    """Yield columns of the matrix, as [blocks, block_size, columns], few enough for the cache."""
+    inputs, outputs = weight.shape
+    width = max(16, _PANEL_BYTES // (4 * inputs))
+    for start in range(0, outputs, width):
+        columns = slice(start, start + width)
+        panel = np.ascontiguousarray(weight[:, columns], np.float32)
+        yield columns, panel.reshape(inputs // form.block_size, form.block_size, -1)
+
+
+def _candidates(
+    panel: Floats, form: BlockFormat, shrinks: Sequence[float]
+) -> Iterator[tuple[Floats, Floats]]:
+    """Yield scales and zero points [blocks, 1, columns], one for each range."""
     top, bottom = panel.max(1, keepdims=True), panel.min(1, keepdims=True)
     if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
         raise GraphError("it holds NaN or infinity")
     if form.symmetric:
         full = np.where(top > -bottom, top, bottom) / form.low
-        for shrink in _SHRINKS[form.bits]:
+        for shrink in shrinks:
             yield full * np.float32(shrink), np.zeros_like(full)
         return
     top, bottom = np.maximum(top, 0), np.minimum(bottom, 0)
     middle, half = (top + bottom) / 2, (top - bottom) / 2
-    for shrink in _SHRINKS[form.bits]:
+    for shrink in shrinks:
         scale = half * np.float32(2 * shrink / form.high)
         zero_point = np.rint((half * np.float32(shrink) - middle) * _reciprocal(scale))
         yield scale, np.clip(zero_point, 0, form.high)
 
 
 def _best(
-    panel: Floats, form: BlockFormat, candidates: Sequence[tuple[Floats, Floats]]
+    panel: Floats,
+    form: BlockFormat,
+    candidates: Sequence[tuple[Floats, Floats]],
+    importance: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Choose per block the candidate of least squared error, and its least-squares scale.
 
     For levels q the best scale is <w, q> / <q, q>, which takes <w, q>^2 / <q, q> off the error |w|^2.
+    ``importance`` [blocks, block_size, 1] weighs the inputs in these products.
     """
     scale, zero_point = (part.copy() for part in candidates[0])
     gain = np.full_like(scale, -1)
     for tried, offset in candidates:
         levels = _rounded(panel, tried, offset, form)
         levels -= offset
-        product = np.einsum("bin,bin->bn", panel, levels)[:, None]
-        fitted = product * _reciprocal(np.einsum("bin,bin->bn", levels, levels)[:, None])
+        weighed = levels if importance is None else levels * importance
+        product = np.einsum("bin,bin->bn", panel, weighed)[:, None]
+        fitted = product * _reciprocal(np.einsum("bin,bin->bn", levels, weighed)[:, None])
         better = (fitted != 0) & (fitted * product > gain)
         np.copyto(gain, fitted * product, where=better)
         np.copyto(scale, fitted, where=better)

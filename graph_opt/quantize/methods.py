@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,8 @@ from ...runtime.errors import UsageError
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat
 from .dynamic_int8 import DynamicQuantizationPass
+from .gptq import gptq
+from .moments import SecondMoments
 from .weight_only import WeightOnlyQuantizationPass
 
 METHODS: dict[str, BlockFormat] = {
@@ -18,31 +19,62 @@ METHODS: dict[str, BlockFormat] = {
     "int8": BlockFormat(bits=8, block_size=128),
     "int8-dynamic": BlockFormat(bits=8, block_size=128),
 }
-_PASSES: dict[str, Callable[[BlockFormat], GraphPass]] = {
-    "int4": WeightOnlyQuantizationPass,
-    "int8": WeightOnlyQuantizationPass,
-    "int8-dynamic": DynamicQuantizationPass,
-}
+ALGORITHMS = ("rtn", "gptq")
+_DYNAMIC = "int8-dynamic"
+_BITS = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A method and its settings."""
+    """A method and its settings.
+
+    Args:
+        method: one of ``METHODS``.
+        form: how weights are stored.
+        algorithm: how they are rounded: to the nearest, or by GPTQ.
+        embedding: format of the embedding; None takes ``form``.
+    """
 
     method: str
     form: BlockFormat
+    algorithm: str = "rtn"
+    embedding: BlockFormat | None = None
 
-    def quantizer(self) -> GraphPass:
-        """Return the pass that does it."""
-        return _PASSES[self.method](self.form)
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether ``quantizer`` needs moments."""
+        return self.algorithm == "gptq"
+
+    def quantizer(self, moments: SecondMoments | None = None) -> GraphPass:
+        """Return the pass that does it.
+
+        Args:
+            moments: of the float model, for GPTQ.
+        """
+        if self.method == _DYNAMIC:
+            return DynamicQuantizationPass(self.form)
+        calibrated = (
+            None if moments is None else lambda name: gptq(moments, name) if name in moments else None
+        )
+        return WeightOnlyQuantizationPass(self.form, embedding=self.embedding, calibrated=calibrated)
 
     def record(self) -> dict[str, Any]:
         """Return what a package's record says about it."""
-        return {"method": self.method, **dataclasses.asdict(self.form)}
+        facts = {"method": self.method, **dataclasses.asdict(self.form)}
+        if self.algorithm != "rtn":
+            facts["algorithm"] = self.algorithm
+        if self.embedding is not None:
+            facts["embedding_bits"] = self.embedding.bits
+        return facts
 
 
 def quantization(
-    method: str, *, block_size: int | None = None, symmetric: bool | None = None
+    method: str,
+    *,
+    block_size: int | None = None,
+    symmetric: bool | None = None,
+    algorithm: str = "rtn",
+    embedding: str | None = None,
 ) -> Quantization:
     """Look a method up; settings that are not given are the method's own.
 
@@ -51,6 +83,12 @@ def quantization(
     """
     if method not in METHODS:
         raise UsageError(f"unknown quantization method '{method}'; the methods are: {', '.join(METHODS)}")
+    if algorithm not in ALGORITHMS:
+        raise UsageError(f"unknown algorithm '{algorithm}'; the algorithms are: {', '.join(ALGORITHMS)}")
+    if method == _DYNAMIC and (algorithm != "rtn" or embedding is not None):
+        raise UsageError(f"method {_DYNAMIC} has neither algorithms nor a format of the embedding")
     given = {"block_size": block_size, "symmetric": symmetric}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Quantization(method, dataclasses.replace(METHODS[method], **changes))
+    form = dataclasses.replace(METHODS[method], **changes)
+    own = None if embedding is None else dataclasses.replace(form, bits=_BITS[embedding])
+    return Quantization(method, form, algorithm, own)

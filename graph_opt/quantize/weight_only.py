@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -20,28 +20,35 @@ class WeightOnlyQuantizationPass(GraphPass):
 
     Args:
         form: of all weights that ``overrides`` does not name.
+        embedding: of the embedding and a head tied to it; None takes ``form``.
         overrides: other formats by weight name; None leaves the weight float.
         quantizer: chooses values and scales.
+        calibrated: a better quantizer by weight name, or None where there is none.
     """
 
     def __init__(
         self,
         form: BlockFormat,
         *,
+        embedding: BlockFormat | None = None,
         overrides: Mapping[str, BlockFormat | None] | None = None,
         quantizer: Quantizer = round_to_nearest,
+        calibrated: Callable[[str], Quantizer | None] | None = None,
     ) -> None:
         super().__init__()
         self.form = form
+        self.embedding = embedding or form
         self.overrides = dict(overrides or {})
         self.quantizer = quantizer
+        self.calibrated = calibrated
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every weight that is used in one known way."""
         for value in list(graph.initializers.values()):
             axis = self._axis(value)
-            form = self.overrides.get(str(value.name), self.form)
+            own = self.embedding if any(use.node.op_type == "Gather" for use in value.uses()) else self.form
+            form = self.overrides.get(str(value.name), own)
             if axis is None or form is None:
                 continue
             size = shape_of(value.const_value)[axis] if value.const_value is not None else 0
@@ -68,7 +75,8 @@ class WeightOnlyQuantizationPass(GraphPass):
         if source is None:
             raise GraphError(f"initializer {name} has no content")
         users = {use.node: use.idx for use in value.uses()}
-        parts = _parts(source, axis, form, self.quantizer, name)
+        better = self.calibrated(name) if self.calibrated is not None else None
+        parts = _parts(source, axis, form, better or self.quantizer, name)
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
         small = [_unregistered(f"{name}.{what}", part) for what, part in zip(_SMALL, parts[1:], strict=False)]
         attributes = {"axis": axis, "block_size": form.block_size}

@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
+from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
 from carryall.runtime.errors import UsageError
 from carryall.runtime.loading import load_model
@@ -72,7 +74,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
     [
         (("--method", "none"), "nothing to do"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
-        (("--calibration", __file__), "--calibration is for --kv int8"),
+        (("--calibration", __file__), "--calibration is for --kv int8 and --algorithm gptq"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -81,3 +83,45 @@ def test_wrong_use_is_refused(
     result = run("quantize", kv_package, tmp_path / "out", *options)
     assert result.exit_code == 2
     assert re.search(message, result.stderr)
+
+
+def test_gptq_and_an_embedding_of_its_own(tiny_package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--block-size", 16, "--algorithm", "gptq", "--embedding", "int8", "--kv", "int8")
+    result = run("quantize", tiny_package, out, *options)
+    assert result.exit_code == 0, result.output
+    package = Package.open(out)
+    assert package.record.quantization == {
+        "method": "int4",
+        "bits": 4,
+        "block_size": 16,
+        "symmetric": True,
+        "algorithm": "gptq",
+        "embedding_bits": 8,
+        "kv_cache": "int8",
+    }
+    types = {name: value.dtype for name, value in package.load().graph.initializers.items()}
+    assert types["model.embed_tokens.weight.values"] == ir.DataType.INT8
+    assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.INT4
+    plain = tmp_path / "plain"
+    assert run("quantize", tiny_package, plain, "--block-size", 16).exit_code == 0
+    text = tmp_path / "text.txt"
+    text.write_text(CALIBRATION_TEXT.read_text()[20000:21000])
+    divergence = [
+        json.loads(run("eval", path, "--text", text, "--reference", tiny_package, "--json").stdout)["mean_kl"]
+        for path in (out, plain)
+    ]
+    assert divergence[0] < 0.8 * divergence[1]
+
+
+def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("quantize", tiny_package, out, "--method", "int8-dynamic", "--block-size", 16).exit_code == 0
+    assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
+    again = run("quantize", out, tmp_path / "again")
+    assert again.exit_code == 2
+    assert "is quantized already" in again.stderr
+    refused = run(
+        "quantize", tiny_package, tmp_path / "no", "--method", "int8-dynamic", "--algorithm", "gptq"
+    )
+    assert "int8-dynamic has neither algorithms" in refused.stderr
