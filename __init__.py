@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .runtime.outputs import CompletionOutput, RequestOutput
     from .runtime.sampling_params import SamplingParams
     from .runtime.session import InferenceSession
+    from .runtime.structured_output import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOME = {
     "LLM": ".runtime.llm",
     "RequestOutput": ".runtime.outputs",
     "SamplingParams": ".runtime.sampling_params",
+    "StructuredOutput": ".runtime.structured_output",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "InferenceSession",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "__version__",
 ]
 

@@ -245,6 +245,8 @@ class LLM:
     def _raise_if_cut_off(self, request: Request) -> None:
         if request.finish_reason == "cancelled":
             self._check_open()
+        if request.fault is not None:
+            raise request.fault
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

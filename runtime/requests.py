@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import operator
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
-from .engine.request import Request
+from .engine.request import Grammar, Request
 from .errors import InvalidSamplingError, RequestError, UsageError
 from .loading import LoadedModel
 from .output_text import OutputText
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .grammars import GrammarCompiler
 
 Prompt = str | Sequence[int]
 
@@ -23,6 +28,8 @@ class RequestFactory:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
+        self._lock = threading.Lock()
+        self._grammars: GrammarCompiler | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -66,6 +73,7 @@ class RequestFactory:
             params,
             end_token_ids=own.union(params.stop_token_ids),
             bad_words=self._bad_words(params),
+            grammar=self._grammar(params),
             text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
             prompt=text,
             priority=priority,
@@ -99,6 +107,19 @@ class RequestFactory:
         )
         # The template wrote its special tokens itself.
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
+        """The grammar of a structured output, compiled or about to be."""
+        if params.structured_output is None:
+            return None
+        from .grammars import GrammarCompiler  # loaded on demand: few requests need it
+
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(
+                    self.tokenizer, self._model.defaults.end_token_ids, self._model.runner.info.vocab_size
+                )
+        return cast("Future[Grammar]", self._grammars.compile(params.structured_output))
 
     def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
         """Token sequences of the bad words; a text counts with and without a space before it."""

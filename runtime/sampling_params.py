@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from .errors import InvalidSamplingError
+from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 
@@ -34,6 +35,7 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: the only tokens that may be generated; empty allows all.
         bad_words: texts, or sequences of token ids, that must not be generated.
+        structured_output: the form that the output must have, as a ``StructuredOutput`` or a mapping.
         seed: makes this request's draws reproducible, whatever else shares its batch.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text, in addition to the model's own end tokens.
@@ -60,6 +62,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str | tuple[int, ...], ...] = ()
+    structured_output: StructuredOutput | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -76,6 +79,8 @@ class SamplingParams:
         )
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.structured_output is not None:
+            object.__setattr__(self, "structured_output", StructuredOutput.of(self.structured_output))
         for name, (low, high, inclusive) in _RANGES.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

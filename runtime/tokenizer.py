@@ -48,6 +48,10 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
+    def to_json(self) -> str:
+        """The content of ``tokenizer.json``, without truncation and padding."""
+        return str(self._tokenizer.to_str())
+
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that are no text."""

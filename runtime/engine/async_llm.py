@@ -253,6 +253,10 @@ class AsyncLLM:
         batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
         for request in requests:
             stream = self._streams[request.request_id]
+            if request.fault is not None:
+                del self._streams[request.request_id]
+                self._call(stream.loop, stream.fail, request.fault)
+                continue
             batches.setdefault(stream.loop, []).append((stream, request.snapshot()))
             if request.finished:
                 del self._streams[request.request_id]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...providers.base import Row, Runner
 from ..errors import (
+    CarryallError,
     InvalidSamplingError,
     PromptTooLongError,
     ProviderRuntimeError,
@@ -19,6 +20,7 @@ from ..errors import (
     UsageError,
 )
 from ..sampling_params import SamplingParams
+from .compiling import CompilingRequests
 from .request import Request
 from .sampler import NO_TOKEN, Sample, sample
 from .scheduler import Scheduler, StepPlan
@@ -44,12 +46,14 @@ class EngineConfig:
         max_queue: most requests that may wait; None is no limit.
         kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
+        compile_seconds: how long a request waits for its grammar before it is refused.
     """
 
     max_step_tokens: int = 512
     max_queue: int | None = None
     kv_bytes: int | None = None
     prefix_cache: bool = True
+    compile_seconds: float = 10.0
 
 
 class Engine:
@@ -81,6 +85,7 @@ class Engine:
             self._slots, self.config.max_step_tokens, prefix_cache=self.config.prefix_cache
         )
         self._requests: dict[str, Request] = {}
+        self._compiling = CompilingRequests(self.config.compile_seconds)
         self._counters = Counters()
 
     @property
@@ -106,7 +111,10 @@ class Engine:
         request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         self._requests[request.request_id] = request
         self._counters.prompt_tokens += request.num_tokens
-        self._scheduler.add(request)
+        if request.awaited_grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._compiling.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
         """End a request now, with finish_reason "cancelled"; None if it is not in the engine."""
@@ -125,6 +133,7 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained a token or ended."""
+        refused = self._take_compiled()
         plan = self._prepare(self._scheduler.plan())
         plan, logits, failed = self._forward(plan)
         self._scheduler.commit(plan)
@@ -133,14 +142,14 @@ class Engine:
         samples = sample([logits[i][-1] for i in ready], [request.sampling for request in requests])
         self._append(requests, samples)
         self._apply_operations()
-        return failed + requests
+        return refused + failed + requests
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
         held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.num_waiting,
+            waiting=self._scheduler.num_waiting + len(self._compiling),
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
@@ -158,7 +167,7 @@ class Engine:
             RuntimeError: they do not; the message says how.
         """
         self._scheduler.check_integrity()
-        held = len(self._scheduler.running) + self._scheduler.num_waiting
+        held = len(self._scheduler.running) + self._scheduler.num_waiting + len(self._compiling)
         if held != len(self._requests):
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
 
@@ -235,7 +244,7 @@ class Engine:
     def _append(self, requests: list[Request], samples: list[Sample]) -> None:
         for request, chosen in zip(requests, samples, strict=True):
             if chosen.token_id == NO_TOKEN:
-                self._fail(request, ProviderRuntimeError(_NOTHING_TO_DRAW))
+                self._fail(request, ProviderRuntimeError(request.grammar_error or _NOTHING_TO_DRAW))
                 continue
             request.append(chosen)
             self._counters.generated_tokens += 1
@@ -243,14 +252,28 @@ class Engine:
                 self._counters.finished += 1
                 self._retire(request)
 
-    def _fail(self, request: Request, error: ProviderRuntimeError) -> None:
+    def _take_compiled(self) -> list[Request]:
+        """Queue requests whose grammar is ready; return those whose grammar is refused."""
+        if not self._compiling:
+            return []
+        if len(self._compiling) == len(self._requests):
+            self._compiling.pause()  # there is nothing else to do
+        ready, refused = self._compiling.take()
+        for request in ready:
+            self._scheduler.add(request)
+        for request in refused:
+            self._fail(request, request.fault)
+        return refused
+
+    def _fail(self, request: Request, error: CarryallError | None) -> None:
         request.finish("error", error=str(error))
         self._counters.failed += 1
         self._retire(request, keep=False)
 
     def _retire(self, request: Request, *, keep: bool = True) -> None:
         del self._requests[request.request_id]
-        self._scheduler.remove(request, keep=keep)
+        if not self._compiling.discard(request):
+            self._scheduler.remove(request, keep=keep)
 
     def _prepare(self, plan: StepPlan) -> StepPlan:
         """Move KV to where the plan expects it; return the plan without the rows for which that failed."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import RequestError
 from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ..sampling_params import SamplingParams
+from .logits_processors import LogitsProcessor
 from .sampler import Sample
 from .sampling_state import SamplingState
 
@@ -39,6 +42,21 @@ class OutputText(Protocol):
         """The text of one token on its own."""
 
 
+class Grammar(LogitsProcessor, Protocol):
+    """Where an output stands in its grammar; see ``runtime/grammars.py``."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more may come."""
+
+    @property
+    def error(self) -> str:
+        """Why the grammar could not go on, empty if it could."""
+
+    def copy(self) -> Self:
+        """The same place in the same grammar."""
+
+
 class Request:
     """A prompt, its options, and the tokens generated for it.
 
@@ -48,6 +66,7 @@ class Request:
         params: the request's options.
         end_token_ids: tokens that end it.
         bad_words: token sequences that must not be generated.
+        grammar: becomes the matcher that the output must follow; the request waits for it.
         text: makes the text; None leaves it empty.
         prompt: the prompt as it was written, if it was text.
         priority: lower is served first, as in vLLM.
@@ -62,6 +81,7 @@ class Request:
         *,
         end_token_ids: Collection[int] = (),
         bad_words: Collection[tuple[int, ...]] = (),
+        grammar: Future[Grammar] | None = None,
         text: OutputText | None = None,
         prompt: str | None = None,
         priority: int = 0,
@@ -82,6 +102,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.fault: RequestError | None = None  # set where the request itself is why it failed
 
         # The scheduler's part: KV of tokens [0, num_computed) lies in `slot`.
         self.arrival_index = 0
@@ -92,6 +113,8 @@ class Request:
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
         self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words)
+        self.awaited_grammar = grammar
+        self._grammar: Grammar | None = None
         self._text = text
         self._logprobs: list[dict[int, Logprob]] = []
 
@@ -102,6 +125,26 @@ class Request:
     def finished(self) -> bool:
         """Whether no more tokens will come."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether the request's grammar is still being compiled."""
+        return self.awaited_grammar is not None and not self.awaited_grammar.done()
+
+    def take_grammar(self) -> None:
+        """Begin to follow the grammar.
+
+        Raises:
+            RequestError: it could not be compiled.
+        """
+        if self.awaited_grammar is not None:
+            self._grammar = self.awaited_grammar.result().copy()
+            self.sampling.processors.append(self._grammar)
+
+    @property
+    def grammar_error(self) -> str:
+        """Why the grammar could not go on, empty if it could or there is none."""
+        return self._grammar.error if self._grammar is not None else ""
 
     @property
     def num_uncomputed(self) -> int:
@@ -140,6 +183,8 @@ class Request:
             self.finish("stop", token)
         elif stop_string is not None:
             self.finish("stop", stop_string)
+        elif self._grammar is not None and self._grammar.finished and not self._grammar.error:
+            self.finish("stop")
         elif self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
 

@@ -1,0 +1,117 @@
+"""Grammars, compiled beside the engine's steps and kept for the next request that wants the same."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidSamplingError
+from .structured_output import StructuredOutput
+from .tokenizer import Tokenizer
+
+_KEPT = 128
+# About a second of work, then the library gives up. Its own limits allow far more.
+_LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=1_000_000, max_grammar_size=200_000, max_lexer_states=50_000
+)
+# A weak model would fill the context with spaces, were they without limit.
+_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
+
+
+class GrammarMatcher:
+    """Where one request stands in its grammar; a ``LogitsProcessor`` that allows what may come next."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros((vocab_size + 31) // 32, np.int32)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more may come."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str:
+        """Why the grammar could not go on, empty if it could."""
+        return str(self._matcher.get_error())
+
+    def observe(self, token: int) -> None:
+        """Go on with a token."""
+        self._matcher.consume_token(token)
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        """Forbid all tokens that the grammar does not allow here."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
+        logits[allowed == 0] = -np.inf
+
+    def copy(self) -> GrammarMatcher:
+        """The same place in the same grammar, for another request."""
+        return GrammarMatcher(self._matcher.deep_copy(), 32 * len(self._mask))
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, in a thread of its own. Thread-safe.
+
+    Args:
+        tokenizer: the model's.
+        end_token_ids: tokens that end an output.
+        vocab_size: how many logits the model gives.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end_token_ids: Collection[int], vocab_size: int) -> None:
+        self._source = tokenizer.to_json()
+        self._end_token_ids = sorted(end_token_ids)
+        self._vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, "carryall-grammar")
+        self._compiled: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
+
+    def compile(self, wanted: StructuredOutput) -> Future[GrammarMatcher]:
+        """The matcher at its start, to be copied; fails with InvalidSamplingError if the grammar is wrong."""
+        with self._lock:
+            future = self._compiled.get(wanted.key)
+            if future is None:
+                future = self._compiled[wanted.key] = self._pool.submit(self._compile, *wanted.key)
+            self._compiled.move_to_end(wanted.key)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return future
+
+    def _compile(self, kind: str, text: str) -> GrammarMatcher:
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer(
+                self._source, n_vocab=self._vocab_size, eos_token=self._end_token_ids or None
+            )
+        try:
+            grammar = _grammar(kind, text)
+        except ValueError as error:
+            raise InvalidSamplingError(f"{kind} is no valid JSON: {error}") from error
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise InvalidSamplingError(f"{kind} cannot be used: {matcher.get_error()}")
+        return GrammarMatcher(matcher, self._vocab_size)
+
+
+def _grammar(kind: str, text: str) -> str:
+    """The library's own form of a grammar."""
+    matcher = llguidance.LLMatcher
+    if kind == "regex":
+        grammar = matcher.grammar_from_regex(text)
+    elif kind == "grammar":
+        grammar = matcher.grammar_from_lark(text)
+    elif kind == "choice":
+        choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+        grammar = matcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    else:
+        schema = text if kind == "json_schema" else '{"type": "object"}'
+        grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)
+    return str(grammar)

@@ -1,0 +1,87 @@
+"""What form a request's output must have."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from .errors import InvalidSamplingError
+
+_MOST_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """Exactly one of the ways to say what the output must look like.
+
+    Args:
+        json_schema: a JSON schema, as an object or as its text.
+        json_object: any JSON object.
+        regex: a regular expression (Rust's syntax) that the whole output matches.
+        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
+        choice: one of these texts.
+
+    Raises:
+        InvalidSamplingError: none or several are given, or one is of the wrong type or too large.
+    """
+
+    json_schema: str | Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.choice, str) or not isinstance(self.choice, Iterable):
+            raise InvalidSamplingError(f"choice must be a list of texts, not {self.choice!r}")
+        object.__setattr__(self, "choice", tuple(self.choice))
+        options = [field.name for field in dataclasses.fields(self)]
+        given = [name for name in options if getattr(self, name) not in (None, False, ())]
+        if len(given) != 1:
+            raise InvalidSamplingError(f"structured_output needs one of {', '.join(options)}, not {given}")
+        name, value = given[0], getattr(self, given[0])
+        texts = all(isinstance(text, str) for text in self.choice)
+        if not texts or not isinstance(value, _TYPES.get(name, str)):
+            raise InvalidSamplingError(f"{name} of structured_output cannot be {value!r}")
+        size = len(self.key[1])
+        if size > _MOST_CHARACTERS:
+            raise InvalidSamplingError(f"{name} has {size} characters, more than {_MOST_CHARACTERS}")
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """From a mapping, such as a JSON object, or from itself.
+
+        Raises:
+            InvalidSamplingError: it is no such thing.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise InvalidSamplingError(f"structured_output cannot be {value!r}: {error}") from error
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kind and text: equal for equal demands."""
+        if self.json_schema is not None:
+            schema = self.json_schema
+            return "json_schema", schema if isinstance(schema, str) else _json(schema)
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.grammar is not None:
+            return "grammar", self.grammar
+        return ("choice", _json(self.choice)) if self.choice else ("json_object", "")
+
+
+_TYPES: dict[str, Any] = {"json_schema": (str, Mapping), "json_object": bool, "choice": tuple}
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSamplingError(f"structured_output is no JSON: {error}") from error
