@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63\x61rryall/proto/carryall.proto\x12\x0b\x63\x61rryall.v1\"\xd0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.carryall.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x06 \x01(\x05\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x97\x05\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x10 \x01(\x08H\r\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x1d\n\x1b_include_stop_str_in_output\"\x9e\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\ntext_delta\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.carryall.v1.Logprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.carryall.v1.Logprob\"H\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x8e\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08provider\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x11\n\tmax_slots\x18\x05 \x01(\r\x12\x16\n\x0eserver_version\x18\x06 \x01(\t*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xa5\x01\n\x03LLM\x12I\n\x08Generate\x12\x1c.carryall.v1.GenerateRequest\x1a\x1d.carryall.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .carryall.v1.GetModelInfoRequest\x1a!.carryall.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63\x61rryall/proto/carryall.proto\x12\x0b\x63\x61rryall.v1\"\xd0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.carryall.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x06 \x01(\x05\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xea\x07\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x10 \x01(\x08H\r\x88\x01\x01\x12\x16\n\ttypical_p\x18\x11 \x01(\x01H\x0e\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\x12 \x01(\rH\x0f\x88\x01\x01\x12?\n\nlogit_bias\x18\x13 \x03(\x0b\x32+.carryall.v1.SamplingOptions.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\'\n\tbad_words\x18\x15 \x03(\x0b\x32\x14.carryall.v1.BadWord\x12\x38\n\x11structured_output\x18\x16 \x01(\x0b\x32\x1d.carryall.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x1d\n\x1b_include_stop_str_in_outputB\x0c\n\n_typical_pB\x17\n\x15_no_repeat_ngram_size\"M\n\x07\x42\x61\x64Word\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x42\x06\n\x04word\"\x93\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x13.carryall.v1.ChoiceH\x00\x42\x06\n\x04\x66orm\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\x9e\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\ntext_delta\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.carryall.v1.Logprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.carryall.v1.Logprob\"H\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x8e\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08provider\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x11\n\tmax_slots\x18\x05 \x01(\r\x12\x16\n\x0eserver_version\x18\x06 \x01(\t*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xa5\x01\n\x03LLM\x12I\n\x08Generate\x12\x1c.carryall.v1.GenerateRequest\x1a\x1d.carryall.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .carryall.v1.GetModelInfoRequest\x1a!.carryall.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'carryall.proto.carryall_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1749
-  _globals['_FINISHREASON']._serialized_end=1873
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2342
+  _globals['_FINISHREASON']._serialized_end=2466
   _globals['_GENERATEREQUEST']._serialized_start=47
   _globals['_GENERATEREQUEST']._serialized_end=255
   _globals['_TOKENIDS']._serialized_start=257
@@ -42,19 +44,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=334
   _globals['_CHATMESSAGE']._serialized_end=378
   _globals['_SAMPLINGOPTIONS']._serialized_start=381
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1044
-  _globals['_GENERATERESPONSE']._serialized_start=1047
-  _globals['_GENERATERESPONSE']._serialized_end=1333
-  _globals['_TOKENLOGPROBS']._serialized_start=1335
-  _globals['_TOKENLOGPROBS']._serialized_end=1423
-  _globals['_LOGPROB']._serialized_start=1425
-  _globals['_LOGPROB']._serialized_end=1497
-  _globals['_USAGE']._serialized_start=1499
-  _globals['_USAGE']._serialized_end=1579
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1581
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1602
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1605
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1747
-  _globals['_LLM']._serialized_start=1876
-  _globals['_LLM']._serialized_end=2041
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1383
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1062
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1110
+  _globals['_BADWORD']._serialized_start=1385
+  _globals['_BADWORD']._serialized_end=1462
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1465
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1612
+  _globals['_CHOICE']._serialized_start=1614
+  _globals['_CHOICE']._serialized_end=1637
+  _globals['_GENERATERESPONSE']._serialized_start=1640
+  _globals['_GENERATERESPONSE']._serialized_end=1926
+  _globals['_TOKENLOGPROBS']._serialized_start=1928
+  _globals['_TOKENLOGPROBS']._serialized_end=2016
+  _globals['_LOGPROB']._serialized_start=2018
+  _globals['_LOGPROB']._serialized_end=2090
+  _globals['_USAGE']._serialized_start=2092
+  _globals['_USAGE']._serialized_end=2172
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2174
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2195
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2198
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2340
+  _globals['_LLM']._serialized_start=2469
+  _globals['_LLM']._serialized_end=2634
 # @@protoc_insertion_point(module_scope)

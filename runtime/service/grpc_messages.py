@@ -54,7 +54,22 @@ def _options(message: pb.SamplingOptions) -> dict[str, Any]:
     options = {field.name: value for field, value in message.ListFields()}
     if options.get("max_tokens") == 0:
         options["max_tokens"] = None
+    if message.bad_words:
+        options["bad_words"] = [_bad_word(word) for word in message.bad_words]
+    if message.HasField("structured_output"):
+        options["structured_output"] = _structured_output(message.structured_output)
     return options
+
+
+def _structured_output(message: pb.StructuredOutput) -> dict[str, Any]:
+    form = message.WhichOneof("form")
+    if form == "choice":
+        return {form: message.choice.texts}
+    return {form: getattr(message, form)} if form else {}
+
+
+def _bad_word(word: pb.BadWord) -> str | list[int]:
+    return word.text if word.WhichOneof("word") == "text" else list(word.token_ids.ids)
 
 
 def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:

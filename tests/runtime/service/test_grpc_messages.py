@@ -13,6 +13,7 @@ from carryall.runtime.outputs import Logprob
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.grpc_messages import from_request, to_response
 from carryall.runtime.service.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.structured_output import StructuredOutput
 
 
 def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
@@ -56,6 +57,32 @@ def test_lists_and_identity() -> None:
     assert (request.params.stop, request.params.stop_token_ids) == (("a",), (5,))
 
 
+def test_bans_and_biases() -> None:
+    sampling = pb.SamplingOptions(
+        logit_bias={3: -2.0},
+        allowed_token_ids=[3, 4],
+        bad_words=[pb.BadWord(text="no"), pb.BadWord(token_ids={"ids": [1, 2]})],
+    )
+    params = read(pb.GenerateRequest(text="x", sampling=sampling)).params
+    assert (params.logit_bias, params.allowed_token_ids) == ({3: -2.0}, (3, 4))
+    assert params.bad_words == ("no", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (pb.StructuredOutput(json_schema="{}"), StructuredOutput(json_schema="{}")),
+        (pb.StructuredOutput(json_object=True), StructuredOutput(json_object=True)),
+        (pb.StructuredOutput(regex="a+"), StructuredOutput(regex="a+")),
+        (pb.StructuredOutput(grammar="start: x"), StructuredOutput(grammar="start: x")),
+        (pb.StructuredOutput(choice={"texts": ["a", "b"]}), StructuredOutput(choice=("a", "b"))),
+    ],
+)
+def test_structured_output(form: pb.StructuredOutput, expected: StructuredOutput) -> None:
+    message = pb.GenerateRequest(text="x", sampling=pb.SamplingOptions(structured_output=form))
+    assert read(message).params.structured_output == expected
+
+
 def test_chat() -> None:
     request = read(pb.GenerateRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
     assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
@@ -71,6 +98,8 @@ def test_chat() -> None:
         (pb.GenerateRequest(text="x", sampling={"temperature": float("nan")}), "temperature must be in"),
         (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be in"),
         (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
+        (pb.GenerateRequest(text="x", sampling={"bad_words": [{}]}), "bad_words must not be empty"),
+        (pb.GenerateRequest(text="x", sampling={"structured_output": {}}), "needs one of json_schema"),
     ],
 )
 def test_bad_requests_say_why(message: pb.GenerateRequest, reason: str) -> None:
