@@ -1,0 +1,26 @@
+"""The list that turns a decoder graph of any exporter into the canonical portable graph of ``docs/architecture.md``."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from .passes.fuse_activation import FuseActivationPass
+from .passes.fuse_norm import FuseRMSNormPass
+from .passes.raise_opset import RaiseOpsetPass
+from .passes.simplify_shapes import SimplifyShapesPass
+
+
+def canonical_passes() -> list[ir.passes.PassBase]:
+    """Return the passes, in order: normalise first, then fuse once."""
+    return [
+        common.InlinePass(),
+        RaiseOpsetPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        SimplifyShapesPass(),
+        common.RemoveUnusedNodesPass(),
+        common.CommonSubexpressionEliminationPass(),
+        FuseRMSNormPass(),
+        FuseActivationPass(),
+        common.RemoveUnusedNodesPass(),
+    ]

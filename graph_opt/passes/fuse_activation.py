@@ -1,0 +1,98 @@
+"""Any way to write GELU, its tanh form, or SiLU -> ``Gelu``, or ``Mul(x, Sigmoid(x))``.
+
+Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016). The anchor is Erf, Tanh or Sigmoid; the function around
+it is recognised by its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import erf
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import insert, remove_unused, replace
+from .base import GraphPass
+from .region import Array, close, region
+
+_ANCHORS = frozenset({"Erf", "Tanh", "Sigmoid"})
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Neg", "Erf", "Tanh", "Sigmoid", "Cast", "Sqrt"})
+_MAX_STEPS = 10
+_POINTS = np.linspace(-6, 6, 97, dtype=np.float32)
+
+
+class FuseActivationPass(GraphPass):
+    """Replace activations that are spelled out."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Look at every Erf, Tanh and Sigmoid."""
+        for node in list(graph):
+            if node.graph is graph and node.op_type in _ANCHORS and not node.domain:
+                self.fired += _fuse(graph, node)
+
+
+def _fuse(graph: ir.Graph, anchor: ir.Node) -> bool:
+    for x in _sources(anchor):
+        for output in _results(anchor):
+            if x.shape is None or output.shape is None or x.shape != output.shape:
+                continue
+            part = region([x], output)
+            if (
+                isinstance(part, str)
+                or len(part.nodes) < 2
+                or any(c.const_value.size > 1 for c in part.constants if c.const_value)
+            ):
+                continue
+            known = _recognise(part(_POINTS))
+            last = output.producer()
+            if known is None or last is None or (known == "silu" and len(part.nodes) == 2):
+                continue
+            replace(output, _insert(last, known, x))
+            remove_unused(graph, last)
+            return True
+    return False
+
+
+def _insert(before: ir.Node, known: str, x: ir.Value) -> ir.Value:
+    if known == "silu":
+        return insert(before, "Mul", [x, insert(before, "Sigmoid", [x]).outputs[0]]).outputs[0]
+    return insert(before, "Gelu", [x], {"approximate": known}).outputs[0]
+
+
+def _sources(anchor: ir.Node) -> list[ir.Value]:
+    """Return the values upstream of the anchor through elementwise nodes, farthest first."""
+    found: dict[ir.Value, None] = {}
+    stack = [value for value in anchor.inputs if value is not None]
+    while stack and len(found) < 2 * _MAX_STEPS:
+        value = stack.pop()
+        node = value.producer()
+        if value in found or (node is None and not value.is_graph_input()):
+            continue
+        found[value] = None
+        if node is not None and node.op_type in _ELEMENTWISE and not node.domain:
+            stack.extend(operand for operand in node.inputs if operand is not None)
+    return list(reversed(found))
+
+
+def _results(anchor: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values downstream of the anchor through elementwise nodes, farthest first."""
+    chain: list[ir.Value] = []
+    value = anchor.outputs[0]
+    for _ in range(_MAX_STEPS):
+        readers = list(value.uses())
+        if len(readers) != 1 or value.is_graph_output() or readers[0].node.op_type not in _ELEMENTWISE:
+            break
+        value = readers[0].node.outputs[0]
+        chain.append(value)
+    yield from reversed(chain)
+
+
+def _recognise(values: Array) -> str | None:
+    x = _POINTS.astype(np.float64)
+    known = {
+        "none": x * 0.5 * (1 + np.array([erf(item / np.sqrt(2)) for item in x])),
+        "tanh": x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        "silu": x / (1 + np.exp(-x)),
+    }
+    return next((name for name, expected in known.items() if close(values, expected, 1e-6)), None)

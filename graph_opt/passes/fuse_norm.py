@@ -1,0 +1,133 @@
+"""Any way to write a root mean square norm over the last axis -> RMSNormalization.
+
+Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The anchor is the mean of squares; the rest is
+found by following it, and proven by evaluation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..edit import (
+    constant,
+    insert,
+    remove_unused,
+    replace,
+    shared_constant,
+    sole_consumer,
+    static_size,
+    weight,
+)
+from .base import GraphPass
+from .region import Region, close, region
+
+_MAX_STEPS = 6
+_ROWS = np.array([1e-4, 1e-2, 1.0, 30.0], np.float32)
+
+
+class FuseRMSNormPass(GraphPass):
+    """Replace every RMS norm that is spelled out."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Look at every mean of squares."""
+        for node in list(graph):
+            if node.graph is not graph or node.op_type != "ReduceMean" or node.domain:
+                continue
+            x = _squared(node.inputs[0])
+            if x is None:
+                continue
+            reason = self._fuse(graph, x, node)
+            if reason is not None:
+                self.refuse(node, reason)
+            else:
+                self.fired += 1
+
+    @staticmethod
+    def _fuse(graph: ir.Graph, x: ir.Value, mean: ir.Node) -> str | None:
+        size = static_size(x, -1)
+        if x.shape is None or size is None:
+            return "the size of the last axis is not known"
+        normed = _first_of_shape(mean.outputs[0], x)
+        if normed is None:
+            return "no value of the input's shape follows the mean of squares"
+        part = region([x], normed)
+        if isinstance(part, str):
+            return part
+        epsilon = _epsilon(part, size)
+        if epsilon is None:
+            return "what follows the mean of squares is no RMS norm"
+        scale, output = _scaled(normed, size)
+        if scale is None:
+            scale = shared_constant(graph, f"ones.{size}", np.ones(size, np.float32))
+        attributes = {"axis": -1, "epsilon": epsilon}
+        anchor = output.producer()
+        if anchor is None:
+            raise AssertionError("unreachable: the norm ends in a node")
+        fused = insert(anchor, "RMSNormalization", [x, scale], attributes)
+        replace(output, fused.outputs[0])
+        remove_unused(graph, anchor)
+        return None
+
+
+def _squared(value: ir.Value | None) -> ir.Value | None:
+    """Return x of Pow(x, 2) or Mul(x, x)."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type not in ("Pow", "Mul") or node.domain:
+        return None
+    left, right = node.inputs
+    if node.op_type == "Mul":
+        return left if left is right else None
+    exponent = constant(right)
+    return left if exponent is not None and exponent.size == 1 and exponent.item() == 2 else None
+
+
+def _first_of_shape(value: ir.Value, like: ir.Value) -> ir.Value | None:
+    """Follow the only reader of each value until one has the shape of ``like``."""
+    for _ in range(_MAX_STEPS):
+        reader = sole_consumer(value)
+        if reader is None:
+            return None
+        value = reader.outputs[0]
+        if value.shape is not None and value.shape == like.shape:
+            return value
+    return None
+
+
+def _epsilon(part: Region, size: int) -> float | None:
+    """Return the epsilon with which a region is an RMS norm; every small constant in it is tried."""
+    rng = np.random.default_rng(size)
+    rank = len(part.inputs[0].shape or ())
+    x = rng.standard_normal((*[1] * (rank - 2), len(_ROWS), size)).astype(np.float32) * _ROWS[:, None]
+    found = part(x)
+    for value in part.constants:
+        content = constant(value)
+        if content is None or content.size != 1 or not 0 <= content.item() < 1e-2:
+            continue
+        if _equal_by_row(found, _rms_norm(x, content.item())):
+            return float(content.item())
+    return 0.0 if _equal_by_row(found, _rms_norm(x, 0.0)) else None
+
+
+def _rms_norm(x: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray[np.float32]:
+    mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
+    return (x / np.sqrt(mean + epsilon)).astype(np.float32)
+
+
+def _equal_by_row(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
+    """Compare rows apart, because small rows are those that show epsilon."""
+    return found.shape == expected.shape and all(
+        close(found[..., row, :], expected[..., row, :]) for row in range(found.shape[-2])
+    )
+
+
+def _scaled(normed: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
+    """Return the weight vector that multiplies the norm and the product, or None and the norm itself."""
+    reader = sole_consumer(normed)
+    if reader is not None and reader.op_type == "Mul" and not reader.domain:
+        for operand in reader.inputs:
+            tensor = weight(operand)
+            if operand is not None and tensor is not None and tuple(tensor.shape.numpy()) == (size,):
+                return operand, reader.outputs[0]
+    return None, normed

@@ -1,0 +1,112 @@
+"""A few nodes between some values and one result, evaluated to learn what they compute.
+
+A fusion proposes a region and an operator; the region is replaced only when both give the same numbers on
+random inputs. So the written form of the region does not matter, and a wrong proposal does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from ..edit import weight
+
+Array = npt.NDArray[Any]
+_MAX_NODES = 96
+_MAX_CONSTANT = 1 << 16  # elements; a region multiplies with no weight matrix
+
+
+class Region:
+    """What lies between ``inputs`` and ``output``. Make one with ``region``."""
+
+    def __init__(
+        self,
+        inputs: Sequence[ir.Value],
+        output: ir.Value,
+        nodes: Sequence[ir.Node],
+        constants: Sequence[ir.Value],
+    ) -> None:
+        self.inputs, self.output, self.nodes, self.constants = inputs, output, nodes, constants
+
+    def __call__(self, *arrays: Array) -> Array:
+        """Evaluate the region on one array for each input."""
+        names = [str(value.name) for value in self.inputs]
+        given = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None)
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        result = onnx.helper.make_empty_tensor_value_info(str(self.output.name))
+        held = [onnx.numpy_helper.from_array(_array(value), str(value.name)) for value in self.constants]
+        nodes = [ir.to_proto(node) for node in self.nodes]
+        graph = onnx.helper.make_graph(nodes, "region", given, [result], held)
+        owner = self.nodes[0].graph
+        imports = {} if owner is None else owner.opset_imports
+        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()]
+        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+        with np.errstate(all="ignore"):
+            found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        return np.asarray(found[0])  # type: ignore[index]
+
+
+def region(inputs: Sequence[ir.Value], output: ir.Value) -> Region | str:
+    """Return what lies between values and a result, or why it cannot be cut out.
+
+    Args:
+        inputs: the only values, besides constants, that the result may depend on.
+        output: the result.
+    """
+    ends = set(inputs)
+    order: dict[ir.Node, None] = {}
+    constants: dict[ir.Value, None] = {}
+    stack: list[tuple[ir.Value, bool]] = [(output, False)]
+    while stack:
+        value, ready = stack.pop()
+        node = value.producer()
+        if value in ends or (node in order if node is not None else value in constants):
+            continue
+        if node is None:
+            tensor = weight(value)
+            if tensor is None or tensor.size > _MAX_CONSTANT:
+                return f"it also depends on {value.name}"
+            constants[value] = None
+        elif ready:
+            order[node] = None
+        elif node.domain or len(order) >= _MAX_NODES:
+            return f"it contains {node.domain}.{node.op_type}" if node.domain else "it is too large"
+        else:
+            stack.append((value, True))
+            stack.extend((operand, False) for operand in node.inputs if operand is not None)
+    if not order:
+        return "there is nothing in it"
+    return Region(inputs, output, list(order), list(constants))
+
+
+def inner_results_used_outside(part: Region) -> bool:
+    """Return whether nodes outside a region read values in its middle."""
+    inside = set(part.nodes)
+    middle = (value for node in part.nodes for value in node.outputs if value is not part.output)
+    return any(
+        value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in middle
+    )
+
+
+def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:
+    """Return whether two results are the same computation in float32, up to the order of its additions."""
+    if found.shape != expected.shape:
+        return False
+    return bool(
+        np.allclose(found, expected, rtol=tolerance, atol=tolerance * max(1e-30, np.abs(expected).max()))
+    )
+
+
+def _array(value: ir.Value) -> Array:
+    tensor = weight(value)
+    if tensor is None:
+        raise TypeError(f"{value.name} is no constant")
+    return tensor.numpy()

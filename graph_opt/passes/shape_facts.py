@@ -1,0 +1,203 @@
+"""Shapes and small contents of every value, for several concrete sizes of the inputs at once.
+
+Traces compute shapes in endless written forms. Nothing here matches them: the graph is walked once with every
+dynamic axis set to a number, a small content is computed, everything else keeps its shape only, and what
+holds for all sets of sizes is taken as a fact. The sizes are odd and unrelated, so that no two different
+expressions agree on all of them, and one set is the smallest possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.defs import SchemaError
+
+from .small_contents import MAX_CONTENT, content_of
+
+Array = npt.NDArray[Any]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One set of concrete sizes."""
+
+    batch: int
+    sequence: int
+    past: int
+
+    @property
+    def total(self) -> int:
+        """Cached and new tokens."""
+        return self.past + self.sequence
+
+    def named(self) -> dict[str, int]:
+        """Return the sizes by their names in the contract."""
+        return {"batch": self.batch, "sequence": self.sequence, "total": self.total, "past": self.past}
+
+
+PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
+_AXES = {
+    "input_ids": ("batch", "sequence"),
+    "position_ids": ("batch", "sequence"),
+    "attention_mask": ("batch", "total"),
+}
+_CACHE_AXES = ("batch", "heads", "past", "head_dim")
+
+
+class ShapeFacts:
+    """What is known about the values of a graph.
+
+    Args:
+        graph: a decoder graph whose inputs follow the portable contract.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._shapes: dict[ir.Value, Shapes] = {}
+        self._types: dict[ir.Value, int] = {}
+        self._contents: dict[ir.Value, tuple[Array, ...]] = {}
+        self._imports = [
+            onnx.helper.make_opsetid(name, number) for name, number in graph.opset_imports.items()
+        ]
+        self._version = graph.opset_imports.get("", 1)
+        for value in graph.inputs:
+            self._learn_input(value)
+        for value in graph.initializers.values():
+            if not value.is_graph_input():
+                self._learn_initializer(value)
+        for node in graph:
+            self._learn_node(node)
+
+    def shapes(self, value: ir.Value | None) -> Shapes | None:
+        """Return the shape of a value under each set of sizes."""
+        return None if value is None else self._shapes.get(value)
+
+    def content(self, value: ir.Value | None) -> Array | None:
+        """Return the content of a small value that is the same whatever the sizes are."""
+        contents = self.contents(value)
+        if not contents or any(not _same(contents[0], other) for other in contents[1:]):
+            return None
+        return contents[0]
+
+    def contents(self, value: ir.Value | None) -> tuple[Array, ...] | None:
+        """Return the content of a small value under each set of sizes."""
+        return None if value is None else self._contents.get(value)
+
+    def dtype(self, value: ir.Value | None) -> int | None:
+        """Return the element type, as ONNX numbers them."""
+        return None if value is None else self._types.get(value)
+
+    def symbolic(self, value: ir.Value) -> ir.Shape | None:
+        """Return the shape with numbers where fixed, the contract's names where they fit, else unnamed."""
+        shapes = self.shapes(value)
+        if shapes is None:
+            return None
+        return ir.Shape([_symbol(sizes) for sizes in zip(*shapes, strict=True)])
+
+    def _learn_input(self, value: ir.Value) -> None:
+        if value.shape is None or value.dtype is None:
+            return
+        rank = len(value.shape)
+        axes = _AXES.get(str(value.name), _CACHE_AXES if rank == len(_CACHE_AXES) else ())
+        shapes = []
+        for sizes in PROBES:
+            known = sizes.named()
+            names = [*axes, *[""] * rank][:rank]
+            shape = [
+                dim if isinstance(dim, int) else known.get(name)
+                for dim, name in zip(value.shape, names, strict=True)
+            ]
+            if any(size is None for size in shape):
+                return
+            shapes.append(tuple(size for size in shape if size is not None))
+        self._shapes[value], self._types[value] = tuple(shapes), int(value.dtype)
+
+    def _learn_initializer(self, value: ir.Value) -> None:
+        tensor = value.const_value
+        if tensor is None:
+            return
+        shape = tuple(tensor.shape.numpy())
+        self._shapes[value], self._types[value] = (shape,) * len(PROBES), int(tensor.dtype)
+        if tensor.size <= MAX_CONTENT and tensor.dtype.bitwidth >= 8:
+            self._contents[value] = (tensor.numpy(),) * len(PROBES)
+
+    def _learn_node(self, node: ir.Node) -> None:
+        if node.domain or any(value is not None and value not in self._shapes for value in node.inputs):
+            return
+        contents = list(self._compute(node))
+        if contents and all(content is not None for content in contents):
+            found = tuple(content for content in contents if content is not None)
+            output = node.outputs[0]
+            self._contents[output] = found
+            self._shapes[output] = tuple(content.shape for content in found)
+            self._types[output] = int(ir.DataType.from_numpy(found[0].dtype))
+            return
+        self._infer(node)
+
+    def _compute(self, node: ir.Node) -> Iterator[Array | None]:
+        for index in range(len(PROBES)):
+            operands = [None if value is None else self._operand(value, index) for value in node.inputs]
+            shapes = [() if value is None else self._shapes[value][index] for value in node.inputs]
+            yield content_of(node, operands, shapes)
+
+    def _operand(self, value: ir.Value, index: int) -> Array | None:
+        contents = self._contents.get(value)
+        return None if contents is None else contents[index]
+
+    def _infer(self, node: ir.Node) -> None:
+        """Ask ONNX's own shape inference, once for every set of sizes."""
+        results = [self._infer_once(node, index) for index in range(len(PROBES))]
+        for output in node.outputs:
+            found = [result.get(str(output.name)) for result in results]
+            shapes = [_shape_of(type_) for type_ in found if type_ is not None]
+            known = tuple(shape for shape in shapes if shape is not None)
+            if found[0] is not None and len(known) == len(PROBES):
+                self._shapes[output] = known
+                self._types[output] = found[0].tensor_type.elem_type
+
+    def _infer_once(self, node: ir.Node, index: int) -> dict[str, onnx.TypeProto]:
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in node.inputs:
+            if value is None:
+                continue
+            name = str(value.name)
+            shape = self._shapes[value][index]
+            types[name] = onnx.helper.make_tensor_type_proto(self._types[value], shape)
+            content = self._operand(value, index)
+            if content is not None:
+                data[name] = onnx.numpy_helper.from_array(content, name)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
+            proto = ir.to_proto(node)
+            return onnx.shape_inference.infer_node_outputs(
+                schema, proto, types, data, opset_imports=self._imports
+            )
+        except (SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+            return {}  # an operator that ONNX cannot infer: its outputs stay unknown
+
+
+def _shape_of(type_: onnx.TypeProto) -> tuple[int, ...] | None:
+    if not type_.HasField("tensor_type") or not type_.tensor_type.HasField("shape"):
+        return None
+    dims = type_.tensor_type.shape.dim
+    return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
+
+
+def _same(left: Array, right: Array) -> bool:
+    return left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def _symbol(sizes: Sequence[int]) -> int | str | None:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    for name in ("batch", "sequence", "total", "past"):
+        if all(probe.named()[name] == size for probe, size in zip(PROBES, sizes, strict=True)):
+            return name
+    return None

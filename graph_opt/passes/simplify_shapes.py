@@ -1,0 +1,180 @@
+"""Shape arithmetic -> constants; Reshape, Expand, Slice, Transpose, Cast and Identity that change nothing -> nothing.
+
+Works on facts (``shape_facts.py``), never on the form in which a trace wrote its shape arithmetic. Also notes
+type and shape of every value, as a shape inference that sees through that arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..edit import insert, replace, shared_constant
+from .base import GraphPass
+from .shape_facts import ShapeFacts, Shapes
+
+_SHAPE_CHANGERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
+
+
+class SimplifyShapesPass(GraphPass):
+    """Fold what is constant, drop what changes nothing, and write shapes down."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Simplify every node, producers first."""
+        facts = ShapeFacts(graph)
+        for value in [value for node in graph for value in node.outputs]:
+            _annotate(facts, value)
+        for node in list(graph):
+            if len(node.outputs) == 1 and not node.domain and self._simplify(graph, facts, node):
+                self.fired += 1
+
+    def _simplify(self, graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
+        output = node.outputs[0]
+        if not output.uses() and not output.is_graph_output():
+            return False
+        content = facts.content(output)
+        if content is not None and not output.is_graph_output():
+            _use_instead(output, _constant(graph, content))
+            return True
+        same = _unchanged(facts, node)
+        if same is not None:
+            if output.is_graph_output() and (same.is_graph_output() or same.producer() is None):
+                return False
+            _use_instead(output, same)
+            return True
+        if node.op_type in _SHAPE_CHANGERS:
+            return _reshape_by_constant(graph, facts, node)
+        return node.op_type == "Transpose" and _join_transposes(facts, node)
+
+
+def _annotate(facts: ShapeFacts, value: ir.Value) -> None:
+    shape, dtype = facts.symbolic(value), facts.dtype(value)
+    if shape is not None and dtype is not None and not value.is_graph_output():
+        value.shape, value.dtype = shape, ir.DataType(dtype)
+
+
+def _use_instead(old: ir.Value, new: ir.Value) -> None:
+    replace(old, new)
+
+
+def _constant(graph: ir.Graph, content: npt.NDArray[Any]) -> ir.Value:
+    """Return the initializer of this content; equal ones are one."""
+    digits = (
+        "_".join(str(item) for item in content.reshape(-1)[:4].tolist()).replace(".", "p").replace("-", "m")
+    )
+    shape = "x".join(map(str, content.shape))
+    name = f"const.{content.dtype.name}.{shape}.{digits}"
+    if content.size > 4 or content.dtype.kind == "f":
+        name += f".{content.tobytes().hex()[:64]}"
+    while name in graph.initializers and not _holds(graph.initializers[name], content):
+        name += "_"
+    return shared_constant(graph, name, content)
+
+
+def _holds(value: ir.Value, content: npt.NDArray[Any]) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.numpy().tobytes() == content.tobytes()
+
+
+def _unchanged(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
+    """Return the input that a node merely passes on."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None:
+        return None
+    equal = facts.shapes(source) is not None and facts.shapes(source) == facts.shapes(node.outputs[0])
+    match node.op_type:
+        case "Identity":
+            return source
+        case "Cast":
+            return source if facts.dtype(source) == node.attributes["to"].as_int() else None
+        case "Reshape" | "Expand" | "Unsqueeze" | "Squeeze" | "Flatten":
+            return source if equal else None
+        case "Slice":
+            steps = facts.content(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+            return source if equal and steps is not None and (steps > 0).all() else None
+        case "Transpose":
+            perm = _permutation(node)
+            return source if perm is not None and perm == sorted(perm) else None
+        case "Concat":
+            return source if len(node.inputs) == 1 else None
+        case _:
+            return None
+
+
+def _permutation(node: ir.Node) -> list[int] | None:
+    perm = node.attributes.get("perm")
+    return None if perm is None else list(perm.as_ints())
+
+
+def _join_transposes(facts: ShapeFacts, node: ir.Node) -> bool:
+    """Transpose(Transpose(x)) -> one Transpose, or x."""
+    source = node.inputs[0]
+    inner = source.producer() if source is not None else None
+    if inner is None or inner.op_type != "Transpose" or inner.domain:
+        return False
+    outer_perm, inner_perm = _permutation(node), _permutation(inner)
+    if outer_perm is None or inner_perm is None or inner.inputs[0] is None:
+        return False
+    joined = [inner_perm[axis] for axis in outer_perm]
+    if joined == sorted(joined):
+        _use_instead(node.outputs[0], inner.inputs[0])
+    else:
+        merged = insert(node, "Transpose", [inner.inputs[0]], {"perm": joined})
+        _use_instead(node.outputs[0], merged.outputs[0])
+    return True
+
+
+def _reshape_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
+    """Any change of shape, also several in a row -> one Reshape to a constant shape, or nothing."""
+    source = node.inputs[0]
+    while source is not None:
+        inner = source.producer()
+        if inner is None or inner.domain or inner.op_type not in _SHAPE_CHANGERS:
+            break
+        source = inner.inputs[0]
+    before, after = facts.shapes(source), facts.shapes(node.outputs[0])
+    if source is None or before is None or after is None:
+        return False
+    if before == after:
+        _use_instead(node.outputs[0], source)
+        return True
+    target = reshape_target(before, after)
+    if target is None or (source is node.inputs[0] and not _worth_it(facts, node, target)):
+        return False
+    shape = _constant(graph, np.array(target, np.int64))
+    merged = insert(node, "Reshape", [source, shape])
+    _use_instead(node.outputs[0], merged.outputs[0])
+    return True
+
+
+def _worth_it(facts: ShapeFacts, node: ir.Node, target: Sequence[int]) -> bool:
+    if node.op_type != "Reshape":
+        return False
+    present = facts.content(node.inputs[1])
+    return present is None or present.tolist() != list(target)
+
+
+def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
+    """Return a constant ``shape`` operand for Reshape from one shape to another.
+
+    Args:
+        before: shape of the input under each set of sizes.
+        after: shape of the output under each set of sizes.
+
+    Returns:
+        Numbers, 0 for "as the input's axis of the same index", and at most one -1; None if those do not say it.
+    """
+    sources = list(zip(*before, strict=True))
+    target: list[int] = []
+    for axis, sizes in enumerate(zip(*after, strict=True)):
+        if len(set(sizes)) == 1:
+            target.append(sizes[0])
+        elif axis < len(sources) and sources[axis] == sizes:
+            target.append(0)
+        else:
+            target.append(-1)
+    return target if target.count(-1) <= 1 and 0 not in {size for size in target if size > 0} else None

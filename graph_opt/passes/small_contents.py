@@ -1,0 +1,157 @@
+"""Small tensors computed ahead of time: what traces compute shapes and scale factors with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..edit import int_attribute
+
+Array = npt.NDArray[Any]
+MAX_CONTENT = 256  # elements; more are never a shape
+
+
+def content_of(
+    node: ir.Node, operands: Sequence[Array | None], shapes: Sequence[tuple[int, ...]]
+) -> Array | None:
+    """Compute the only output of a node of standard operators.
+
+    Args:
+        node: the node.
+        operands: content of each input, None where it is absent or not known.
+        shapes: shape of each input.
+
+    Returns:
+        The content; None if the operator is another, an operand is not known, or the result is not small.
+    """
+    if node.op_type == "Shape":
+        start, end = int_attribute(node, "start", 0), node.attributes.get("end")
+        return np.array(shapes[0][start : end.as_int() if end is not None else None], np.int64)
+    if node.op_type == "Size":
+        return np.array(np.prod(shapes[0], dtype=np.int64))
+    compute = _COMPUTE.get(node.op_type)
+    given = [operand for operand in operands if operand is not None]
+    if compute is None or len(given) != sum(value is not None for value in node.inputs):
+        return None
+    if node.op_type in ("Range", "ConstantOfShape", "Expand") and _result_size(node, given) > MAX_CONTENT:
+        return None
+    with np.errstate(all="ignore"):
+        result = np.asarray(compute(node, *operands))
+    return result if result.size <= MAX_CONTENT else None
+
+
+def _result_size(node: ir.Node, operands: Sequence[Array]) -> int:
+    if node.op_type == "Range":
+        start, limit, delta = (operand.item() for operand in operands)
+        return max(0, int((limit - start) / delta)) if delta else 0
+    return int(np.prod(np.abs(operands[-1]), dtype=np.int64))
+
+
+def _binary(function: Callable[..., Any]) -> Callable[..., Array]:
+    def compute(_: ir.Node, left: Array, right: Array) -> Array:
+        return np.asarray(function(left, right), np.result_type(left, right))
+
+    return compute
+
+
+def _compare(function: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda _, left, right: function(left, right)
+
+
+def _unary(function: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda _, x: np.asarray(function(x), x.dtype)
+
+
+def _divide(left: Array, right: Array) -> Array:
+    if left.dtype.kind == "f":
+        return np.asarray(left / right)
+    # ONNX truncates towards zero; a division by zero has no value here
+    return np.asarray(np.trunc(left / np.where(right == 0, 1, right)))
+
+
+def _cast(node: ir.Node, x: Array) -> Array:
+    return x.astype(ir.DataType(node.attributes["to"].as_int()).numpy())
+
+
+def _concat(node: ir.Node, *parts: Array) -> Array:
+    return np.concatenate(parts, axis=int_attribute(node, "axis", 0))
+
+
+def _gather(node: ir.Node, data: Array, indices: Array) -> Array:
+    return np.take(data, indices, axis=int_attribute(node, "axis", 0))
+
+
+def _unsqueeze(_: ir.Node, x: Array, axes: Array) -> Array:
+    return np.expand_dims(x, tuple(axes.reshape(-1).tolist()))
+
+
+def _squeeze(_: ir.Node, x: Array, axes: Array | None = None) -> Array:
+    return np.squeeze(x, None if axes is None else tuple(axes.reshape(-1).tolist()))
+
+
+def _reshape(node: ir.Node, x: Array, shape: Array) -> Array:
+    keep = not int_attribute(node, "allowzero", 0)
+    sizes = [x.shape[i] if size == 0 and keep else size for i, size in enumerate(shape.tolist())]
+    return x.reshape(sizes)
+
+
+def _slice(
+    _: ir.Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+) -> Array:
+    chosen = range(len(starts)) if axes is None else axes.tolist()
+    strides = [1] * len(starts) if steps is None else steps.tolist()
+    cut = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(chosen, starts.tolist(), ends.tolist(), strides, strict=True):
+        stop = None if step < 0 and end <= -x.shape[axis] - 1 else end
+        cut[axis] = slice(start, stop, step)
+    return x[tuple(cut)]
+
+
+def _constant_of_shape(node: ir.Node, shape: Array) -> Array:
+    value = node.attributes.get("value")
+    fill = np.zeros(1, np.float32) if value is None else value.as_tensor().numpy()
+    return np.full(tuple(shape.tolist()), fill.reshape(-1)[0], fill.dtype)
+
+
+def _reduce_prod(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
+    axis = None if axes is None else tuple(axes.tolist())
+    return np.prod(x, axis=axis, keepdims=bool(int_attribute(node, "keepdims", 1)), dtype=x.dtype)
+
+
+_COMPUTE: dict[str, Callable[..., Array]] = {
+    "Add": _binary(np.add),
+    "And": _binary(np.logical_and),
+    "Cast": _cast,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Div": _binary(_divide),
+    "Equal": _compare(np.equal),
+    "Expand": lambda _, x, shape: x * np.ones(tuple(shape.tolist()), x.dtype),
+    "Gather": _gather,
+    "Greater": _compare(np.greater),
+    "GreaterOrEqual": _compare(np.greater_equal),
+    "Identity": lambda _, x: x,
+    "Less": _compare(np.less),
+    "LessOrEqual": _compare(np.less_equal),
+    "Max": lambda _, *values: np.asarray(np.max(np.broadcast_arrays(*values), axis=0), values[0].dtype),
+    "Min": lambda _, *values: np.asarray(np.min(np.broadcast_arrays(*values), axis=0), values[0].dtype),
+    "Mul": _binary(np.multiply),
+    "Neg": _unary(np.negative),
+    "Not": _unary(np.logical_not),
+    "Or": _binary(np.logical_or),
+    "Pow": lambda _, x, y: np.asarray(np.power(x, y), x.dtype),
+    "Range": lambda _, start, limit, delta: np.arange(start, limit, delta, dtype=start.dtype),
+    "Reciprocal": _unary(np.reciprocal),
+    "ReduceProd": _reduce_prod,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Sqrt": _unary(np.sqrt),
+    "Squeeze": _squeeze,
+    "Sub": _binary(np.subtract),
+    "Unsqueeze": _unsqueeze,
+    "Where": lambda _, condition, left, right: np.where(condition, left, right),
+}
