@@ -79,7 +79,23 @@ def _options(body: Mapping[str, Any]) -> Json:
         given = options.pop(name, value)
         if given != value:
             raise RequestError(f"'{name}': {given!r} is not supported, only {value!r}")
+    if "response_format" in options:
+        options["structured_output"] = _structured_output(options.pop("response_format"))
     return options
+
+
+def _structured_output(response_format: Any) -> Json | None:
+    """Read ``response_format``: text, json_object, or json_schema with its ``schema``."""
+    match response_format:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"json_object": True}
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return {"json_schema": schema}
+    raise RequestError(
+        f"'response_format' cannot be {response_format!r}; its type is text, json_object or json_schema"
+    )
 
 
 def _request(prompt: Prompt, options: Json) -> GenerationRequest:

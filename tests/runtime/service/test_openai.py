@@ -11,6 +11,7 @@ from carryall.runtime.outputs import Logprob
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.messages import Conversation, Generation, GenerationRequest, Usage
 from carryall.runtime.service.openai import ENDPOINTS, chat_request, completion_request
+from carryall.runtime.structured_output import StructuredOutput
 
 TURNS = [{"role": "user", "content": "Hi"}]
 
@@ -60,6 +61,28 @@ def test_chat_options(options: dict[str, Any], expected: SamplingParams) -> None
     request = chat_request({"messages": TURNS, **options})
     assert request.params == expected
     assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize(
+    ("response_format", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, StructuredOutput(json_object=True)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}},
+            StructuredOutput(json_schema={"type": "array"}),
+        ),
+    ],
+)
+def test_response_format(response_format: dict[str, Any], expected: StructuredOutput | None) -> None:
+    request = chat_request({"messages": TURNS, "response_format": response_format})
+    assert request.params.structured_output == expected
+
+
+@pytest.mark.parametrize("response_format", ["json", {}, {"type": "json_schema"}])
+def test_other_response_formats_are_refused(response_format: object) -> None:
+    with pytest.raises(RequestError, match="'response_format' cannot be"):
+        chat_request({"messages": TURNS, "response_format": response_format})
 
 
 def test_text_parts_are_joined() -> None:
