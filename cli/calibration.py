@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ..graph_opt.quantize.activations import Tokens
 from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.moments import SecondMoments
+from ..graph_opt.quantize.sensitivity import dynamic_errors
+from ..graph_opt.quantize.smooth import SmoothQuantPass, largest_activations
 from ..runtime.calibration import calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
@@ -51,6 +53,21 @@ class Calibration:
         with progress("calibrate", quiet=self._quiet) as tell:
             moments.measure_first(tell)
         return moments
+
+    def smooth_pass(self) -> SmoothQuantPass:
+        """Measure the channels between norms and layers."""
+        with progress("calibrate", quiet=self._quiet) as tell:
+            largest = largest_activations(
+                self._graph, self._windows, context_length=self._context_length, progress=tell
+            )
+        return SmoothQuantPass(largest)
+
+    def sensitive_layers(self, max_error: float) -> dict[str, float]:
+        """Find the weights whose products dynamic int8 would change by more than ``max_error``."""
+        longest = max(self._windows, key=len)
+        with progress("calibrate", quiet=self._quiet) as tell:
+            errors = dynamic_errors(self._graph, longest, progress=tell)
+        return {name: error for name, error in errors.items() if error > max_error}
 
     @cached_property
     def _graph(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ NO_METHOD = "none"
     type=click.Choice(["int4", "int8"]),
     help="What the embedding, and a head tied to it, becomes.  [default: as the other weights]",
 )
+@click.option(
+    "--smooth",
+    is_flag=True,
+    help="With int8-dynamic: move large activation channels into the weights first (SmoothQuant).",
+)
+@click.option(
+    "--max-error",
+    type=click.FloatRange(0, 1),
+    help="With int8-dynamic: layers off by more than this share, such as 0.05, keep float activations.",
+)
 @click.option("--kv", type=click.Choice(["int8"]), help="Keep the KV cache in 8 bits, calibrated on a text.")
 @click.option(
     "--calibration",
@@ -72,6 +83,8 @@ def command(
     symmetric: bool | None,
     algorithm: str,
     embedding: str | None,
+    smooth: bool,
+    max_error: float | None,
     kv: str | None,
     calibration: Path | None,
     as_json: bool,
@@ -88,7 +101,7 @@ def command(
     Examples:
         carryall quantize qwen3 qwen3-int4 --method int4 --block-size 32
         carryall quantize qwen3 qwen3-int4 --algorithm gptq --kv int8 --calibration prompts.jsonl
-        carryall quantize qwen3 qwen3-int8 --method int8-dynamic
+        carryall quantize qwen3 qwen3-int8 --method int8-dynamic --smooth
     """
     start = time.perf_counter()
     chosen = None
@@ -96,29 +109,63 @@ def command(
         chosen = quantization(
             method, block_size=block_size, symmetric=symmetric, algorithm=algorithm, embedding=embedding
         )
-    _check_options(chosen, kv, calibration)
+    wanted = Wanted(chosen, kv, smooth, max_error)
+    wanted.check(calibration)
     model, package = load_graph(source)
     _check(model, source, chosen, kv)
-    record = dict((package.record.quantization if package is not None else None) or {})
-    record |= {} if chosen is None else chosen.record()
-    record |= {} if kv is None else {"kv_cache": kv}
     silent = quiet or as_json
     with tempfile.TemporaryDirectory() as scratch:
         measured = Calibration(source, model, calibration, Path(scratch), quiet=silent)
-        passes: list[GraphPass] = [] if kv is None else [measured.kv_pass()]
-        if chosen is not None:
-            passes.append(chosen.quantizer(measured.moments() if chosen.needs_calibration else None))
-        facts = _quantize(model, passes, record, source, out, silent)
+        passes, record = wanted.passes(measured)
+        before = (package.record.quantization if package is not None else None) or {}
+        facts = _quantize(model, passes, {**before, **record}, source, out, silent)
     facts["seconds"] = round(time.perf_counter() - start, 3)
     _report(facts, method, kv, as_json)
 
 
-def _check_options(chosen: Quantization | None, kv: str | None, calibration: Path | None) -> None:
-    """Refuse options that would have no effect."""
-    if chosen is None and kv is None:
-        raise UsageError("nothing to do: choose a --method, or --kv int8")
-    if calibration is not None and kv is None and (chosen is None or not chosen.needs_calibration):
-        raise UsageError("--calibration is for --kv int8 and --algorithm gptq; nothing else needs a text")
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask for."""
+
+    chosen: Quantization | None
+    kv: str | None
+    smooth: bool
+    max_error: float | None
+
+    def check(self, calibration: Path | None) -> None:
+        """Refuse options that would have no effect."""
+        chosen, about_activations = self.chosen, self.smooth or self.max_error is not None
+        if chosen is None and self.kv is None:
+            raise UsageError("nothing to do: choose a --method, or --kv int8")
+        if about_activations and (chosen is None or not chosen.computes_in_integers):
+            raise UsageError(
+                "--smooth and --max-error are for a --method that quantizes activations: int8-dynamic"
+            )
+        if self.smooth and self.max_error is not None:
+            raise UsageError("--max-error would judge the model before --smooth; choose one of them")
+        gptq = chosen is not None and chosen.needs_calibration
+        if calibration is not None and not (self.kv or about_activations or gptq):
+            raise UsageError(
+                "--calibration is for --kv int8, --algorithm gptq, --smooth and --max-error; "
+                "nothing else needs a text"
+            )
+
+    def passes(self, measured: Calibration) -> tuple[list[GraphPass], dict[str, Any]]:
+        """Return what does it, in order, and what a package's record says about it."""
+        passes: list[GraphPass] = []
+        record: dict[str, Any] = {}
+        if self.kv is not None:
+            passes.append(measured.kv_pass())
+            record["kv_cache"] = self.kv
+        if self.smooth:
+            passes.append(measured.smooth_pass())
+            record["smooth"] = True
+        if self.chosen is not None:
+            vetoed = {} if self.max_error is None else measured.sensitive_layers(self.max_error)
+            moments = measured.moments() if self.chosen.needs_calibration else None
+            passes.append(self.chosen.quantizer(moments, exclude=vetoed))
+            record |= self.chosen.record() | ({"weight_only": sorted(vetoed)} if vetoed else {})
+        return passes, record
 
 
 def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:
@@ -142,7 +189,7 @@ def _quantize(
     return {
         "path": str(out),
         "quantization": record,
-        "weights": sum(count or 0 for name, count in fired.items() if name != "QuantizeKV"),
+        "weights": 0 if "bits" not in record else report.passes[-1].fired,
         "kv_layers": fired.get("QuantizeKV", 0),
         "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
         "bytes_before": before,
@@ -157,6 +204,8 @@ def _report(facts: dict[str, Any], method: str, kv: str | None, as_json: bool) -
     for refusal in facts["left_float"]:
         click.echo(f"left float: {refusal['reason']}")
     done = [] if method == NO_METHOD else [f"{facts['weights']} weights to {method}"]
+    kept = facts["quantization"].get("weight_only", [])
+    done += [f"{len(kept)} of them with float activations"] if kept else []
     done += [] if kv is None else [f"KV cache of {facts['kv_layers']} layers to {kv}"]
     sizes = f"{human_bytes(facts['bytes_before'])} -> {human_bytes(facts['bytes_after'])}"
     click.echo(f"{facts['path']}: {', '.join(done)}, {sizes}")

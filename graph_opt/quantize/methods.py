@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +46,20 @@ class Quantization:
         """Whether ``quantizer`` needs moments."""
         return self.algorithm == "gptq"
 
-    def quantizer(self, moments: SecondMoments | None = None) -> GraphPass:
+    @property
+    def computes_in_integers(self) -> bool:
+        """Whether activations are quantized too, so that layers may be excluded."""
+        return self.method == _DYNAMIC
+
+    def quantizer(self, moments: SecondMoments | None = None, *, exclude: Collection[str] = ()) -> GraphPass:
         """Return the pass that does it.
 
         Args:
             moments: of the float model, for GPTQ.
+            exclude: weights whose activations stay float where a method quantizes them.
         """
-        if self.method == _DYNAMIC:
-            return DynamicQuantizationPass(self.form)
+        if self.computes_in_integers:
+            return DynamicQuantizationPass(self.form, exclude=exclude)
         calibrated = (
             None if moments is None else lambda name: gptq(moments, name) if name in moments else None
         )

@@ -74,7 +74,8 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
     [
         (("--method", "none"), "nothing to do"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
-        (("--calibration", __file__), "--calibration is for --kv int8 and --algorithm gptq"),
+        (("--max-error", "0.1"), "are for a --method that quantizes activations"),
+        (("--calibration", __file__), "--calibration is for --kv int8"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -125,3 +126,22 @@ def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
         "quantize", tiny_package, tmp_path / "no", "--method", "int8-dynamic", "--algorithm", "gptq"
     )
     assert "int8-dynamic has neither algorithms" in refused.stderr
+
+
+def test_layers_with_outliers_keep_float_activations(tiny_package: Path, tmp_path: Path) -> None:
+    options = ("quantize", tiny_package, tmp_path / "vetoed", "--method", "int8-dynamic", "--block-size", 16)
+    result = run(*options, "--max-error", 0.0, "--json")
+    record = json.loads(result.stdout)["quantization"]
+    assert len(record["weight_only"]) == 15
+    assert "MatMulInteger" not in {node.op_type for node in Package.open(tmp_path / "vetoed").load().graph}
+
+
+def test_smoothing_is_recorded(tiny_package: Path, tmp_path: Path) -> None:
+    options = ("quantize", tiny_package, tmp_path / "out", "--method", "int8-dynamic", "--block-size", 16)
+    assert run(*options, "--smooth").exit_code == 0
+    record = Package.open(tmp_path / "out").record
+    assert record.quantization is not None
+    assert record.quantization["smooth"] is True
+    assert record.passes[-2:] == ("SmoothQuant", "DynamicQuantization")
+    refused = run(*options[:2], tmp_path / "no", *options[3:], "--smooth", "--max-error", 0.1)
+    assert "choose one of them" in refused.stderr

@@ -21,12 +21,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def dequantized(result: Quantized, form: BlockFormat) -> Floats:
-    zero = (
-        0
-        if result.zero_points is None
-        else np.repeat(result.zero_points.astype(np.float32), form.block_size, 0)
-    )
-    values: Floats = (result.values - zero) * np.repeat(result.scales, form.block_size, 0)
+    levels = result.values.astype(np.float32)
+    if result.zero_points is not None:
+        levels -= np.repeat(result.zero_points.astype(np.float32), form.block_size, 0)
+    values: Floats = levels * np.repeat(result.scales, form.block_size, 0)
     return values
 
 
