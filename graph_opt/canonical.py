@@ -1,4 +1,4 @@
-"""The list that turns a decoder graph of any exporter into the canonical portable graph of ``docs/architecture.md``."""
+"""The list that turns a decoder graph of any exporter into the canonical portable graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .passes.fuse_activation import FuseActivationPass
+from .passes.fuse_attention import FuseAttentionPass
 from .passes.fuse_norm import FuseRMSNormPass
+from .passes.fuse_rotary import FuseRotaryPass
 from .passes.raise_opset import RaiseOpsetPass
 from .passes.simplify_shapes import SimplifyShapesPass
 
@@ -22,5 +24,10 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         common.CommonSubexpressionEliminationPass(),
         FuseRMSNormPass(),
         FuseActivationPass(),
+        FuseRotaryPass(),
+        FuseAttentionPass(),
         common.RemoveUnusedNodesPass(),
+        SimplifyShapesPass(),
+        common.RemoveUnusedNodesPass(),
+        common.CommonSubexpressionEliminationPass(),
     ]

@@ -1,7 +1,7 @@
 """Any way to write GELU, its tanh form, or SiLU -> ``Gelu``, or ``Mul(x, Sigmoid(x))``.
 
-Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016). The anchor is Erf, Tanh or Sigmoid; the function around
-it is recognised by its values.
+Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016). The anchor is Erf, Tanh or Sigmoid; the
+function around it is recognised by its values.
 """
 
 from __future__ import annotations

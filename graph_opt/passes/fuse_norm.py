@@ -1,7 +1,7 @@
 """Any way to write a root mean square norm over the last axis -> RMSNormalization.
 
-Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The anchor is the mean of squares; the rest is
-found by following it, and proven by evaluation.
+Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The anchor is the mean of squares; the
+rest is found by following it, and proven by evaluation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models of opset 13 to 22 -> opset 23, which has every canonical operator.
 
-From 18 on, onnxscript's converter does it. Below, the operators that changed form up to 18 are the reductions,
-whose axes became an operand, and Split, which must say into how many parts.
+From 18 on, onnxscript's converter does it. Below, the operators that changed form up to 18 are the
+reductions, whose axes became an operand, and Split, which must say into how many parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RaiseOpsetPass(GraphPass):
             return ir.passes.PassResult(model, modified=False)
         if version < _OLDEST:
             raise GraphError(
-                f"the model is of opset {version}; opset {_OLDEST} and later are supported, so export it again"
+                f"the model is of opset {version}; export it again with opset {_OLDEST} or later"
             )
         if version < _CONVERTIBLE:
             self.rewrite(model.graph)

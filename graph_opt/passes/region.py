@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
@@ -36,19 +35,16 @@ class Region:
 
     def __call__(self, *arrays: Array) -> Array:
         """Evaluate the region on one array for each input."""
-        names = [str(value.name) for value in self.inputs]
-        given = [
-            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None)
-            for name, array in zip(names, arrays, strict=True)
-        ]
-        result = onnx.helper.make_empty_tensor_value_info(str(self.output.name))
-        held = [onnx.numpy_helper.from_array(_array(value), str(value.name)) for value in self.constants]
-        nodes = [ir.to_proto(node) for node in self.nodes]
-        graph = onnx.helper.make_graph(nodes, "region", given, [result], held)
         owner = self.nodes[0].graph
-        imports = {} if owner is None else owner.opset_imports
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()]
-        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+        view = ir.GraphView(
+            self.inputs,
+            [self.output],
+            nodes=self.nodes,
+            initializers=self.constants,
+            opset_imports={} if owner is None else owner.opset_imports,
+        )
+        evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(view.clone(), ir_version=11)))
+        names = [str(value.name) for value in self.inputs]
         with np.errstate(all="ignore"):
             found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
         return np.asarray(found[0])  # type: ignore[index]
@@ -103,10 +99,3 @@ def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:
     return bool(
         np.allclose(found, expected, rtol=tolerance, atol=tolerance * max(1e-30, np.abs(expected).max()))
     )
-
-
-def _array(value: ir.Value) -> Array:
-    tensor = weight(value)
-    if tensor is None:
-        raise TypeError(f"{value.name} is no constant")
-    return tensor.numpy()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
@@ -63,7 +62,8 @@ class ShapeFacts:
         self._types: dict[ir.Value, int] = {}
         self._contents: dict[ir.Value, tuple[Array, ...]] = {}
         self._imports = [
-            onnx.helper.make_opsetid(name, number) for name, number in graph.opset_imports.items()
+            onnx.OperatorSetIdProto(domain=name, version=number)
+            for name, number in graph.opset_imports.items()
         ]
         self._version = graph.opset_imports.get("", 1)
         for value in graph.inputs:
@@ -169,7 +169,7 @@ class ShapeFacts:
                 continue
             name = str(value.name)
             shape = self._shapes[value][index]
-            types[name] = onnx.helper.make_tensor_type_proto(self._types[value], shape)
+            types[name] = _type_of(self._types[value], shape)
             content = self._operand(value, index)
             if content is not None:
                 data[name] = onnx.numpy_helper.from_array(content, name)
@@ -181,6 +181,15 @@ class ShapeFacts:
             )
         except (SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError):
             return {}  # an operator that ONNX cannot infer: its outputs stay unknown
+
+
+def _type_of(element: int, shape: Sequence[int]) -> onnx.TypeProto:
+    made = onnx.TypeProto()
+    made.tensor_type.elem_type = element
+    made.tensor_type.shape.SetInParent()
+    for size in shape:
+        made.tensor_type.shape.dim.add().dim_value = size
+    return made
 
 
 def _shape_of(type_: onnx.TypeProto) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Shape arithmetic -> constants; Reshape, Expand, Slice, Transpose, Cast and Identity that change nothing -> nothing.
+"""Shape arithmetic -> constants; Reshape, Expand, Slice and the like that change nothing -> nothing.
 
 Works on facts (``shape_facts.py``), never on the form in which a trace wrote its shape arithmetic. Also notes
 type and shape of every value, as a shape inference that sees through that arithmetic.
@@ -48,7 +48,9 @@ class SimplifyShapesPass(GraphPass):
             return True
         if node.op_type in _SHAPE_CHANGERS:
             return _reshape_by_constant(graph, facts, node)
-        return node.op_type == "Transpose" and _join_transposes(facts, node)
+        if node.op_type == "Expand":
+            return _expand_by_constant(graph, facts, node)
+        return node.op_type == "Transpose" and _join_transposes(node)
 
 
 def _annotate(facts: ShapeFacts, value: ir.Value) -> None:
@@ -110,7 +112,7 @@ def _permutation(node: ir.Node) -> list[int] | None:
     return None if perm is None else list(perm.as_ints())
 
 
-def _join_transposes(facts: ShapeFacts, node: ir.Node) -> bool:
+def _join_transposes(node: ir.Node) -> bool:
     """Transpose(Transpose(x)) -> one Transpose, or x."""
     source = node.inputs[0]
     inner = source.producer() if source is not None else None
@@ -125,6 +127,22 @@ def _join_transposes(facts: ShapeFacts, node: ir.Node) -> bool:
     else:
         merged = insert(node, "Transpose", [inner.inputs[0]], {"perm": joined})
         _use_instead(node.outputs[0], merged.outputs[0])
+    return True
+
+
+def _expand_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
+    """Expand to a computed shape -> Expand to a constant one, in which 1 keeps an axis."""
+    before, after = facts.shapes(node.inputs[0]), facts.shapes(node.outputs[0])
+    if before is None or after is None or facts.content(node.inputs[1]) is not None:
+        return False
+    extra = len(after[0]) - len(before[0])
+    sources = [(1,) * len(after)] * extra + list(zip(*before, strict=True))
+    target = []
+    for source, sizes in zip(sources, zip(*after, strict=True), strict=True):
+        if source != sizes and len(set(sizes)) > 1:
+            return False
+        target.append(1 if source == sizes else sizes[0])
+    node.replace_input_with(1, _constant(graph, np.array(target, np.int64)))
     return True
 
 
@@ -166,7 +184,7 @@ def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
         after: shape of the output under each set of sizes.
 
     Returns:
-        Numbers, 0 for "as the input's axis of the same index", and at most one -1; None if those do not say it.
+        Numbers, 0 for "as the input's axis of the same index", at most one -1; None if those do not suffice.
     """
     sources = list(zip(*before, strict=True))
     target: list[int] = []

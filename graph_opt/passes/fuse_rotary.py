@@ -1,0 +1,243 @@
+"""Any way to rotate queries and keys -> RotaryEmbedding on [batch, sequence, heads * head_dim].
+
+Su et al., "RoFormer" (2021). The anchor is the sum x * cos + rotated(x) * sin; how x is rotated, in halves or in
+pairs, wholly or in its first part, is found by evaluation on random angles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    sole_consumer,
+    static_size,
+)
+from ..probe import Probe
+from .base import GraphPass
+from .head_layout import head_sizes, join_heads, split_heads
+from .region import Array, close, region
+
+_STEPS = 8
+_POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """A rotation found: of ``x`` by ``cos`` and ``sin``, giving ``output``."""
+
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    output: ir.Value
+
+
+class FuseRotaryPass(GraphPass):
+    """Replace rotary embeddings that are spelled out, and bring fused ones into the canonical layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._angles: dict[tuple[ir.Value, bool], ir.Value | str] = {}
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Look at every sum of two products, and every 4-D RotaryEmbedding."""
+        self._angles = {}
+        for node in nodes_of(graph, "Add"):
+            found = _rotation(node) if node.graph is graph else None
+            if found is None:
+                continue
+            reason = self._fuse(graph, _widened(found))
+            if reason is None:
+                self.fired += 1
+            else:
+                self.refuse(node, reason)
+        for node in nodes_of(graph, "RotaryEmbedding"):
+            self.fired += _join_heads_of(node)
+
+    def _fuse(self, graph: ir.Graph, found: _Rotation) -> str | None:
+        sizes = head_sizes(found.x)
+        if sizes is None:
+            return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
+        rotary = static_size(found.cos, -1)
+        if rotary is None or rotary % 2 or rotary > sizes[1]:
+            return f"cos has {rotary} columns for a head size of {sizes[1]}"
+        interleaved = _is_interleaved(found, sizes, rotary)
+        if isinstance(interleaved, str):
+            return interleaved
+        angles = [self._half(graph, table, interleaved) for table in (found.cos, found.sin)]
+        for angle in angles:
+            if isinstance(angle, str):
+                return angle
+        last = found.output.producer()
+        if last is None:
+            raise AssertionError("unreachable: a rotation ends in a node")
+        operands = [join_heads(last, found.x), *(angle for angle in angles if isinstance(angle, ir.Value))]
+        attributes = {"num_heads": sizes[0], "interleaved": int(interleaved)}
+        if rotary < sizes[1]:
+            attributes["rotary_embedding_dim"] = rotary
+        rotated = insert(last, "RotaryEmbedding", operands, attributes).outputs[0]
+        replace(found.output, split_heads(last, rotated, *sizes))
+        remove_unused(graph, last)
+        return None
+
+    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value | str:
+        """Return [batch, sequence, rotary / 2] of a table [batch, 1, sequence, rotary]."""
+        key = (table, interleaved)
+        if key not in self._angles:
+            reason = _unequal_halves(graph, table, interleaved)
+            self._angles[key] = reason if reason is not None else _take_half(graph, table, interleaved)
+        return self._angles[key]
+
+
+def _rotation(node: ir.Node) -> _Rotation | None:
+    """Propose the rotation that ends in this sum."""
+    products = [value.producer() if value is not None else None for value in node.inputs]
+    if any(product is None or product.op_type != "Mul" or product.domain for product in products):
+        return None
+    pairs = [[value for value in product.inputs if value is not None] for product in products if product]
+    for straight, turned in (pairs, pairs[::-1]):
+        for x, cos in (straight, straight[::-1]):
+            for rotated, sin in (turned, turned[::-1]):
+                if (
+                    rotated is not x
+                    and _table_shape(cos, x)
+                    and _table_shape(sin, x)
+                    and _reaches(rotated, x)
+                ):
+                    return _Rotation(x, cos, sin, node.outputs[0])
+    return None
+
+
+def _table_shape(table: ir.Value, x: ir.Value) -> bool:
+    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4:
+        return False
+    return table.shape[1] == 1 and table.shape[2:] == x.shape[2:] and x.shape[1] != 1 and table is not x
+
+
+def _reaches(value: ir.Value, x: ir.Value) -> bool:
+    stack = [(value, 0)]
+    while stack:
+        current, depth = stack.pop()
+        if current is x or _part_of(current) is x:
+            return True
+        node = current.producer()
+        if node is not None and depth < _STEPS:
+            stack.extend((operand, depth + 1) for operand in node.inputs if operand is not None)
+    return False
+
+
+def _part_of(value: ir.Value) -> ir.Value | None:
+    """Return what a value is a slice of."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
+
+
+def _widened(found: _Rotation) -> _Rotation:
+    """Take in the part of each head that is passed on unrotated, if there is one."""
+    whole = _part_of(found.x)
+    reader = sole_consumer(found.output)
+    if (
+        whole is None
+        or reader is None
+        or reader.op_type != "Concat"
+        or reader.outputs[0].shape != whole.shape
+    ):
+        return found
+    return _Rotation(whole, found.cos, found.sin, reader.outputs[0])
+
+
+def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
+    """Say whether pairs are neighbours (True) or lie half a head apart (False), or why it is no rotation."""
+    part = region([found.x, found.cos, found.sin], found.output)
+    if isinstance(part, str):
+        return part
+    rng = np.random.default_rng(rotary)
+    x = rng.standard_normal((2, sizes[0], 3, sizes[1])).astype(np.float32)
+    cos, sin = rng.standard_normal((2, 2, 1, 3, rotary // 2)).astype(np.float32)
+    for interleaved in (False, True):
+        tables = [np.repeat(t, 2, -1) if interleaved else np.concatenate([t, t], -1) for t in (cos, sin)]
+        if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
+            return interleaved
+    return "the sum of products is no rotation"
+
+
+def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    half = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if interleaved
+        else (
+            slice(0, half),
+            slice(half, 2 * half),
+        )
+    )
+    result = x.copy()
+    result[..., first] = x[..., first] * cos - x[..., second] * sin
+    result[..., second] = x[..., second] * cos + x[..., first] * sin
+    return result
+
+
+def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str | None:
+    """Say why half of a table does not say all, or None; the table is evaluated on some positions."""
+    probe = Probe(graph, table)
+    unknown = {name for name in probe.input_names if name in ("input_ids", "logits")}
+    if unknown:
+        return f"the angles depend on {sorted(unknown)}"
+    batch, length = _POSITIONS.shape
+    feed: dict[str, Array] = {
+        "position_ids": _POSITIONS,
+        "attention_mask": np.ones((batch, length), np.int64),
+    }
+    for value in probe.inputs:
+        if str(value.name) not in feed:
+            sizes = (batch, static_size(value, 1) or 1, 0, static_size(value, 3) or 1)
+            feed[str(value.name)] = np.zeros(sizes, np.float32)
+    values = probe(feed)
+    half = values.shape[-1] // 2
+    left, right = (
+        (values[..., ::2], values[..., 1::2]) if interleaved else (values[..., :half], values[..., half:])
+    )
+    return None if np.array_equal(left, right) else "the two halves of cos or sin differ"
+
+
+def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
+    first = next(use.node for node in graph for use in _uses_in_order(node, table))
+    width = static_size(table, -1) or 0
+
+    def whole(name: str, number: int) -> ir.Value:
+        return shared_constant(graph, f"rope.{name}", np.array([number], np.int64))
+
+    end = width if interleaved else width // 2
+    bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
+    steps = [whole("step", 2)] if interleaved else []
+    half = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
+    return insert(first, "Squeeze", [half, whole("heads", 1)]).outputs[0]
+
+
+def _uses_in_order(node: ir.Node, value: ir.Value) -> list[ir.Usage]:
+    return [use for use in value.uses() if use.node is node]
+
+
+def _join_heads_of(node: ir.Node) -> bool:
+    """RotaryEmbedding on [batch, heads, sequence, head_dim] -> the same on [batch, sequence, heads * head_dim]."""
+    x, graph = node.inputs[0], node.graph
+    sizes = head_sizes(x)
+    if x is None or sizes is None or not isinstance(graph, ir.Graph):
+        return False
+    attributes = {
+        "num_heads": sizes[0],
+        "interleaved": int_attribute(node, "interleaved", 0),
+        "rotary_embedding_dim": int_attribute(node, "rotary_embedding_dim", 0),
+    }
+    rotated = insert(node, "RotaryEmbedding", [join_heads(node, x), *node.inputs[1:]], attributes)
+    replace(node.outputs[0], split_heads(node, rotated.outputs[0], *sizes))
+    remove_unused(graph, node)
+    return True
