@@ -24,6 +24,8 @@ _LIMITS = llguidance.LLParserLimits(
 # A weak model would fill the context with spaces, were they without limit.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
 
+_MASKS = ThreadPoolExecutor(1, "carryall-mask")
+
 
 class GrammarMatcher:
     """Where one request stands in its grammar; a ``LogitsProcessor`` that allows what may come next."""
@@ -31,6 +33,7 @@ class GrammarMatcher:
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros((vocab_size + 31) // 32, np.int32)
+        self._filled: Future[None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -42,15 +45,26 @@ class GrammarMatcher:
         """Why the grammar could not go on, empty if it could."""
         return str(self._matcher.get_error())
 
+    def prepare(self) -> None:
+        """Begin to find out, beside the model's run, what may come next."""
+        if self._filled is None:
+            self._filled = _MASKS.submit(self._fill)
+
     def observe(self, token: int) -> None:
         """Go on with a token."""
+        self._filled = None
         self._matcher.consume_token(token)
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
         """Forbid all tokens that the grammar does not allow here."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self.prepare()
+        assert self._filled is not None  # noqa: S101 -- prepared
+        self._filled.result()
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
         logits[allowed == 0] = -np.inf
+
+    def _fill(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
 
     def copy(self) -> GrammarMatcher:
         """The same place in the same grammar, for another request."""

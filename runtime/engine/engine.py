@@ -280,7 +280,12 @@ class Engine:
         lost = self._apply_operations()
         for slot in lost:
             self._scheduler.lose(slot)
-        return plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost]) if lost else plan
+        if lost:
+            plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            if row.num_logits:
+                request.prepare_draw()
+        return plan
 
     def _apply_operations(self) -> set[int]:
         """Let the runner release and copy as the books say; return slots that did not get their copy."""

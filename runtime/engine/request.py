@@ -45,6 +45,9 @@ class OutputText(Protocol):
 class Grammar(LogitsProcessor, Protocol):
     """Where an output stands in its grammar; see ``runtime/grammars.py``."""
 
+    def prepare(self) -> None:
+        """Begin to find out what may come next."""
+
     @property
     def finished(self) -> bool:
         """Whether nothing more may come."""
@@ -140,6 +143,11 @@ class Request:
         if self.awaited_grammar is not None:
             self._grammar = self.awaited_grammar.result().copy()
             self.sampling.processors.append(self._grammar)
+
+    def prepare_draw(self) -> None:
+        """Do what of the next draw does not need the logits, beside the model's run."""
+        if self._grammar is not None:
+            self._grammar.prepare()
 
     @property
     def grammar_error(self) -> str:

@@ -27,6 +27,9 @@ class Countdown:
     def error(self) -> str:
         return self._error if self.finished else ""
 
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
     def observe(self, token: int) -> None:
         assert token == self.token
         self.count -= 1
