@@ -70,16 +70,11 @@ class PrefixCache:
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
         mostly = own is not None and match.length >= _TAKE_OVER * self._slots.tokens(own)
-        if not mostly and self._copy(request, match, wanted):
-            pass
-        elif own is not None and self.make_room(wanted - self._slots.tokens(own), [own]):
-            self._tree.remove(own)
-            self._slots.take_over(own, request.num_tokens)
-            request.slot = own
-        else:
-            return False
-        self._admitted(request, match)
-        return True
+        placed = not mostly and self._copy(request, match, wanted)
+        placed = placed or (own is not None and self._take_over(request, own, wanted))
+        if placed:
+            self._admitted(request, match)
+        return placed
 
     def progress(self, request: Request) -> None:
         """Note that more of a running request's tokens have KV."""
@@ -164,6 +159,15 @@ class PrefixCache:
             self._slots.copy(source, request.slot, match.length)
         for slot in spared:
             self._slots.touch(slot)
+        return True
+
+    def _take_over(self, request: Request, slot: int, wanted: int) -> bool:
+        """Give the request an idle slot with all that is in it."""
+        if not self.make_room(wanted - self._slots.tokens(slot), [slot]):
+            return False
+        self._tree.remove(slot)
+        self._slots.take_over(slot, request.num_tokens)
+        request.slot = slot
         return True
 
     def _could_fit(self, num_tokens: int, spared: Collection[int]) -> bool:
