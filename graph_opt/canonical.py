@@ -9,8 +9,11 @@ from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
 from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
+from .passes.norm_before_transpose import NormBeforeTransposePass
+from .passes.position_ids import PositionIdsPass
 from .passes.raise_opset import RaiseOpsetPass
 from .passes.simplify_shapes import SimplifyShapesPass
+from .passes.split_projections import GemmToMatMulPass, SplitProjectionsPass
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
@@ -20,14 +23,24 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         RaiseOpsetPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         SimplifyShapesPass(),
-        common.RemoveUnusedNodesPass(),
-        common.CommonSubexpressionEliminationPass(),
+        *_clean_up(),
+        PositionIdsPass(),
+        GemmToMatMulPass(),
+        SimplifyShapesPass(),
+        SplitProjectionsPass(),
         FuseRMSNormPass(),
+        NormBeforeTransposePass(),
         FuseActivationPass(),
         FuseRotaryPass(),
         FuseAttentionPass(),
-        common.RemoveUnusedNodesPass(),
         SimplifyShapesPass(),
+        *_clean_up(),
+    ]
+
+
+def _clean_up() -> list[ir.passes.PassBase]:
+    return [
         common.RemoveUnusedNodesPass(),
+        common.DeduplicateInitializersPass(size_limit=64),
         common.CommonSubexpressionEliminationPass(),
     ]

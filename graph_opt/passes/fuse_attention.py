@@ -1,8 +1,8 @@
 """Any way to write scaled dot product attention on cached keys and values -> Attention.
 
-Vaswani et al., "Attention Is All You Need" (2017). The anchor is the Softmax, or an Attention that is fused already but
-whose keys are repeated, or whose cache is appended, outside. Scale, mask and repetition are proposed by
-following the operands, and proven by evaluation.
+Vaswani et al., "Attention Is All You Need" (2017). The anchor is the Softmax, or an Attention that is fused
+already but whose keys are repeated, or whose cache is appended, outside. Scale, mask and repetition are
+proposed by following the operands, and proven by evaluation.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FuseAttentionPass(GraphPass):
         attributes: dict[str, float | int] = {"q_num_heads": query[0], "kv_num_heads": key[0], "scale": scale}
         fused = insert(last, "Attention", [*operands, mask, past_key, past_value], attributes, num_outputs=3)
         for old, new in zip((found.key, found.value), fused.outputs[1:], strict=True):
-            new.dtype = old.dtype
+            new.type = old.type
         replace(found.output, split_heads(last, fused.outputs[0], query[0], value[1]))
         remove_unused(graph, last)
         for old, new in zip((found.key, found.value), fused.outputs[1:], strict=True):
@@ -128,7 +128,7 @@ def _around_attention(node: ir.Node) -> _Proposal | str:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Return what a value rearranges or scales: the farthest one with heads and length on axes of their own."""
+    """Return what a value rearranges or scales: the farthest one with its heads on an axis."""
     best, current = value, value
     while True:
         if head_sizes(current) is not None:
@@ -259,7 +259,7 @@ def _attention(arrays: list[Array], seen: Array, scale: float) -> Array:
     scores = np.where(seen, scale * query @ key.swapaxes(-1, -2), -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return (weights @ value).astype(np.float32)
+    return np.asarray(weights @ value, np.float32)
 
 
 def _replace_cache(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:

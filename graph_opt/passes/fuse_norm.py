@@ -112,7 +112,7 @@ def _epsilon(part: Region, size: int) -> float | None:
 
 def _rms_norm(x: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray[np.float32]:
     mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
-    return (x / np.sqrt(mean + epsilon)).astype(np.float32)
+    return np.asarray(x / np.sqrt(mean + epsilon), np.float32)
 
 
 def _equal_by_row(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:

@@ -1,7 +1,7 @@
 """Any way to rotate queries and keys -> RotaryEmbedding on [batch, sequence, heads * head_dim].
 
-Su et al., "RoFormer" (2021). The anchor is the sum x * cos + rotated(x) * sin; how x is rotated, in halves or in
-pairs, wholly or in its first part, is found by evaluation on random angles.
+Su et al., "RoFormer" (2021). The anchor is the sum x * cos + rotated(x) * sin; how x is rotated, in halves
+or in pairs, wholly or in its first part, is found by evaluation on random angles.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str 
 
 
 def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
-    first = next(use.node for node in graph for use in _uses_in_order(node, table))
+    first = next(node for node in graph if any(value is table for value in node.inputs))
     width = static_size(table, -1) or 0
 
     def whole(name: str, number: int) -> ir.Value:
@@ -222,12 +222,8 @@ def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
     return insert(first, "Squeeze", [half, whole("heads", 1)]).outputs[0]
 
 
-def _uses_in_order(node: ir.Node, value: ir.Value) -> list[ir.Usage]:
-    return [use for use in value.uses() if use.node is node]
-
-
 def _join_heads_of(node: ir.Node) -> bool:
-    """RotaryEmbedding on [batch, heads, sequence, head_dim] -> the same on [batch, sequence, heads * head_dim]."""
+    """Let a RotaryEmbedding on [batch, heads, sequence, head_dim] work on the canonical layout."""
     x, graph = node.inputs[0], node.graph
     sizes = head_sizes(x)
     if x is None or sizes is None or not isinstance(graph, ir.Graph):

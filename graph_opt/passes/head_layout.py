@@ -1,6 +1,6 @@
 """Between [batch, heads, sequence, head_dim] and the canonical [batch, sequence, heads * head_dim].
 
-What is inserted here cancels with the transposes and reshapes of the graph around it (``simplify_shapes.py``).
+What is inserted here cancels with the transposes and reshapes around it (``simplify_shapes.py``).
 """
 
 from __future__ import annotations

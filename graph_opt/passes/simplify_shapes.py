@@ -102,9 +102,18 @@ def _unchanged(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
             perm = _permutation(node)
             return source if perm is not None and perm == sorted(perm) else None
         case "Concat":
-            return source if len(node.inputs) == 1 else None
+            return _only_part(facts, node)
         case _:
             return None
+
+
+def _only_part(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
+    """Return the operand of a Concat beside which all others are empty."""
+    shapes = [(value, facts.shapes(value)) for value in node.inputs]
+    filled = [value for value, known in shapes if known is None or any(0 not in shape for shape in known)]
+    return (
+        filled[0] if len(filled) == 1 and facts.shapes(filled[0]) == facts.shapes(node.outputs[0]) else None
+    )
 
 
 def _permutation(node: ir.Node) -> list[int] | None:

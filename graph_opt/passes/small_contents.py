@@ -59,7 +59,7 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def _compare(function: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda _, left, right: function(left, right)
+    return lambda _, left, right: np.asarray(function(left, right), np.bool_)
 
 
 def _unary(function: Callable[..., Any]) -> Callable[..., Array]:
@@ -74,7 +74,7 @@ def _divide(left: Array, right: Array) -> Array:
 
 
 def _cast(node: ir.Node, x: Array) -> Array:
-    return x.astype(ir.DataType(node.attributes["to"].as_int()).numpy())
+    return np.asarray(x.astype(ir.DataType(node.attributes["to"].as_int()).numpy()))
 
 
 def _concat(node: ir.Node, *parts: Array) -> Array:
@@ -96,7 +96,7 @@ def _squeeze(_: ir.Node, x: Array, axes: Array | None = None) -> Array:
 def _reshape(node: ir.Node, x: Array, shape: Array) -> Array:
     keep = not int_attribute(node, "allowzero", 0)
     sizes = [x.shape[i] if size == 0 and keep else size for i, size in enumerate(shape.tolist())]
-    return x.reshape(sizes)
+    return np.asarray(x.reshape(sizes))
 
 
 def _slice(
@@ -119,7 +119,8 @@ def _constant_of_shape(node: ir.Node, shape: Array) -> Array:
 
 def _reduce_prod(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
     axis = None if axes is None else tuple(axes.tolist())
-    return np.prod(x, axis=axis, keepdims=bool(int_attribute(node, "keepdims", 1)), dtype=x.dtype)
+    keep = bool(int_attribute(node, "keepdims", 1))
+    return np.asarray(np.prod(x, axis=axis, keepdims=keep, dtype=x.dtype))
 
 
 _COMPUTE: dict[str, Callable[..., Array]] = {
@@ -153,5 +154,5 @@ _COMPUTE: dict[str, Callable[..., Array]] = {
     "Squeeze": _squeeze,
     "Sub": _binary(np.subtract),
     "Unsqueeze": _unsqueeze,
-    "Where": lambda _, condition, left, right: np.where(condition, left, right),
+    "Where": lambda _, condition, left, right: np.asarray(np.where(condition, left, right)),
 }

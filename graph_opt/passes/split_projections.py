@@ -1,0 +1,171 @@
+"""A product whose result is cut into columns -> one product for each part; Gemm on rows -> MatMul and Add.
+
+The canonical graph keeps q, k, v and gate, up apart; a lowering merges them again where that pays. Weights
+are cut lazily.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    add_initializer,
+    constant,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    weight,
+)
+from ..lazy import lazy, shape_of, transpose
+from .base import GraphPass
+
+_Part = tuple[ir.Value, int, int]
+
+
+class GemmToMatMulPass(GraphPass):
+    """Gemm(Reshape(x), W, b) on [batch * sequence, in] -> MatMul and Add on x itself."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every Gemm of a reshaped activation and a weight."""
+        for node in nodes_of(graph, "Gemm"):
+            reason = _gemm_misfit(node)
+            if reason is not None:
+                self.refuse(node, reason)
+                continue
+            x, operand = _in_shape(graph, node), node.inputs[1]
+            matrix = weight(operand)
+            if operand is None or matrix is None:
+                raise AssertionError("unreachable: the Gemm was checked")
+            if int_attribute(node, "transB", 0):
+                operand = add_initializer(graph, f"{operand.name}.transposed", transpose(matrix))
+            output = insert(node, "MatMul", [x, operand]).outputs[0]
+            if len(node.inputs) > 2 and node.inputs[2] is not None:
+                output = insert(node, "Add", [output, node.inputs[2]]).outputs[0]
+            rows = node.outputs[0]
+            reader = next(iter(rows.uses())).node
+            replace(reader.outputs[0], output)
+            remove_unused(graph, reader)
+            self.fired += 1
+
+
+class SplitProjectionsPass(GraphPass):
+    """Split(MatMul(x, W) + b) -> one product for each part."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every product of a weight all of whose readers take columns of it."""
+        for node in nodes_of(graph, "MatMul"):
+            matrix = weight(node.inputs[1])
+            if matrix is None or len(matrix.shape) != 2:
+                continue
+            output, bias = _biased(node)
+            parts = _columns(output, shape_of(matrix)[1])
+            if isinstance(parts, str):
+                self.refuse(node, parts)
+            elif parts:
+                _split(graph, node, bias, parts)
+                self.fired += 1
+
+
+def _gemm_misfit(node: ir.Node) -> str | None:
+    factors = [node.attributes.get(name) for name in ("alpha", "beta")]
+    if int_attribute(node, "transA", 0) or any(f is not None and f.as_float() != 1 for f in factors):
+        return "it transposes or scales"
+    source, matrix, rows = _flattened(node.inputs[0]), weight(node.inputs[1]), node.outputs[0]
+    if source is None or matrix is None:
+        return "it is no product of flattened rows and a weight"
+    if int_attribute(node, "transB", 0) and len(node.inputs[1].uses() if node.inputs[1] else ()) > 1:
+        return "its weight has other readers, as that of a tied head"
+    readers = list(rows.uses())
+    if len(readers) != 1 or readers[0].node.op_type != "Reshape" or rows.is_graph_output():
+        return "its rows are not brought back into their shape"
+    result = readers[0].node.outputs[0].shape
+    lead = 0 if result is None else len(result) - 1
+    if result is None or source.shape is None or list(result)[:lead] != list(source.shape)[:lead]:
+        return "its rows are brought into another shape"
+    return None
+
+
+def _flattened(value: ir.Value | None) -> ir.Value | None:
+    """Return what a Reshape joined into rows."""
+    node = value.producer() if value is not None else None
+    return node.inputs[0] if node is not None and node.op_type == "Reshape" and not node.domain else None
+
+
+def _in_shape(graph: ir.Graph, node: ir.Node) -> ir.Value:
+    """Return the rows of a checked Gemm as [..., in], with the axes that its result is brought back to."""
+    source, matrix = _flattened(node.inputs[0]), weight(node.inputs[1])
+    result = next(iter(node.outputs[0].uses())).node.outputs[0].shape
+    if source is None or matrix is None or result is None:
+        raise AssertionError("unreachable: the Gemm was checked")
+    width = shape_of(matrix)[1 if int_attribute(node, "transB", 0) else 0]
+    target = [0] * (len(result) - 1) + [width]
+    shape = shared_constant(graph, "shape." + "_".join(map(str, target)), np.array(target, np.int64))
+    return insert(node, "Reshape", [source, shape]).outputs[0]
+
+
+def _biased(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
+    """Return what leaves a product, and the bias vector added to it if there is one."""
+    output = node.outputs[0]
+    readers = list(output.uses())
+    if len(readers) == 1 and readers[0].node.op_type == "Add" and not output.is_graph_output():
+        bias = readers[0].node.inputs[1 - readers[0].idx]
+        tensor = weight(bias)
+        if tensor is not None and len(tensor.shape) == 1:
+            return readers[0].node.outputs[0], bias
+    return output, None
+
+
+def _columns(value: ir.Value, width: int) -> list[_Part] | str:
+    """Return the parts that a value is cut into: each with its first column and the one after its last."""
+    parts: list[_Part] = []
+    for use in value.uses():
+        found = _cut(use.node, width) if use.idx == 0 else None
+        if found is None:
+            return "it is read whole and in parts" if parts else []
+        parts += found
+    if value.is_graph_output() and parts:
+        return "it is an output"
+    return sorted(parts, key=lambda part: part[1])
+
+
+def _cut(node: ir.Node, width: int) -> list[_Part] | None:
+    rank = len(node.inputs[0].shape) if node.inputs[0] and node.inputs[0].shape is not None else 0
+    if node.op_type == "Split" and int_attribute(node, "axis", 0) in (-1, rank - 1):
+        sizes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        if sizes is None:
+            return None
+        ends = sizes.cumsum().tolist()
+        return list(zip(node.outputs, [0, *ends[:-1]], ends, strict=True))
+    if node.op_type != "Slice" or len(node.inputs) < 4:
+        return None
+    bounds = [constant(value) for value in node.inputs[1:]]
+    if any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    start, end, axis, *step = (int(bound.item()) for bound in bounds if bound is not None)
+    if axis not in (-1, rank - 1) or step not in ([], [1]):
+        return None
+    start, end, _ = slice(start, end).indices(width)
+    return [(node.outputs[0], start, end)] if start < end else None
+
+
+def _split(graph: ir.Graph, node: ir.Node, bias: ir.Value | None, parts: list[_Part]) -> None:
+    for output, start, end in parts:
+        result = insert(node, "MatMul", [node.inputs[0], _part(graph, node.inputs[1], start, end)]).outputs[0]
+        if bias is not None:
+            result = insert(node, "Add", [result, _part(graph, bias, start, end)]).outputs[0]
+        reader = output.producer()
+        replace(output, result)
+        remove_unused(graph, reader)
+
+
+def _part(graph: ir.Graph, value: ir.Value | None, start: int, end: int) -> ir.Value:
+    tensor = weight(value)
+    if value is None or tensor is None:
+        raise AssertionError("unreachable: the operand was checked to be a weight")
+    shape = (*shape_of(tensor)[:-1], end - start)
+    columns = lazy(lambda: tensor.numpy()[..., start:end].copy(), tensor.dtype, shape)
+    return add_initializer(graph, f"{value.name}.columns_{start}_{end}", columns)
