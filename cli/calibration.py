@@ -12,12 +12,14 @@ from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.moments import SecondMoments
 from ..graph_opt.quantize.sensitivity import dynamic_errors
 from ..graph_opt.quantize.smooth import SmoothQuantPass, largest_activations
-from ..runtime.calibration import calibration_windows
+from ..runtime.calibration import MAX_TOKENS, calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
 from ..runtime.tokenizer import Tokenizer
 from .models import default_context_length, graph_file
 from .progress import progress
+
+_GPTQ_TOKENS = 65536  # its moments have many more entries than there are channels
 
 
 class Calibration:
@@ -49,7 +51,8 @@ class Calibration:
 
     def moments(self) -> SecondMoments:
         """Measure what goes into the layers, those of large models when their turn comes."""
-        moments = SecondMoments(self._graph, self._windows, context_length=self._context_length)
+        windows = self._read(_GPTQ_TOKENS)
+        moments = SecondMoments(self._graph, windows, context_length=self._context_length)
         with progress("calibrate", quiet=self._quiet) as tell:
             moments.measure_first(tell)
         return moments
@@ -84,6 +87,11 @@ class Calibration:
 
     @cached_property
     def _windows(self) -> list[Tokens]:
+        return self._read(MAX_TOKENS)
+
+    def _read(self, max_tokens: int) -> list[Tokens]:
         path = locate_model(self._source)
         tokenizer = Tokenizer(path.parent if path.is_file() else path)
-        return calibration_windows(tokenizer, self._text, context_length=self._context_length)
+        return calibration_windows(
+            tokenizer, self._text, context_length=self._context_length, max_tokens=max_tokens
+        )

@@ -17,8 +17,8 @@ from .weight_only import WeightOnlyQuantizationPass
 
 METHODS: dict[str, BlockFormat] = {
     "int4": BlockFormat(bits=4, block_size=128),
-    "int8": BlockFormat(bits=8, block_size=128),
-    "int8-dynamic": BlockFormat(bits=8, block_size=128),
+    "int8": BlockFormat(bits=8, block_size=32),
+    "int8-dynamic": BlockFormat(bits=8, block_size=32),
 }
 ALGORITHMS = ("rtn", "gptq")
 _DYNAMIC = "int8-dynamic"
