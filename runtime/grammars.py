@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,24 @@ _LIMITS = llguidance.LLParserLimits(
 # A weak model would fill the context with spaces, were they without limit.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
 
-_MASKS = ThreadPoolExecutor(1, "carryall-mask")
+# The library recurses as deep as a grammar does; at the usual 8 MiB, 5,000 rules in a chain end the process.
+_STACK_BYTES = 512 << 20
+# A first mask that takes longer would hold up everybody's steps.
+_SLOWEST_MASK = 0.5
+
+
+def _thread(name: str) -> ThreadPoolExecutor:
+    """One thread with a deep stack; it costs memory only as far as it is used."""
+    pool = ThreadPoolExecutor(1, name)
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        pool.submit(int)  # starts the thread
+    finally:
+        threading.stack_size(before)
+    return pool
+
+
+_MASKS = _thread("carryall-mask")
 
 
 class GrammarMatcher:
@@ -86,7 +104,7 @@ class GrammarCompiler:
         self._vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "carryall-grammar")
+        self._pool = _thread("carryall-grammar")
         self._compiled: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> Future[GrammarMatcher]:
@@ -112,6 +130,10 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise InvalidSamplingError(f"{kind} cannot be used: {matcher.get_error()}")
+        start = time.monotonic()
+        matcher.deep_copy().compute_bitmask()
+        if time.monotonic() - start > _SLOWEST_MASK:
+            raise InvalidSamplingError(f"{kind} is too complex: finding its first token takes too long")
         return GrammarMatcher(matcher, self._vocab_size)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from .errors import InvalidSamplingError
 
-_MOST_CHARACTERS = 1 << 20
+_MOST_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class StructuredOutput:
         texts = all(isinstance(text, str) for text in self.choice)
         if not texts or not isinstance(value, _TYPES.get(name, str)):
             raise InvalidSamplingError(f"{name} of structured_output cannot be {value!r}")
-        size = len(self.key[1])
-        if size > _MOST_CHARACTERS:
-            raise InvalidSamplingError(f"{name} has {size} characters, more than {_MOST_CHARACTERS}")
+        size, most = len(self.key[1]), _MOST_CHARACTERS.get(name, 1 << 16)
+        if size > most:
+            raise InvalidSamplingError(f"{name} has {size} characters, more than {most}")
 
     @classmethod
     def of(cls, value: Any) -> Self:

@@ -148,6 +148,14 @@ def test_equal_forms_are_compiled_once(llm: LLM) -> None:
     assert len(grammars._compiled) == 128
 
 
+def test_deep_grammars_do_not_end_the_process(llm: LLM) -> None:
+    """5,000 references in a chain need more stack than a thread usually has."""
+    chain: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(5000)}
+    schema = {"$defs": {**chain, "a5000": {"enum": ["deep"]}}, "$ref": "#/$defs/a0"}
+    (output,) = llm.generate("a", options(0, {"json_schema": schema}))
+    assert output.outputs[0].text == '"deep"'
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
