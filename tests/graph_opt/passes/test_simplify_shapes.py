@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+from graph_asserts import apply, assert_same, graph
+
+from carryall.graph_opt.passes.shape_facts import PROBES, ShapeFacts
+from carryall.graph_opt.passes.simplify_shapes import SimplifyShapesPass, reshape_target
+
+INPUTS = "g (int64[b, s] input_ids, int64[b, t] attention_mask, float[b, 2, p, 4] past)"
+NAMED = {"two": np.array([2]), "four": np.array([4]), "minus": np.array([-1]), "zero": np.array(0)}
+
+
+def test_shapes_computed_from_shapes_become_constants() -> None:
+    body = """x = Cast <to = 1> (input_ids) shape = Shape (x) batch = Gather <axis = 0> (shape, first)
+        length = Slice (shape, one, two) target = Concat <axis = 0> (batch, length, one)
+        y = Reshape (x, target)"""
+    first, one = np.array([0]), np.array([1])
+    model = graph(f"{INPUTS} => (float[b, s, 1] y) {{ {body} }}", first=first, one=one, **NAMED)
+    assert apply(SimplifyShapesPass(), model) == []
+    expected = "x = Cast <to = 1> (input_ids) y = Reshape (x, target)"
+    assert_same(model, graph(f"{INPUTS} => (float[b, s, 1] y) {{ {expected} }}", target=np.array([0, 0, 1])))
+
+
+def test_transposes_cancel_and_reshapes_join() -> None:
+    body = """a = Transpose <perm = [0, 2, 1, 3]> (past) c = Transpose <perm = [0, 2, 1, 3]> (a)
+        d = Unsqueeze (c, two) e = Squeeze (d, two) f = Neg (e) y = Identity (f)"""
+    model = graph(f"{INPUTS} => (float[b, 2, p, 4] y) {{ {body} }}", **NAMED)
+    assert apply(SimplifyShapesPass(), model) == []
+    assert_same(model, graph(f"{INPUTS} => (float[b, 2, p, 4] y) {{ y = Neg (past) }}"))
+
+
+def test_a_slice_that_takes_a_part_stays() -> None:
+    body = "y = Slice (past, zero1, one, two)"
+    given = {"zero1": np.array([0]), "one": np.array([1]), "two": np.array([2])}
+    model = graph(f"{INPUTS} => (float[b, 2, q, 4] y) {{ {body} }}", **given)
+    apply(SimplifyShapesPass(), model)
+    assert [node.op_type for node in model.graph] == ["Slice"]
+
+
+def test_sizes_that_only_sometimes_agree_are_no_facts() -> None:
+    body = "shape = Shape (input_ids) same = Equal (shape, ones) y = Cast <to = 7> (same)"
+    model = graph(f"{INPUTS} => (int64[2] y) {{ {body} }}", ones=np.array([1, 1]))
+    facts = ShapeFacts(model.graph)
+    assert facts.content(model.graph.outputs[0]) is None
+    assert facts.contents(model.graph.outputs[0])[0].tolist() == [1, 1]  # type: ignore[index]
+
+
+def test_two_new_sizes_cannot_be_said_by_a_constant() -> None:
+    before = tuple((probe.batch, probe.sequence * 3) for probe in PROBES)
+    after = tuple((probe.sequence, 3, probe.batch) for probe in PROBES)
+    assert reshape_target(before, after) is None
