@@ -18,7 +18,10 @@ ENTRY_POINT_GROUP = "carryall.providers"
 
 # Modules of this folder that are parts, not providers.
 _PARTS = frozenset(
-    {"base", "doctor", "kv_memory", "machine", "ort", "ort_provider", "slot_graph", "slot_runner"}
+    {
+        *("base", "block_pool", "doctor", "kv_memory", "machine", "openvino_model", "ort", "ort_provider"),
+        *("paged_runner", "slot_graph", "slot_runner"),
+    }
 )
 
 

@@ -20,7 +20,7 @@ from ..graph_opt.quantize.methods import Quantization, quantization
 from .cache import cache_key, cached_folder
 from .errors import GraphError, ModelNotFoundError, UsageError
 
-_LOWERED_INPUT = "seqlens_k"
+_LOWERED_INPUTS = ("seqlens_k", "block_indices")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ModelFiles:
 
     @cached_property
     def lowered(self) -> bool:
-        """Whether the graph is written for a slot provider already."""
-        return any(value.name == _LOWERED_INPUT for value in self.load().graph.inputs)
+        """Whether the graph is written for some provider's cache already."""
+        return any(value.name in _LOWERED_INPUTS for value in self.load().graph.inputs)
 
 
 def resolve_model(

@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from slot_models import CONTEXT, VOCAB, save_slot_model
+from tiny_models import write_tiny
 
+from carryall.exporter.export import export_package
+from carryall.exporter.package import Package, save_model
+from carryall.graph_opt.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
 from carryall.runtime.errors import CarryallError, ProviderRuntimeError, UsageError
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
-SLOTS = 4
+SLOTS, CONTEXT, VOCAB = 4, 64, 260
 
 
 @pytest.fixture(params=provider_names())
@@ -29,12 +32,24 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_slot_model(tmp_path_factory.mktemp("contract") / "model.onnx")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("contract")
+    return export_package(write_tiny("llama", folder / "checkpoint"), folder / "package")
 
 
 @pytest.fixture
-def open_runner(provider: Provider, model: Path) -> Iterator[Callable[..., Runner]]:
+def model(provider: Provider, package: Package, tmp_path: Path) -> Path:
+    """A portable model, lowered as the provider wants it."""
+    lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=CONTEXT)))
+    save_model(lowered, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def open_runner(
+    provider: Provider, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Runner]]:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     runners: list[Runner] = []
 
     def opener(**changes: object) -> Runner:

@@ -11,6 +11,7 @@ import pytest
 
 from carryall.providers import doctor, ort
 from carryall.providers.cpu import CpuProvider
+from carryall.providers.openvino import OpenVinoProvider
 from carryall.runtime.errors import ProviderRuntimeError
 
 
@@ -46,7 +47,8 @@ def test_doubled_wheels_are_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_working_provider_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuProvider, "available", lambda self: "install me")
+    for provider in (CpuProvider, OpenVinoProvider):
+        monkeypatch.setattr(provider, "available", lambda self: "install me")
     found = doctor.diagnose()
     assert found.exit_code == 1
     assert [report.detail for report in found.providers if report.name == "cpu"] == ["install me"]

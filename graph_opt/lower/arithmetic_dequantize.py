@@ -1,0 +1,55 @@
+"""DequantizeLinear of blocked weights -> the arithmetic it stands for: Cast, Sub, Mul and Reshape.
+
+The stored weight gets its block axis, [in, out] becoming [in / block, block, out], so that nothing but
+arithmetic on constants is left. Compilers that keep weights compressed look for exactly that, under a Gather
+as well as under a product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import add_initializer, insert, int_attribute, nodes_of, remove_unused, replace, weight
+from ..lazy import reshape, shape_of
+from ..passes.base import GraphPass
+
+
+class ArithmeticDequantizePass(GraphPass):
+    """Write out every ``DequantizeLinear`` of a blocked weight."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite what has a block size and stored operands."""
+        for node in nodes_of(graph, "DequantizeLinear"):
+            block_size = int_attribute(node, "block_size", 0)
+            tensors = [weight(value) for value in node.inputs if value is not None]
+            known = [tensor for tensor in tensors if tensor is not None]
+            if not block_size:
+                continue
+            if len(known) < len(tensors):
+                self.refuse(node, "its weight, scale or zero point is computed")
+                continue
+            self._write_out(graph, node, known, block_size)
+            self.fired += 1
+
+    @staticmethod
+    def _write_out(graph: ir.Graph, node: ir.Node, tensors: list[ir.TensorProtocol], block_size: int) -> None:
+        shape = shape_of(tensors[0])
+        axis = int_attribute(node, "axis", 1) % len(shape)
+        blocks = shape[axis] // block_size
+        blocked = (*shape[:axis], blocks, block_size, *shape[axis + 1 :])
+        parameters = (*shape[:axis], blocks, 1, *shape[axis + 1 :])
+        stored = [
+            add_initializer(graph, f"{tensor.name}.blocked", reshape(tensor, size))
+            for tensor, size in zip(tensors, (blocked, parameters, parameters), strict=False)
+        ]
+        target = int(tensors[1].dtype)
+        value = insert(node, "Cast", [stored[0]], {"to": target}).outputs[0]
+        if len(stored) > 2:
+            offset = insert(node, "Cast", [stored[2]], {"to": target}).outputs[0]
+            value = insert(node, "Sub", [value, offset]).outputs[0]
+        scaled = insert(node, "Mul", [value, stored[1]]).outputs[0]
+        whole = add_initializer(graph, f"{tensors[0].name}.shape", np.array(shape, np.int64))
+        result = insert(node, "Reshape", [scaled, whole]).outputs[0]
+        replace(node.outputs[0], result)
+        remove_unused(graph, node)

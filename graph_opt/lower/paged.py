@@ -1,0 +1,237 @@
+"""The list that lowers a portable decoder graph to a paged KV cache: one flat batch of tokens, block tables.
+
+Attention becomes one ``PagedAttention`` node of the domain ``carryall`` a layer (the operator of
+https://arxiv.org/abs/2309.06180), which the provider converts to its own kernel. What the masks mean and what
+the rope tables hold is found by evaluating them (``probe.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...runtime.errors import GraphError
+from .. import probe
+from ..edit import (
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    static_size,
+)
+from ..passes.base import GraphPass
+from .arithmetic_dequantize import ArithmeticDequantizePass
+from .logits import LOGITS_POSITIONS, SelectLogitsPass
+from .merge import MergeProjectionsPass
+
+DOMAIN = "carryall"
+OPERATOR = "PagedAttention"
+# The block tables, with their shapes; every PagedAttention reads them in this order after its caches.
+TABLES: dict[str, list[str]] = {
+    "past_lens": ["rows"],
+    "subsequence_begins": ["rows_and_one"],
+    "block_indices": ["used_blocks"],
+    "block_indices_begins": ["rows_and_one"],
+    "max_context_len": [],
+}
+
+
+class PagedAttentionPass(GraphPass):
+    """Lower every ``Attention`` with a KV cache to ``PagedAttention``, and ropes to tables.
+
+    Args:
+        context_length: most tokens a sequence will have; the length of the rope tables.
+
+    Raises:
+        GraphError: an attention is of a kind that the operator cannot express.
+    """
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__()
+        self.context_length = context_length
+        self._windows: dict[ir.Value | None, int] = {}
+        self._angles: dict[ir.Value, ir.Value] = {}
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model`` and note the context length it now has room for."""
+        result = super().call(model)
+        model.metadata_props["context_length"] = str(self.context_length)
+        return result
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every attention and every rope."""
+        self._windows, self._angles = {}, {}
+        tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in TABLES.items()]
+        for node in nodes_of(graph, "Attention"):
+            _check(node)
+            self._lower(graph, node, tables)
+            self.fired += 1
+        for node in nodes_of(graph, "RotaryEmbedding"):
+            self._read_table(graph, node)
+        graph.inputs.extend(tables)
+
+    def _lower(self, graph: ir.Graph, node: ir.Node, tables: list[ir.Value]) -> None:
+        query, key, value, _, *caches = node.inputs[:6]
+        head_size = static_size(caches[0], 3) or 0
+        attributes: dict[str, Any] = {
+            "num_heads": int_attribute(node, "q_num_heads", 0),
+            "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
+            "head_size": head_size,
+            "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
+            "sliding_window": self._window(graph, node),
+        }
+        axis = shared_constant(graph, "paged.batch_axis", np.array([0], np.int64))
+        flat = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in (query, key, value)]
+        lowered = insert(node, OPERATOR, [*flat, *caches, *tables], attributes, domain=DOMAIN)
+        lowered.name = node.name
+        attended = insert(node, "Unsqueeze", [lowered.outputs[0], axis])
+        replace(node.outputs[0], attended.outputs[0])
+        for present in node.outputs[1:3]:
+            if present.is_graph_output():
+                graph.outputs.remove(present)
+        remove_unused(graph, node)
+
+    def _window(self, graph: ir.Graph, node: ir.Node) -> int:
+        """Tokens that a token sees, itself included; 0 is no limit."""
+        mask = node.inputs[3]
+        if mask is None:
+            if not int_attribute(node, "is_causal", 0):
+                raise _unfit(node, "has no mask, so every token sees later ones too")
+            return 0
+        if mask not in self._windows:
+            meaning = probe.mask_meaning(graph, mask, self.context_length)
+            if isinstance(meaning, str):
+                raise _unfit(node, f"cannot be paged: {meaning}")
+            self._windows[mask] = meaning.window or 0
+        return self._windows[mask]
+
+    def _read_table(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Let a rope take its angles from a table, so that no row depends on its neighbours' length."""
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            return
+        for index in (1, 2):
+            node.replace_input_with(index, self._angle(graph, node.inputs[index]))
+
+    def _angle(self, graph: ir.Graph, angle: ir.Value | None) -> ir.Value | None:
+        if angle is None or angle in self._angles.values():
+            return angle
+        if angle not in self._angles:
+            content = probe.rope_table(graph, angle, self.context_length)
+            table = add_initializer(graph, f"{angle.name}_table", content)
+            positions = next(value for value in graph.inputs if value.name == "position_ids")
+            gathered = insert(graph[0], "Gather", [table, positions])
+            self._angles[angle] = gathered.outputs[0]
+        return self._angles[angle]
+
+
+class PagedInputsPass(GraphPass):
+    """Give the graph the inputs of the paged contract: one flat batch, caches in blocks.
+
+    Raises:
+        GraphError: something besides attention still reads ``attention_mask`` or a cache.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Change inputs and their shapes."""
+        caches = {value for node in nodes_of(graph, OPERATOR, DOMAIN) for value in node.inputs[3:5]}
+        for value in list(graph.inputs):
+            if value in caches and value.shape is not None:
+                value.shape = ir.Shape(["blocks", value.shape[1], "block_size", value.shape[3]])
+            elif value.name in ("input_ids", "position_ids"):
+                value.shape = ir.Shape([1, "tokens"])
+            elif value.name == "attention_mask":
+                _drop(graph, value)
+        self.fired += 1
+
+
+class FlatLogitsPass(GraphPass):
+    """Choose logits by one Gather over the flat batch, and give the head a shape that reads no activation.
+
+    A compiler that computes in a short type but the last operators in full takes everything that a shape at
+    the end is read from for such a last operator, and with it the whole residual stream.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite what ``SelectLogitsPass`` wrote for batches."""
+        wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
+        wanted.shape = ir.Shape(["wanted"])
+        for gather in nodes_of(graph, "GatherND"):
+            rows = insert(gather, "Gather", [gather.inputs[0], wanted], {"axis": 1}).outputs[0]
+            replace(gather.outputs[0], rows)
+            remove_unused(graph, gather)
+            self.fired += 1
+        logits = next(value for value in graph.outputs if value.name == "logits")
+        vocab_size = static_size(logits, -1)
+        for node in nodes_of(graph, "Reshape"):
+            if vocab_size is not None and _is_shaped_by(node, wanted):
+                shape = shared_constant(graph, "paged.logits_shape", np.array([1, -1, vocab_size], np.int64))
+                unused = node.inputs[1].producer() if node.inputs[1] is not None else None
+                node.replace_input_with(1, shape)
+                remove_unused(graph, unused)
+
+
+def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
+    """Return the passes, in order. See "The paged graph" in ``docs/providers/openvino.md``.
+
+    Args:
+        context_length: most tokens a sequence will have; rope tables are this long.
+    """
+    return [
+        common.ShapeInferencePass(),
+        PagedAttentionPass(context_length),
+        common.RemoveUnusedNodesPass(),
+        PagedInputsPass(),
+        SelectLogitsPass(),
+        FlatLogitsPass(),
+        MergeProjectionsPass(),
+        ArithmeticDequantizePass(),
+        common.RemoveUnusedNodesPass(),
+    ]
+
+
+def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
+    """Whether the shape input of a Reshape is computed from what ``value`` selects."""
+    stack = [node.inputs[1]]
+    while stack:
+        producer = stack.pop()
+        source = producer.producer() if producer is not None else None
+        if source is not None:
+            if value in source.inputs:
+                return True
+            stack.extend(source.inputs)
+    return False
+
+
+def _check(node: ir.Node) -> None:
+    """Refuse what the operator cannot express."""
+    inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
+    if inputs[4] is None or inputs[5] is None:
+        raise _unfit(node, "has no KV cache")
+    if inputs[6] is not None or len(node.outputs) > 3:
+        raise _unfit(node, "uses nonpad_kv_seqlen or qk_matmul_output, which paged attention has not")
+    if not int_attribute(node, "q_num_heads", 0) or not int_attribute(node, "kv_num_heads", 0):
+        raise _unfit(node, "has q, k and v that are not [batch, sequence, heads * head_dim]")
+    size, value_size = (static_size(value, 3) for value in inputs[4:6])
+    if size is None or size != value_size:
+        raise _unfit(node, f"needs equal, known head sizes of key and value, not {size} and {value_size}")
+    if float_attribute(node, "softcap", 0.0):
+        raise _unfit(node, "bounds its scores (softcap), which paged attention cannot")
+
+
+def _unfit(node: ir.Node, why: str) -> GraphError:
+    return GraphError(f"attention {node.name} {why}; use a provider with slots, such as cpu")
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    if value.uses():
+        reader = next(iter(value.uses())).node
+        raise GraphError(f"{reader.op_type} {reader.name} still reads {value.name}; a flat batch has none")
+    graph.inputs.remove(value)

@@ -1,0 +1,106 @@
+"""Which blocks of a paged KV cache hold which slot's tokens (https://arxiv.org/abs/2309.06180, section 4).
+
+Only numbers: no memory and no tensor runtime. Full blocks are shared by reference; a block that somebody
+else reads too is copied before it is written.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+
+from ..runtime.errors import ProviderRuntimeError
+
+Copies = list[tuple[int, int]]  # (source, target) blocks whose content the caller must copy, in order
+
+
+class BlockPool:
+    """Block tables of all slots over one pool.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: tokens a block.
+        slots: how many sequences.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, slots: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.lengths = [0] * slots
+        self.tables: list[list[int]] = [[] for _ in range(slots)]
+        self._readers = [0] * num_blocks
+        self._free = list(range(num_blocks))  # a heap: low blocks first, so that little memory is touched
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget the slot's tokens from ``length`` on."""
+        kept = -(-length // self.block_size)
+        for block in self.tables[slot][kept:]:
+            self._drop(block)
+        del self.tables[slot][kept:]
+        self.lengths[slot] = min(length, self.lengths[slot])
+
+    def reserve(self, ends: Sequence[tuple[int, int]]) -> Copies:
+        """Give each (slot, end) blocks of its own to write [its length, end) into.
+
+        Returns:
+            Copies to make before writing.
+
+        Raises:
+            ProviderRuntimeError: the pool is exhausted; nothing was changed.
+        """
+        missing = sum(self._missing(slot, end) for slot, end in ends)
+        if missing > self.free_blocks:
+            raise ProviderRuntimeError(
+                f"the KV pool is exhausted: {missing} more blocks of {self.block_size} tokens are needed, "
+                f"{self.free_blocks} of {self.num_blocks} are free. Give it more memory or use fewer slots."
+            )
+        copies: Copies = []
+        for slot, end in ends:
+            table = self.tables[slot]
+            if self._writes_shared(slot):
+                source, table[-1] = table[-1], self._take()
+                copies.append((source, table[-1]))
+                self._drop(source)
+            while len(table) * self.block_size < end:
+                table.append(self._take())
+        return copies
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let ``target`` hold the first ``length`` tokens of ``source``, which must have them."""
+        blocks = self.tables[source][: -(-length // self.block_size)]
+        for block in blocks:
+            self._readers[block] += 1
+        self.truncate(target, 0)
+        self.tables[target] = list(blocks)
+        self.lengths[target] = length
+
+    def check_integrity(self) -> None:
+        """Raise ProviderRuntimeError unless every block is free, or held as often as it is counted."""
+        held = Counter(block for table in self.tables for block in table)
+        wrong = [block for block in range(self.num_blocks) if held[block] != self._readers[block]]
+        if wrong or sorted(self._free) != [block for block in range(self.num_blocks) if not held[block]]:
+            raise ProviderRuntimeError(f"block table corrupt: blocks {wrong} are counted wrongly")
+
+    def _missing(self, slot: int, end: int) -> int:
+        return -(-end // self.block_size) - len(self.tables[slot]) + self._writes_shared(slot)
+
+    def _writes_shared(self, slot: int) -> bool:
+        """Whether the slot's next token falls into a block that another slot reads too."""
+        partial = self.lengths[slot] % self.block_size != 0
+        return partial and self._readers[self.tables[slot][-1]] > 1
+
+    def _take(self) -> int:
+        block = heapq.heappop(self._free)
+        self._readers[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._readers[block] -= 1
+        if not self._readers[block]:
+            heapq.heappush(self._free, block)

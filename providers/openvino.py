@@ -1,0 +1,199 @@
+"""Intel devices through OpenVINO itself: paged attention, prompts and decode rows in one inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ..graph_opt.lower.paged import TABLES, paged_passes
+from ..runtime.errors import (
+    GraphError,
+    MissingExtraError,
+    ProviderRuntimeError,
+    ProviderUnavailableError,
+    UsageError,
+)
+from . import machine
+from .base import Provider, Runner, RunnerConfig, RunnerInfo
+from .block_pool import BlockPool
+from .paged_runner import PagedRunner
+
+_PAST = "past_key_values."
+_PROPERTIES = {
+    "inference_precision": "INFERENCE_PRECISION_HINT",
+    "performance_hint": "PERFORMANCE_HINT",
+    "kv_cache_precision": "KV_CACHE_PRECISION",
+    "dynamic_quantization_group": "DYNAMIC_QUANTIZATION_GROUP_SIZE",
+}
+# What every device and model knows; the others are for generation.
+_GENERAL = ("inference_precision", "performance_hint")
+
+
+class OpenVinoProvider(Provider):
+    """A device of OpenVINO, and that device only.
+
+    Options:
+        device: CPU, GPU, GPU.1, NPU.
+        inference_precision: f32 is exact; bf16 or f16 is faster where the device has it.
+        kv_cache_precision: f32 is exact; f16 and bf16 halve the memory of a token, u8 quarters it.
+        dynamic_quantization_group: products with int4 and int8 weights take activations rounded to int8 in
+            groups of as many; 0 keeps them float.
+        kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
+        performance_hint: LATENCY or THROUGHPUT.
+    """
+
+    name = "openvino"
+    options: ClassVar[Mapping[str, Any]] = {
+        "device": "CPU",
+        "inference_precision": "f32",
+        "kv_cache_precision": "f32",
+        "dynamic_quantization_group": 32,
+        "kv_cache_bytes": 0,
+        "performance_hint": "LATENCY",
+    }
+
+    def available(self) -> str | None:
+        """None if the package openvino can be imported, else what to install."""
+        try:
+            import openvino  # noqa: F401
+        except ModuleNotFoundError:
+            return str(MissingExtraError("provider 'openvino'", "openvino", "openvino"))
+        except ImportError as error:
+            return f"openvino cannot be loaded: {error}"
+        return None
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Passes that lower a portable decoder graph to a paged cache, in order."""
+        if config.context_length is None:
+            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
+        return paged_passes(config.context_length)
+
+    def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
+        """Open any ONNX model on the chosen device; has onnxruntime's ``run(output_names, feeds)``."""
+        from .openvino_model import OpenVinoSession
+
+        return OpenVinoSession(self._compile(model, options or RunnerConfig(), generating=False)[1])
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation.
+
+        Raises:
+            GraphError: it is not lowered to a paged cache, or the device cannot run it.
+            ProviderRuntimeError: no memory for the KV pool.
+        """
+        settings = self._checked(config.options)
+        context_length, vocab_size = _facts(model, config)
+        core, compiled = self._compile(model, config, generating=True)
+        shapes = {
+            port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
+            for port in compiled.inputs
+            if port.get_any_name().startswith(_PAST)
+        }
+        types = {port.get_any_name(): port.element_type for port in compiled.inputs}
+        block_bytes = sum(
+            shape[1] * shape[2] * shape[3] * types[name].bitwidth // 8 for name, shape in shapes.items()
+        )
+        block_size = next(shape[2] for name, shape in shapes.items() if name.endswith(".value"))
+        wanted = config.max_slots * -(-context_length // block_size)
+        num_blocks = _num_blocks(settings["kv_cache_bytes"], block_bytes, wanted)
+        caches = {
+            name: _cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
+            for name, shape in shapes.items()
+        }
+        info = RunnerInfo(
+            vocab_size, context_length, config.max_slots, block_bytes // block_size, batched_multi_token=True
+        )
+        pool = BlockPool(num_blocks, block_size, config.max_slots)
+        return PagedRunner(compiled, caches, pool, info, _copy_block)
+
+    def _compile(self, model: Path, config: RunnerConfig, *, generating: bool) -> tuple[Any, Any]:
+        settings = self._checked(config.options)
+        reason = self.available()
+        if reason is not None:
+            raise ProviderUnavailableError(reason)
+        from .openvino_model import compile_model, open_core, read
+
+        device = settings["device"]
+        core = open_core(device)
+        given = {*config.options, *(_PROPERTIES if generating else _GENERAL)}
+        properties = {key: str(settings[name]) for name, key in _PROPERTIES.items() if name in given}
+        if config.num_threads:
+            properties["INFERENCE_NUM_THREADS"] = str(config.num_threads)
+        return core, compile_model(core, read(core, model), device, properties)
+
+    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if name not in self.options:
+                raise UsageError(
+                    f"provider '{self.name}' has no option '{name}'; it has: {', '.join(self.options)}"
+                )
+            kind = type(self.options[name])
+            if not isinstance(value, kind):
+                raise UsageError(
+                    f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
+                )
+        return {**self.options, **options}
+
+
+def _facts(path: Path, config: RunnerConfig) -> tuple[int, int]:
+    """Context length and vocabulary size of a paged graph."""
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
+        raise GraphError(f"{path} is no readable ONNX file: {error}") from error
+    names = {value.name for value in model.graph.inputs}
+    missing = sorted(set(TABLES) - names)
+    if missing:
+        raise GraphError(
+            f"{path} is not lowered to a paged cache (no input '{missing[0]}'); lower it with "
+            "provider.passes()"
+        )
+    known = int(model.metadata_props["context_length"])
+    if config.context_length is not None and config.context_length > known:
+        raise UsageError(f"context length {config.context_length} exceeds the {known} of {path}")
+    shape = model.graph.outputs[0].shape
+    vocab_size = shape[-1] if shape is not None else None
+    if not isinstance(vocab_size, int):
+        raise GraphError(f"{path}: the last axis of 'logits' must be the vocabulary size")
+    return config.context_length or known, vocab_size
+
+
+def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:
+    """Blocks of the pool: what is asked for, or what all slots need and half of the free memory holds."""
+    if not limit:
+        available = machine.describe_machine().memory_available
+        limit = available // 2 if available is not None else wanted * block_bytes
+    blocks = min(wanted, limit // block_bytes)
+    if blocks < 1:
+        raise ProviderRuntimeError(
+            f"a KV pool of {limit} bytes holds no block of {block_bytes}; raise kv_cache_bytes"
+        )
+    return blocks
+
+
+def _cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
+    """KV memory where the device reads it; on the CPU a page costs memory from its first touch."""
+    import openvino
+
+    try:
+        if device == "CPU":
+            return openvino.Tensor(dtype, openvino.Shape(shape))
+        return core.get_default_context(device).create_tensor(dtype, openvino.Shape(shape), {})
+    except RuntimeError as error:
+        raise ProviderRuntimeError(f"no memory for a KV cache of shape {shape}: {error}") from error
+
+
+def _copy_block(caches: dict[str, Any], source: int, target: int) -> None:
+    import openvino
+
+    for tensor in caches.values():
+        rest = list(tensor.shape)[1:]
+        begin, end = [0] * len(rest), rest
+        part = openvino.Tensor(tensor, [source, *begin], [source + 1, *end])
+        part.copy_to(openvino.Tensor(tensor, [target, *begin], [target + 1, *end]))
+
+
+PROVIDER = OpenVinoProvider

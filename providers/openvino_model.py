@@ -1,0 +1,139 @@
+"""OpenVINO models: reading, checking devices, and PagedAttention as its own operator. Imports openvino."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+from openvino import opset13 as ops
+from openvino.frontend.onnx import ConversionExtension
+from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
+
+from ..graph_opt.lower.paged import DOMAIN, OPERATOR
+from ..runtime.errors import GraphError, ModelNotFoundError, ProviderUnavailableError
+
+KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
+
+
+class OpenVinoSession:
+    """A compiled model with the ``run`` of ``onnxruntime.InferenceSession``."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self._outputs = {port.get_any_name(): index for index, port in enumerate(compiled.outputs)}
+
+    def run(
+        self, output_names: list[str] | None, feeds: Mapping[str, npt.NDArray[Any]]
+    ) -> list[npt.NDArray[Any]]:
+        """Run once; outputs in the order of ``output_names``, or all in the graph's order."""
+        results = self.compiled(dict(feeds), share_inputs=True)
+        return [np.array(results[self._outputs[name]]) for name in output_names or self._outputs]
+
+
+def open_core(device: str) -> Any:
+    """An ``openvino.Core`` that knows our operators.
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    core = openvino.Core()
+    present = core.available_devices
+    if not any(name == device or name.split(".")[0] == device for name in present):
+        raise ProviderUnavailableError(
+            f"OpenVINO finds no device '{device}' here, only {', '.join(present) or 'none'}. Choose one of "
+            "them by the option 'device', or install the device's driver."
+        )
+    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _paged_attention))
+    return core
+
+
+def read(core: Any, path: Path) -> Any:
+    """Read an ONNX file as an ``openvino.Model``.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        GraphError: OpenVINO cannot read it.
+    """
+    if not path.is_file():
+        raise ModelNotFoundError(f"no such model file: {path}")
+    try:
+        model = core.read_model(path)
+    except RuntimeError as error:
+        raise GraphError(f"OpenVINO cannot read {path}: {one_line(error)}") from error
+    _free_caches(model)
+    return model
+
+
+def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str]) -> Any:
+    """Compile for one device and nothing else.
+
+    Raises:
+        GraphError: the device cannot run the model.
+    """
+    try:
+        return core.compile_model(model, device, {**settings, "CACHE_DIR": str(_cache_folder())})
+    except RuntimeError as error:
+        raise GraphError(f"OpenVINO cannot compile this model for {device}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The message without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _cache_folder() -> Path:
+    """Where OpenVINO keeps compiled models: beside the lowered graphs in carryall's cache."""
+    return Path(os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall") / "openvino"
+
+
+def _free_caches(model: Any) -> None:
+    """Leave type and layout of the KV caches to the device's plugin."""
+    for node in model.get_ops():
+        if node.get_type_name() != "PagedAttentionExtension":
+            continue
+        for index in (KEY_CACHE_INPUT, VALUE_CACHE_INPUT):
+            parameter = node.input_value(index).get_node()
+            parameter.set_element_type(openvino.Type.dynamic)
+            parameter.set_partial_shape(openvino.PartialShape([-1] * 4))
+    model.validate_nodes_and_infer_types()
+
+
+def _paged_attention(node: Any) -> list[Any]:
+    """Our PagedAttention as OpenVINO's, whose further features (see its specification) stay off."""
+    operands = [node.get_input(index) for index in range(10)]
+    off = _constant(0, np.int32)
+    floats, ints, bytes_ = (_empty(kind) for kind in (np.float32, np.int32, np.uint8))
+    scale = _constant(node.get_attribute("scale"), np.float32)
+    window = _constant(node.get_attribute("sliding_window"), np.int32)
+    attention = PagedAttentionExtension(
+        [
+            *operands[:9],
+            *(scale, window),
+            floats,  # ALiBi slopes
+            operands[9],  # max_context_len
+            ints,  # score aggregation window
+            *(ints, ints, floats),  # cache rotation
+            *(floats, off, off),  # XAttention
+            _empty(np.float32, (0, 0, 0, 0)),  # sinks
+            *(off, ints, ints, ints),  # adaptive eviction
+            *(ints, bytes_, ints),  # token types and query-query bias
+        ]
+    )
+    heads, size = node.get_attribute("kv_num_heads"), node.get_attribute("head_size")
+    facts = attention.get_rt_info()
+    for part in "kv":
+        facts[f"num_{part}_heads"], facts[f"{part}_head_size"] = heads, size
+    return [attention.output(0)]
+
+
+def _constant(value: float, dtype: npt.DTypeLike) -> Any:
+    return ops.constant(np.array(value, dtype)).output(0)
+
+
+def _empty(dtype: npt.DTypeLike, shape: tuple[int, ...] = (0,)) -> Any:
+    return ops.constant(np.zeros(shape, dtype)).output(0)

@@ -1,0 +1,136 @@
+"""The ``Runner`` on a compiled OpenVINO model with paged attention: one inference a step, whatever its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.errors import ProviderRuntimeError
+from .base import Row, RunnerInfo
+from .block_pool import BlockPool, Copies
+
+Logits = npt.NDArray[np.float32]
+
+
+class PagedRunner:
+    """Runs flat batches of rows; block tables, keyed by slot, are its own business.
+
+    Args:
+        compiled: an ``openvino.CompiledModel`` of a paged graph.
+        caches: the KV tensors by input name, [blocks, ...] each.
+        pool: block tables over as many blocks.
+        info: what the model is.
+        copy_block: copies one block's content, of all caches: (source, target).
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        caches: dict[str, Any],
+        pool: BlockPool,
+        info: RunnerInfo,
+        copy_block: Callable[[dict[str, Any], int, int], None],
+    ) -> None:
+        self.info = info
+        self._pool = pool
+        self._caches = caches
+        self._copy_block = copy_block
+        self._request = compiled.create_infer_request()
+        for name, tensor in caches.items():
+            self._request.set_tensor(name, tensor)
+
+    def forward(self, rows: Sequence[Row]) -> list[Logits]:
+        """Run one step; see ``Runner.forward``."""
+        self._check(rows)
+        for row in rows:
+            self._pool.truncate(row.slot, row.start)
+        copies = self._pool.reserve([(row.slot, row.start + len(row.tokens)) for row in rows])
+        try:
+            self._copy(copies)
+            logits = self._infer(self._feeds(rows))
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {text}") from error
+        for row in rows:
+            self._pool.lengths[row.slot] = row.start + len(row.tokens)
+        ends = np.cumsum([row.num_logits for row in rows])
+        return [logits[end - row.num_logits : end] for row, end in zip(rows, ends, strict=True)]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Let slot ``target`` hold positions [0, length) of slot ``source``, sharing its blocks."""
+        held = self._pool.lengths[source]
+        if length > held:
+            raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
+        self._pool.share(source, target, length)
+
+    def release(self, slot: int) -> None:
+        """Give the slot's blocks back to the pool. Its content is lost."""
+        self._pool.truncate(slot, 0)
+
+    def check_integrity(self) -> None:
+        """Raise ProviderRuntimeError if the block tables contradict each other."""
+        self._pool.check_integrity()
+
+    def close(self) -> None:
+        """Free everything. The runner cannot be used afterwards."""
+        self._request = None
+        self._caches = {}
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuse a step that needs KV that is not there, before anything is changed."""
+        if self._request is None:
+            raise ProviderRuntimeError("the runner is closed")
+        if len({row.slot for row in rows}) != len(rows):
+            raise ProviderRuntimeError("a slot occurs twice in one step")
+        for row in rows:
+            if not 0 <= row.slot < self.info.max_slots:
+                raise ProviderRuntimeError(f"there is no slot {row.slot}, only {self.info.max_slots} of them")
+            end, held = row.start + len(row.tokens), self._pool.lengths[row.slot]
+            fits = row.start <= held and row.start < end <= self.info.context_length
+            if not fits or row.num_logits > len(row.tokens):
+                raise ProviderRuntimeError(
+                    f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
+                    f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
+                )
+            if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
+                raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
+
+    def _copy(self, copies: Copies) -> None:
+        for source, target in copies:
+            self._copy_block(self._caches, source, target)
+
+    def _feeds(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
+        """Describe the rows as one flat batch."""
+        counts = [len(row.tokens) for row in rows]
+        begins = np.concatenate([[0], np.cumsum(counts)])
+        tables = [self._pool.tables[row.slot] for row in rows]
+        positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
+        wanted = [
+            np.arange(end - row.num_logits, end) for row, end in zip(rows, begins[1:].tolist(), strict=True)
+        ]
+        # A graph need not run for no logits at all; the one then computed is given to nobody.
+        chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
+        return {
+            "input_ids": np.concatenate([row.tokens for row in rows]).astype(np.int64)[None],
+            "position_ids": np.concatenate(positions).astype(np.int64)[None],
+            "logits_positions": chosen.astype(np.int64),
+            "past_lens": np.array([row.start for row in rows], np.int32),
+            "subsequence_begins": begins.astype(np.int32),
+            "block_indices": np.concatenate(tables).astype(np.int32),
+            "block_indices_begins": np.concatenate([[0], np.cumsum([len(t) for t in tables])]).astype(
+                np.int32
+            ),
+            "max_context_len": np.array(max(row.start + len(row.tokens) for row in rows), np.int32),
+        }
+
+    def _infer(self, feeds: dict[str, npt.NDArray[Any]]) -> Logits:
+        import openvino
+
+        for name, array in feeds.items():
+            self._request.set_tensor(name, openvino.Tensor(array))
+        self._request.infer()
+        logits: Logits = self._request.get_tensor("logits").data[0]
+        return logits

@@ -1,0 +1,91 @@
+"""The paged lowering: inputs, what becomes of attention, windows and weights, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graph_asserts import evaluate
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_package
+from carryall.graph_opt.edit import nodes_of
+from carryall.graph_opt.lower.arithmetic_dequantize import ArithmeticDequantizePass
+from carryall.graph_opt.lower.paged import DOMAIN, OPERATOR, TABLES, PagedAttentionPass, paged_passes
+from carryall.graph_opt.pipeline import run
+from carryall.runtime.errors import GraphError
+
+CONTEXT = 64
+
+
+def portable(family: str, folder: Path) -> ir.Model:
+    return export_package(write_tiny(family, folder / "checkpoint"), folder / "package").load()
+
+
+def lowered(family: str, folder: Path) -> ir.Model:
+    return run(portable(family, folder), paged_passes(CONTEXT))[0]
+
+
+def test_the_graph_takes_one_flat_batch_and_block_tables(tmp_path: Path) -> None:
+    model = lowered("llama", tmp_path)
+    names = {value.name for value in model.graph.inputs}
+    caches = {f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")}
+    assert names == {"input_ids", "position_ids", "logits_positions", *TABLES, *caches}
+    assert [value.name for value in model.graph.outputs] == ["logits"]
+    assert model.metadata_props["context_length"] == str(CONTEXT)
+
+
+def test_windows_and_sizes_become_attributes(tmp_path: Path) -> None:
+    nodes = list(nodes_of(lowered("gemma3_text", tmp_path).graph, OPERATOR, DOMAIN))
+    assert [node.attributes["sliding_window"].as_int() for node in nodes] == [5, 0, 5]
+    first = {name: attribute.value for name, attribute in nodes[0].attributes.items()}
+    assert (first["num_heads"], first["kv_num_heads"], first["head_size"]) == (4, 2, 8)
+    assert first["scale"] == pytest.approx(12**-0.5)
+
+
+def test_no_shape_is_read_from_activations(tmp_path: Path) -> None:
+    assert not list(nodes_of(lowered("qwen3", tmp_path).graph, "Shape"))
+
+
+def test_softcap_is_refused_by_name(tmp_path: Path) -> None:
+    model = portable("llama", tmp_path)
+    node = next(nodes_of(model.graph, "Attention"))
+    node.attributes["softcap"] = ir.AttrFloat32("softcap", 30.0)
+    with pytest.raises(GraphError, match=r"softcap.*provider with slots"):
+        PagedAttentionPass(CONTEXT)(model)
+
+
+def test_attention_without_mask_is_refused(tmp_path: Path) -> None:
+    model = portable("llama", tmp_path)
+    next(nodes_of(model.graph, "Attention")).replace_input_with(3, None)
+    with pytest.raises(GraphError, match="no mask"):
+        PagedAttentionPass(CONTEXT)(model)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("signed", [True, False])
+def test_dequantization_written_out_computes_the_same(axis: int, signed: bool) -> None:
+    rng = np.random.default_rng(axis)
+    shape, small = (8, 6), ((2, 6) if axis == 0 else (8, 3))
+    values = rng.integers(0, 127, shape).astype(np.int8 if signed else np.uint8)
+    zero_points = rng.integers(0, 127, small).astype(values.dtype)
+    block = shape[axis] // small[axis]
+    tensors = {"w": values, "s": rng.random(small).astype(np.float32)}
+    if not signed:
+        tensors["z"] = zero_points
+    operands = "w, s" if signed else "w, s, z"
+    model = ir.from_onnx_text(
+        f"""<ir_version: 11, opset_import: ["" : 23]> g (float[8, 6] x) => (float[8, 6] y) {{
+            d = DequantizeLinear <axis = {axis}, block_size = {block}> ({operands})
+            y = Add(x, d)
+        }}""",
+        initializers=[ir.tensor(array, name=name) for name, array in tensors.items()],
+    )
+    offset = 0 if signed else zero_points.astype(np.float32).repeat(block, axis)
+    expected = (values - offset) * tensors["s"].repeat(block, axis)
+    ArithmeticDequantizePass()(model)
+    assert not list(nodes_of(model.graph, "DequantizeLinear"))
+    (got,) = evaluate(model, {"x": np.zeros(shape, np.float32)})
+    np.testing.assert_allclose(got, expected, rtol=1e-6)

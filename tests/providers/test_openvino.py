@@ -1,0 +1,162 @@
+"""OpenVINO against the cpu provider on every family; options, devices, exhaustion, sessions, the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall import LLM, SamplingParams
+from carryall.exporter.export import export_package
+from carryall.exporter.package import Package, save_model
+from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.quantize.methods import quantization
+from carryall.providers import get_provider
+from carryall.providers.base import Row, Runner, RunnerConfig
+from carryall.providers.paged_runner import PagedRunner
+from carryall.runtime.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
+
+pytest.importorskip("openvino")
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "gpt2"]
+CONTEXT, SLOTS = 64, 4
+Open = Callable[..., Runner]
+
+
+def tokens(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, 256, count)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+
+
+def package(family: str, folder: Path) -> Package:
+    return export_package(write_tiny(family, folder / "checkpoint"), folder / "package")
+
+
+@pytest.fixture
+def open_runner(tmp_path: Path) -> Iterator[Open]:
+    """Lower a model for a provider and open it; by default the tiny llama on openvino."""
+    opened: list[Runner] = []
+
+    def opener(provider: str = "openvino", model: ir.Model | None = None, **options: object) -> Runner:
+        folder = tmp_path / f"runner{len(opened)}"
+        folder.mkdir()
+        config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1, options=options)
+        target = get_provider(provider)
+        model = model or package("llama", folder).load()
+        save_model(run(model, target.passes(config))[0], folder / "model.onnx")
+        opened.append(target.runner(folder / "model.onnx", config))
+        return opened[-1]
+
+    yield opener
+    for runner in opened:
+        runner.close()
+
+
+def all_logits(runner: Runner, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    logits = runner.forward([Row(0, ids, 0, num_logits=len(ids))])[0].copy()
+    runner.release(0)
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tmp_path: Path) -> None:
+    made, ids = package(family, tmp_path), tokens(40)
+    expected = all_logits(open_runner("cpu", made.load()), ids)
+    runner = open_runner("openvino", made.load())
+    np.testing.assert_allclose(all_logits(runner, ids), expected, atol=1e-3)
+    runner.forward([Row(1, ids[:33], 0, 0), Row(2, ids[:5], 0, 0)])
+    mixed = runner.forward([Row(1, ids[33:34], 33), Row(2, ids[5:39], 5, 34)])
+    np.testing.assert_allclose(mixed[0], expected[33:34], atol=1e-3)
+    np.testing.assert_allclose(mixed[1], expected[5:39], atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["int4", "int8"])
+def test_compressed_weights_give_the_portable_graphs_logits(
+    method: str, open_runner: Open, tmp_path: Path
+) -> None:
+    folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
+    made, ids = export_package(folder, tmp_path / "package"), tokens(12)
+    model, _ = run(made.load(), [quantization(method, block_size=32).quantizer()])
+    save_model(model, tmp_path / "quantized.onnx")
+    exact = {"dynamic_quantization_group": 0}
+    session = get_provider("openvino").session(tmp_path / "quantized.onnx", RunnerConfig(options=exact))
+    feeds = {"input_ids": ids[None], "attention_mask": np.ones((1, 12), np.int64)}
+    feeds["position_ids"] = np.arange(12)[None]
+    past = np.zeros((1, 2, 0, 16), np.float32)
+    kv = {value.name: past for value in model.graph.inputs if "past" in str(value.name)}
+    (expected,) = session.run(["logits"], feeds | kv)
+    runner = open_runner("openvino", ir.load(tmp_path / "quantized.onnx"), **exact)
+    np.testing.assert_allclose(all_logits(runner, ids), expected[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("length", [32, 40])
+def test_a_copied_prefix_is_independent_of_its_source(length: int, open_runner: Open) -> None:
+    runner, ids, other = open_runner(), tokens(50), tokens(50, 1)
+    expected = all_logits(runner, ids)
+    runner.forward([Row(0, ids, 0)])
+    runner.copy_prefix(0, 1, length)
+    runner.forward([Row(0, other[length - 3 : 50], length - 3)])
+    (got,) = runner.forward([Row(1, ids[length:], length, 50 - length)])
+    np.testing.assert_allclose(got, expected[length:], atol=1e-3)
+    assert isinstance(runner, PagedRunner)
+    runner.check_integrity()
+
+
+def test_an_exhausted_pool_harms_no_other_row(open_runner: Open) -> None:
+    block = open_runner().info.kv_bytes_per_token * 32
+    runner, ids = open_runner(kv_cache_bytes=2 * block), tokens(40)
+    expected = all_logits(runner, ids)
+    runner.forward([Row(0, ids[:30], 0)])
+    with pytest.raises(ProviderRuntimeError, match="exhausted"):
+        runner.forward([Row(0, ids[30:], 30), Row(1, ids[:1], 0)])
+    np.testing.assert_allclose(runner.forward([Row(0, ids[30:], 30, 10)])[0], expected[30:], atol=1e-3)
+
+
+def test_an_absent_device_is_an_error_that_lists_the_present_ones(open_runner: Open) -> None:
+    with pytest.raises(ProviderUnavailableError, match=r"GPU\.7.*CPU"):
+        open_runner(device="GPU.7")
+
+
+def test_an_unknown_option_is_an_error_that_lists_the_known_ones(open_runner: Open) -> None:
+    with pytest.raises(UsageError, match=r"speed.*kv_cache_precision"):
+        open_runner(speed=11)
+
+
+def test_a_portable_graph_is_no_paged_one(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="not lowered to a paged cache"):
+        get_provider("openvino").runner(package("llama", tmp_path).model_path, RunnerConfig())
+
+
+def test_u8_cache_is_close_and_smaller(open_runner: Open) -> None:
+    exact, small, ids = open_runner(), open_runner(kv_cache_precision="u8"), tokens(40)
+    assert small.info.kv_bytes_per_token < exact.info.kv_bytes_per_token
+    assert np.abs(all_logits(small, ids) - all_logits(exact, ids)).mean() < 0.1
+
+
+def test_llm_gives_the_tokens_of_the_cpu_provider(tmp_path: Path) -> None:
+    made = package("qwen3", tmp_path)
+    prompts = ["hello there", "a", "one two three four five six seven"]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    results = []
+    for provider in ("cpu", "openvino"):
+        with LLM(made.path, provider=provider, max_slots=2) as llm:
+            results.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])
+    assert results[0] == results[1]
+
+
+@pytest.mark.slow
+def test_the_demo_speaks_on_openvino() -> None:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with LLM("demo", provider="openvino", max_slots=2) as llm:
+        one, two = llm.generate(["def f(x):", "import os"], params)
+    assert one.outputs[0].text.strip()
+    assert two.outputs[0].text.strip()
