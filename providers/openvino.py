@@ -38,7 +38,7 @@ class OpenVinoProvider(Provider):
     Options:
         device: CPU, GPU, GPU.1, NPU.
         inference_precision: f32 is exact; bf16 or f16 is faster where the device has it.
-        kv_cache_precision: f32 is exact; f16 and bf16 halve the memory of a token, u8 quarters it.
+        kv_cache_precision: empty is that of the inference; f16 halves the memory of f32, u8 quarters it.
         dynamic_quantization_group: products with int4 and int8 weights take activations rounded to int8 in
             groups of as many; 0 keeps them float.
         kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
@@ -49,7 +49,7 @@ class OpenVinoProvider(Provider):
     options: ClassVar[Mapping[str, Any]] = {
         "device": "CPU",
         "inference_precision": "f32",
-        "kv_cache_precision": "f32",
+        "kv_cache_precision": "",
         "dynamic_quantization_group": 32,
         "kv_cache_bytes": 0,
         "performance_hint": "LATENCY",
@@ -135,7 +135,9 @@ class OpenVinoProvider(Provider):
                 raise UsageError(
                     f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
                 )
-        return {**self.options, **options}
+        settings = {**self.options, **options}
+        settings["kv_cache_precision"] = settings["kv_cache_precision"] or settings["inference_precision"]
+        return settings
 
 
 def _facts(path: Path, config: RunnerConfig) -> tuple[int, int]:

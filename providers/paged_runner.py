@@ -1,4 +1,4 @@
-"""The ``Runner`` on a compiled OpenVINO model with paged attention: one inference a step, whatever its rows."""
+"""The ``Runner`` on a compiled OpenVINO model with paged attention: one inference a step for all rows."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate
@@ -72,7 +74,8 @@ def test_dequantization_written_out_computes_the_same(axis: int, signed: bool) -
     values = rng.integers(0, 127, shape).astype(np.int8 if signed else np.uint8)
     zero_points = rng.integers(0, 127, small).astype(values.dtype)
     block = shape[axis] // small[axis]
-    tensors = {"w": values, "s": rng.random(small).astype(np.float32)}
+    scales = rng.random(small).astype(np.float32)
+    tensors: dict[str, npt.NDArray[Any]] = {"w": values, "s": scales}
     if not signed:
         tensors["z"] = zero_points
     operands = "w, s" if signed else "w, s, z"
@@ -84,7 +87,7 @@ def test_dequantization_written_out_computes_the_same(axis: int, signed: bool) -
         initializers=[ir.tensor(array, name=name) for name, array in tensors.items()],
     )
     offset = 0 if signed else zero_points.astype(np.float32).repeat(block, axis)
-    expected = (values - offset) * tensors["s"].repeat(block, axis)
+    expected = (values - offset) * scales.repeat(block, axis)
     ArithmeticDequantizePass()(model)
     assert not list(nodes_of(model.graph, "DequantizeLinear"))
     (got,) = evaluate(model, {"x": np.zeros(shape, np.float32)})

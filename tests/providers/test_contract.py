@@ -11,7 +11,8 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_package
-from carryall.exporter.package import Package, save_model
+from carryall.exporter.package import Package
+from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig

@@ -13,7 +13,8 @@ from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
 from carryall.exporter.export import export_package
-from carryall.exporter.package import Package, save_model
+from carryall.exporter.package import Package
+from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline import run
 from carryall.graph_opt.quantize.methods import quantization
 from carryall.providers import get_provider
