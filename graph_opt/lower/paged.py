@@ -179,7 +179,7 @@ class FlatLogitsPass(GraphPass):
 
 
 def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
-    """Return the passes, in order. See "The paged graph" in ``docs/providers/openvino.md``.
+    """Return the passes, in order. See "The paged graph" in ``docs/openvino.md``.
 
     Args:
         context_length: most tokens a sequence will have; rope tables are this long.
