@@ -43,7 +43,11 @@ class Region:
             initializers=self.constants,
             opset_imports={} if owner is None else owner.opset_imports,
         )
-        evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(view.clone(), ir_version=11)))
+        graph = view.clone()
+        for value in graph.initializers.values():
+            if value.const_value is not None:  # the evaluator does not read external data
+                value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+        evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
         names = [str(value.name) for value in self.inputs]
         with np.errstate(all="ignore"):
             found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
