@@ -22,10 +22,8 @@ from .demo_steps import Step, travel
 from .generation import check_available, open_model, speed, stream_text
 from .options import human_bytes, json_option, print_json
 
-PROMPT = 'class Stack:\n    """A stack'
-PARAMS = SamplingParams(
-    max_tokens=140, min_tokens=140, temperature=0.5, top_p=0.95, repetition_penalty=1.05, seed=1
-)
+PROMPT = 'def fibonacci(n):\n    """Return'
+PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.1)
 OPERATORS_SHOWN = 9
 
 

@@ -108,7 +108,8 @@ def _target_passes(
         )
     if context_length is None:
         raise UsageError("the graph does not say how long a sequence may be; add --context-length")
-    return [*own, *get_provider(target).passes(RunnerConfig(context_length=context_length))]
+    lowering = get_provider(target).passes(RunnerConfig(context_length=context_length))
+    return [*portable_passes(), *own, *lowering]
 
 
 def _verify(source: str, graph: ir.Model, max_kl: float) -> Comparison:

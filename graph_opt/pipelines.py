@@ -5,10 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from .canonical import canonical_passes
+
 
 def portable_passes() -> list[ir.passes.PassBase]:
-    """Clean up any graph without leaving standard ONNX. None of these reads a weight."""
+    """Bring any graph to its canonical form, in standard ONNX. None of these reads a large weight."""
     return [
+        *canonical_passes(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..exporter.package import MODEL_FILE
 from ..exporter.save import Progress, save_model
 from ..graph_opt.pipeline import run
+from ..graph_opt.pipelines import portable_passes
 from ..providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
 from .errors import UsageError
@@ -50,7 +51,7 @@ def lowered_model(
     )
 
     def build(folder: Path) -> None:
-        model, _ = run(files.load(), passes)
+        model, _ = run(files.load(), [*portable_passes(), *passes])
         save_model(model, folder / MODEL_FILE, progress)
 
     return cached_folder("lowered", key, build) / MODEL_FILE

@@ -12,7 +12,7 @@ from carryall import LLM, RequestOutput, SamplingParams
 
 def load(path: str) -> tuple[str, Callable[[Work], Timing]]:
     """Load the model; give the engine\'s name and its measuring function."""
-    llm = LLM(path)
+    llm = LLM(path, prefix_cache=False)
 
     def measure(work: Work) -> Timing:
         params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
