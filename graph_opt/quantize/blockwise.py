@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,8 +16,9 @@ from ...runtime.errors import GraphError, UsageError
 from ..lazy import Array
 
 Floats = npt.NDArray[np.float32]
+_SHARED_SIZE = 1 << 25  # an embedding, say: while it is quantized the writer has nothing else in memory
 _PANEL_BYTES = 1 << 20  # of a panel of columns, so that all work on it stays in the L2 cache
-_SHRINKS = {4: (1.0, 1.06, 0.94, 0.88), 8: (1.0,)}  # ranges tried, relative to the full one, by bits
+_SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full one, by bits
 _FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # where time matters less
 
 
@@ -82,12 +85,16 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     values = np.empty_like(weight, stored, subok=False)  # in the order of ``weight``, row or column major
     scales = np.empty((blocks, outputs), np.float32)
     zero_points = None if form.symmetric else np.empty((blocks, outputs), stored)
-    for columns, panel in _panels(weight, form):
+
+    def quantize(columns: slice) -> None:
+        panel = _panel(weight, columns, form)
         scale, zero_point = _best(panel, form, list(_candidates(panel, form, _SHRINKS[form.bits])))
         values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(inputs, -1)
         scales[:, columns] = scale[:, 0]
         if zero_points is not None:
             zero_points[:, columns] = zero_point[:, 0]
+
+    _for_each_panel(quantize, weight)
     return Quantized(values, scales, zero_points)
 
 
@@ -109,20 +116,34 @@ def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tupl
         np.empty((len(weight) // form.block_size, weight.shape[1]), np.float32) for _ in "sz"
     )
     weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
-    for columns, panel in _panels(weight, form):
+
+    def choose(columns: slice) -> None:
+        panel = _panel(weight, columns, form)
         scale, zero_point = _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), weighing)
         scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
+
+    _for_each_panel(choose, weight)
     return scales, zero_points
 
 
-def _panels(weight: Floats, form: BlockFormat) -> Iterator[tuple[slice, Floats]]:
-    """Yield columns of the matrix, as [blocks, block_size, columns], few enough for the cache."""
+def _for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
+    """Call ``work`` with columns few enough for the cache; a large matrix is shared among the cores."""
     inputs, outputs = weight.shape
     width = max(16, _PANEL_BYTES // (4 * inputs))
-    for start in range(0, outputs, width):
-        columns = slice(start, start + width)
-        panel = np.ascontiguousarray(weight[:, columns], np.float32)
-        yield columns, panel.reshape(inputs // form.block_size, form.block_size, -1)
+    panels = [slice(start, start + width) for start in range(0, outputs, width)]
+    if weight.size < _SHARED_SIZE:
+        for columns in panels:
+            work(columns)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(work, panels):  # raises what a panel raised
+            pass
+
+
+def _panel(weight: Floats, columns: slice, form: BlockFormat) -> Floats:
+    """Columns of the matrix as [blocks, block_size, columns]."""
+    panel = np.ascontiguousarray(weight[:, columns], np.float32)
+    return panel.reshape(len(weight) // form.block_size, form.block_size, -1)
 
 
 def _candidates(
@@ -160,7 +181,8 @@ def _best(
     gain = np.full_like(scale, -1)
     for tried, offset in candidates:
         levels = _rounded(panel, tried, offset, form)
-        levels -= offset
+        if not form.symmetric:
+            levels -= offset
         weighed = levels if importance is None else levels * importance
         product = np.einsum("bin,bin->bn", panel, weighed)[:, None]
         fitted = product * _reciprocal(np.einsum("bin,bin->bn", levels, weighed)[:, None])
