@@ -36,7 +36,7 @@ from .slot_graph import (
 
 # A prompt runs in pieces, so that intermediate tensors stay small whatever its length. Measured, larger
 # pieces are no faster, and prompts of more than 16 tokens gain nothing from being batched with each other.
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 128
 # Attention scores of a piece: [heads, tokens of the piece, tokens so far]. Long contexts get smaller pieces.
 _MAX_SCORES = 2**21
 # One idle slot riding along costs no more than another run, which reads all weights again; two cost more.
