@@ -2,7 +2,7 @@
 
 Every engine is a worker process in its own environment (``benchmarks/workers/``). Rounds interleave the
 engines, so that a change of clock speed or a noisy neighbour touches all of them; the figures are medians
-over rounds, and what counts is the ratio within a run.
+over rounds, and what counts is the ratio within a run. Each round starts with another engine.
 
     python benchmarks/peers.py --work 256x64x1 --rounds 5 \\
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
@@ -20,11 +20,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 WORKERS = Path(__file__).parent / "workers"
+_SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ class Worker:
 
 
 def run(workers: list[Worker], works: list[Work], rounds: int) -> list[dict[str, Any]]:
-    """One unrecorded warm-up round, then ``rounds`` recorded ones, engines interleaved."""
+    """One unrecorded warm-up round, then ``rounds`` recorded ones, engines interleaved in a changing order."""
     records = []
     for number in range(-1, rounds):
+        first = number % len(workers)
         for work in works:
-            for worker in workers:
+            for worker in workers[first:] + workers[:first]:
+                time.sleep(_SETTLE_SECONDS)
                 timing = worker.measure(work, seed=1000 + number)
                 if number >= 0:
                     records.append({"engine": worker.name, "round": number, **asdict(work), **timing})
