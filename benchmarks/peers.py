@@ -84,7 +84,7 @@ class Worker:
 
 
 def run(workers: list[Worker], works: list[Work], rounds: int) -> list[dict[str, Any]]:
-    """One unrecorded warm-up round, then ``rounds`` recorded ones, engines interleaved in a changing order."""
+    """One unrecorded warm-up round, then ``rounds`` recorded ones, engines interleaved in changing order."""
     records = []
     for number in range(-1, rounds):
         first = number % len(workers)
