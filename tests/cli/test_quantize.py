@@ -46,7 +46,14 @@ def test_a_model_with_scales_keeps_int8_unless_asked_otherwise(tiny_package: Pat
     def bytes_per_token(model: Path, kv_cache: str | None = None) -> int:
         loaded = load_model(model, max_slots=2, kv_cache=kv_cache)
         with LLM(loaded) as llm:
-            assert len(llm.generate("abc", SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
+            assert (
+                len(
+                    llm.generate("abc", SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))[0]
+                    .outputs[0]
+                    .token_ids
+                )
+                == 4
+            )
         return loaded.runner.info.kv_bytes_per_token
 
     exact = bytes_per_token(tiny_package)
