@@ -172,7 +172,7 @@ def test_ctrl_c_ends_in_one_line() -> None:
         "carryall",
         "run",
         "demo",
-        "class Point:\n    def __init__(self, x, y):\n",  # greedily, the model never finds its way out of this
+        "class Point:\n    def __init__(self, x, y):\n",  # greedily, the model never leaves this
         "--max-tokens",
         "900",
         "--temperature",
