@@ -159,8 +159,6 @@ def test_the_work_of_lowering_grows_with_the_layers_and_no_faster(tmp_path: Path
     for layers in (2, 8, 32):  # the first fills caches
         folder = tmp_path / str(layers)
         model = export_model(write_tiny("llama", folder, head_dim=16, num_hidden_layers=layers))
-            write_tiny("llama", tmp_path / str(layers), head_dim=16, num_hidden_layers=layers)
-        )
         profile = cProfile.Profile()
         profile.runcall(pipeline.run, model, slot_passes(SlotOptions(context_length=CONTEXT)))
         calls.append(sum(entry.callcount for entry in profile.getstats()))
