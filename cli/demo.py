@@ -22,8 +22,8 @@ from .demo_steps import Step, travel
 from .generation import check_available, open_model, speed, stream_text
 from .options import human_bytes, json_option, print_json
 
-PROMPT = 'def fibonacci(n):\n    """Return'
-PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.1)
+PROMPT = "import os\nimport sys\n\n\ndef main("
+PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.15)
 OPERATORS_SHOWN = 9
 
 
