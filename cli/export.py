@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import click
 
 from ..exporter.export import export_package
-from ..exporter.package import Package
+from ..exporter.optimum import trace
+from ..exporter.package import Package, check_paths, write_package
 from ..graph_opt.pipeline import run
+from ..graph_opt.pipelines import portable_passes
 from ..graph_opt.quantize.methods import METHODS, quantization
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
@@ -29,9 +32,14 @@ from .progress import progress
     show_default=True,
     help="How to store the weights; 'carryall quantize' has more settings.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["optimum"]),
+    help="Let Optimum trace the model with torch, for families without an exporter of their own.",
+)
 @json_option
 @quiet_option
-def command(source: str, out: Path, quantize: str, as_json: bool, quiet: bool) -> None:
+def command(source: str, out: Path, quantize: str, via: str | None, as_json: bool, quiet: bool) -> None:
     """Turn a Hugging Face checkpoint into a portable ONNX package.
 
     SRC is a checkpoint folder (config.json, *.safetensors, tokenizer.json), a hub id, or "demo". DST is the
@@ -43,21 +51,31 @@ def command(source: str, out: Path, quantize: str, as_json: bool, quiet: bool) -
     Examples:
         carryall export ./Qwen3-0.6B qwen3
         carryall export ./Qwen3-0.6B qwen3-int4 --quantize int4
+        carryall export ./some-new-model model --via optimum
     """
     path = locate_model(source)
     if path.is_file() or Package.is_package(path):
         raise UsageError(f"{source} is exported already; see 'carryall quantize' and 'carryall optimize'")
     chosen = None if quantize == "none" else quantization(quantize)
+    passes = [] if chosen is None else [chosen.quantizer()]
+    record = None if chosen is None else chosen.record()
     start = time.perf_counter()
     with progress("export", quiet=quiet or as_json) as tell:
-        package = export_package(
-            path,
-            out,
-            transform=None if chosen is None else lambda model: run(model, [chosen.quantizer()])[0],
-            quantization=None if chosen is None else chosen.record(),
-            passes=() if chosen is None else (chosen.quantizer().name,),
-            progress=tell,
-        )
+        if via is None:
+            package = export_package(
+                path,
+                out,
+                transform=lambda model: run(model, passes)[0],
+                quantization=record,
+                passes=tuple(one.name for one in passes),
+                progress=tell,
+            )
+        else:
+            check_paths(path, out)
+            with tempfile.TemporaryDirectory() as folder:
+                model, report = run(trace(path, Path(folder)), [*portable_passes(), *passes])
+                names = [one.name for one in report.passes]
+                package = write_package(model, path, out, quantization=record, passes=names, progress=tell)
     show_package(package, time.perf_counter() - start, as_json=as_json)
 
 

@@ -30,6 +30,13 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
+def hold_in_memory(graph: ir.Graph) -> None:
+    """Load every initializer of a small graph: ONNX's reference evaluator reads no external data."""
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+
+
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.NDArray[Any]) -> ir.Value:
     """Register a tensor under ``name``, numbered when the name is taken."""
     content = ir.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor

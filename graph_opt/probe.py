@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ..runtime.errors import GraphError
-from .edit import static_size
+from .edit import hold_in_memory, static_size
 from .lazy import Array
 
 _PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
@@ -29,6 +29,7 @@ class Probe:
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
         self.inputs = _inputs_of(value)
         part = ir.convenience.extract(graph, self.inputs, [value])
+        hold_in_memory(part)
         model = ir.Model(part, ir_version=11)
         self._evaluator = ReferenceEvaluator(ir.to_proto(model))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ..edit import weight
+from ..edit import hold_in_memory, weight
 
 Array = npt.NDArray[Any]
 _MAX_NODES = 96
@@ -44,9 +44,7 @@ class Region:
             opset_imports={} if owner is None else owner.opset_imports,
         )
         graph = view.clone()
-        for value in graph.initializers.values():
-            if value.const_value is not None:  # the evaluator does not read external data
-                value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+        hold_in_memory(graph)
         evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
         names = [str(value.name) for value in self.inputs]
         with np.errstate(all="ignore"):
