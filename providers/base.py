@@ -56,9 +56,7 @@ class Row:
     slot: int
     tokens: npt.NDArray[np.int64]  # [n], n >= 1
     start: int
-    num_logits: int = (
-        1  # logits wanted for the last num_logits tokens; 0 for a prefill chunk that is not the last
-    )
+    num_logits: int = 1  # logits wanted, of the last num_logits of the tokens; any from none to all of them
 
 
 class Runner(Protocol):

@@ -142,6 +142,8 @@ class NullRunner:
                 raise ProviderRuntimeError(
                     f"row [{row.start}, {end}) does not fit into {self.info.context_length}"
                 )
+            if not 0 <= row.num_logits <= len(row.tokens):
+                raise ProviderRuntimeError(f"{row.num_logits} logits wanted of {len(row.tokens)} tokens")
             if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
                 raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
 

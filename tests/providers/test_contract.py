@@ -112,6 +112,24 @@ def test_prompts_and_decode_share_a_step(open_runner: Callable[..., Runner]) -> 
     close_to(early, prompted[-1:])
 
 
+def test_rows_of_several_tokens_on_caches_give_all_their_logits_and_can_be_taken_back(
+    open_runner: Callable[..., Runner],
+) -> None:
+    runner, texts = open_runner(), [sequence(9, 10), sequence(6, 11), sequence(7, 12)]
+    expected = [whole(runner, text) for text in texts]
+    runner.forward([Row(slot, text[:3], 0, num_logits=0) for slot, text in enumerate(texts)])
+    wrong = [np.concatenate([text[3:5], (text[5:] + 1) % VOCAB]) for text in texts]
+    wanted = (6, 3, 0)
+    rows = [Row(slot, tail, 3, n) for slot, (tail, n) in enumerate(zip(wrong, wanted, strict=True))]
+    taken = runner.forward(rows)
+    assert [logits.shape for logits in taken] == [(n, VOCAB) for n in wanted]
+    close_to(taken[0][:2], expected[0][3:5])
+    close_to(taken[1][0], expected[1][3])
+    rows = [Row(slot, text[5:], 5, num_logits=len(text) - 5) for slot, text in enumerate(texts)]
+    for logits, alone in zip(runner.forward(rows), expected, strict=True):
+        close_to(logits, alone[5:])
+
+
 def test_a_prefix_can_be_copied(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(), sequence(10, 3)
     expected = whole(runner, tokens)

@@ -70,6 +70,7 @@ def test_prefix_copy_and_release() -> None:
         ([row(0, [])], "does not fit"),
         ([row(0, [1] * 257)], "does not fit into 256"),
         ([row(0, [256])], "outside the vocabulary"),
+        ([row(0, [1, 2], num_logits=3)], "3 logits wanted of 2 tokens"),
     ],
 )
 def test_mistakes_are_refused_and_change_nothing(rows: list[Row], words: str) -> None:
