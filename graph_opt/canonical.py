@@ -5,11 +5,15 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from .passes.contract_names import ContractNamesPass
 from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
 from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
+from .passes.lift_attention import LiftAttentionPass
+from .passes.lift_norms import LiftNormsPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
+from .passes.one_mask import OneMaskPass
 from .passes.position_ids import PositionIdsPass
 from .passes.raise_opset import RaiseOpsetPass
 from .passes.simplify_shapes import SimplifyShapesPass
@@ -19,9 +23,12 @@ from .passes.split_projections import GemmToMatMulPass, SplitProjectionsPass
 def canonical_passes() -> list[ir.passes.PassBase]:
     """Return the passes, in order: normalise first, then fuse once."""
     return [
+        ContractNamesPass(),
         common.InlinePass(),
         RaiseOpsetPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        LiftNormsPass(),
+        LiftAttentionPass(),
         SimplifyShapesPass(),
         *_clean_up(),
         PositionIdsPass(),
@@ -33,6 +40,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FuseActivationPass(),
         FuseRotaryPass(),
         FuseAttentionPass(),
+        OneMaskPass(),
         SimplifyShapesPass(),
         *_clean_up(),
     ]

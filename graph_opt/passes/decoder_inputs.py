@@ -1,0 +1,103 @@
+"""The inputs and the mask that every canonical decoder shares, made where an exporter left them out."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import insert, shared_constant
+
+LOWEST = float(np.finfo(np.float32).min)
+_SHAPES = {"attention_mask": ["batch", "total"], "position_ids": ["batch", "sequence"]}
+
+
+def is_decoder(graph: ir.Graph) -> bool:
+    """Return whether a graph turns token ids into logits."""
+    ids = any(value.name == "input_ids" for value in graph.inputs)
+    return ids and any(value.name == "logits" for value in graph.outputs)
+
+
+def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
+    """Return the graph's input of this name."""
+    return next((value for value in graph.inputs if value.name == name), None)
+
+
+def decoder_input(graph: ir.Graph, name: str) -> ir.Value:
+    """Return ``attention_mask`` or ``position_ids``, added to the graph where it has none."""
+    found = find_input(graph, name)
+    if found is None:
+        found = ir.val(name, ir.DataType.INT64, _SHAPES[name])
+        graph.inputs.append(found)
+    return found
+
+
+class CausalMasks:
+    """The additive masks of a graph, made on demand, one for each window.
+
+    Args:
+        graph: a decoder graph.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._first = next(iter(graph))
+        self._visible: dict[int | None, ir.Value] = {}
+        self._additive: dict[int | None, ir.Value] = {}
+        self._real: ir.Value | None = None
+
+    def additive(self, window: int | None = None) -> ir.Value:
+        """Return the mask [batch, 1, sequence, total]: 0 where a token may look, else the lowest float."""
+        if window not in self._additive:
+            seen = self._op("And", self.visible(window), self.real())
+            self._additive[window] = self.as_numbers(seen)
+        return self._additive[window]
+
+    def as_numbers(self, seen: ir.Value, before: ir.Node | None = None) -> ir.Value:
+        """Return a mask of booleans as numbers to add."""
+        zero = shared_constant(self._graph, "mask.zero", np.array(0, np.float32))
+        lowest = shared_constant(self._graph, "mask.lowest", np.array(LOWEST, np.float32))
+        made = insert(before or self._first, "Where", [seen, zero, lowest]).outputs[0]
+        return _annotated(made, ["batch", 1, "sequence", "total"], ir.DataType.FLOAT)
+
+    def visible(self, window: int | None = None) -> ir.Value:
+        """Return which keys [sequence, total] a token may see by their order alone."""
+        if window not in self._visible:
+            self._visible[window] = self._write(window)
+        return self._visible[window]
+
+    def real(self) -> ir.Value:
+        """Return which keys are no padding, [batch, 1, 1, total]."""
+        if self._real is None:
+            given = decoder_input(self._graph, "attention_mask")
+            axes = shared_constant(self._graph, "mask.axes", np.array([1, 2], np.int64))
+            real = self._op("Unsqueeze", self._op("Cast", given, to=int(ir.DataType.BOOL)), axes)
+            self._real = _annotated(real, ["batch", 1, 1, "total"], ir.DataType.BOOL)
+        return self._real
+
+    def _write(self, window: int | None) -> ir.Value:
+        """Query i of the new tokens stands at index total - sequence + i."""
+        ids, given = find_input(self._graph, "input_ids"), decoder_input(self._graph, "attention_mask")
+        if ids is None:
+            raise ValueError("the graph has no input_ids")
+        total, new = (self._op("Squeeze", self._op("Shape", value, start=1, end=2)) for value in (given, ids))
+        zero, one = (
+            shared_constant(self._graph, f"mask.{name}", np.array(number, np.int64))
+            for name, number in (("first", 0), ("step", 1))
+        )
+        keys = self._op("Range", zero, total, one)
+        axis = shared_constant(self._graph, "mask.axis", np.array([1], np.int64))
+        rows = self._op("Range", self._op("Sub", total, new), total, one)
+        queries = self._op("Unsqueeze", rows, axis)
+        visible = self._op("LessOrEqual", keys, queries)
+        if window is not None:
+            size = shared_constant(self._graph, f"mask.window_{window}", np.array(window, np.int64))
+            visible = self._op("And", visible, self._op("Greater", keys, self._op("Sub", queries, size)))
+        return _annotated(visible, ["sequence", "total"], ir.DataType.BOOL)
+
+    def _op(self, op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
+        return insert(self._first, op_type, operands, attributes).outputs[0]
+
+
+def _annotated(value: ir.Value, shape: list[int | str], dtype: ir.DataType) -> ir.Value:
+    value.shape, value.dtype = ir.Shape(shape), dtype
+    return value

@@ -1,0 +1,182 @@
+"""com.microsoft GroupQueryAttention -> RotaryEmbedding on q and k, and Attention with the shared causal mask.
+
+The kernel numbers a row's tokens by the length of its cache and masks by lengths; the canonical graph reads
+positions and padding from its inputs. Both agree on every real token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    static_size,
+)
+from ..probe import Probe
+from .base import GraphPass
+from .decoder_inputs import CausalMasks, decoder_input, is_decoder
+
+_INPUTS = 14
+_LATER_INPUTS = ("attention bias", "head sink", "quantization scale", "quantization scale", "q or k norm")
+_CACHE = re.compile(r"past_key_values\.\d+\.(key|value)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """How many heads of which size."""
+
+    query: int
+    key: int
+    size: int
+
+
+class LiftAttentionPass(GraphPass):
+    """Replace the attention kernel of graphs that reckon cache lengths from their masks or shapes."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Replace every GroupQueryAttention."""
+        nodes = list(nodes_of(graph, "GroupQueryAttention", MICROSOFT))
+        if not nodes or not is_decoder(graph):
+            return
+        masks, angles = CausalMasks(graph), dict[tuple[ir.Value, ir.Value], ir.Value]()
+        for node in nodes:
+            inputs = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
+            heads = _heads(node)
+            reason = _misfit(graph, node, inputs)
+            if reason is not None or isinstance(heads, str):
+                self.refuse(node, reason or str(heads))
+                continue
+            self._lift(graph, node, inputs, heads, masks, angles)
+            self.fired += 1
+
+    @staticmethod
+    def _lift(
+        graph: ir.Graph,
+        node: ir.Node,
+        inputs: list[ir.Value | None],
+        heads: _Heads,
+        masks: CausalMasks,
+        angles: dict[tuple[ir.Value, ir.Value], ir.Value],
+    ) -> None:
+        query, key, value = _parts(graph, node, heads)
+        if int_attribute(node, "do_rotary", 0):
+            tables = [_angle(graph, node, table, inputs[9], angles) for table in inputs[7:9]]
+            interleaved = int_attribute(node, "rotary_interleaved", 0)
+            query = _rotated(node, query, tables, heads.query, heads.size, interleaved)
+            key = _rotated(node, key, tables, heads.key, heads.size, interleaved)
+        window = int_attribute(node, "local_window_size", -1)
+        mask = masks.additive(None if window < 0 else window)
+        scale = float_attribute(node, "scale", 0.0) or heads.size**-0.5
+        attributes: dict[str, Any] = {"q_num_heads": heads.query, "kv_num_heads": heads.key, "scale": scale}
+        softcap = float_attribute(node, "softcap", 0.0)
+        if softcap:
+            attributes["softcap"] = softcap
+        for past in inputs[3:5]:
+            if past is not None:
+                past.shape = ir.Shape(["batch", heads.key, "past", heads.size])
+        operands = [query, key, value, mask, *inputs[3:5]]
+        made = insert(node, "Attention", operands, attributes, num_outputs=3)
+        made.name = node.name
+        for old, new in zip(node.outputs, made.outputs, strict=False):
+            replace(old, new)
+        for present in made.outputs[1:]:
+            present.shape = ir.Shape(["batch", heads.key, "total", heads.size])
+        remove_unused(graph, node)
+
+
+def _misfit(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None]) -> str | None:
+    given = [name for name, value in zip(_LATER_INPUTS, inputs[10:15], strict=False) if value is not None]
+    if given:
+        return f"it has a {given[0]}"
+    if int_attribute(node, "smooth_softmax", 0) > 0 or int_attribute(node, "qk_output", 0):
+        return "it smooths its softmax or returns its scores"
+    for past in inputs[3:5]:
+        if past is None or not past.is_graph_input() or not _CACHE.fullmatch(str(past.name)):
+            return "its cache is no input past_key_values.N of the graph"
+    if int_attribute(node, "do_rotary", 0) and (inputs[7] is None or inputs[8] is None):
+        return "it rotates without tables"
+    return _lengths_misfit(graph, inputs[5])
+
+
+def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
+    """Say why the cache lengths, evaluated with and without padding, are not those of the mask, or None."""
+    if lengths is None or lengths.is_graph_input():
+        return "its cache lengths are an input of the graph"
+    probe = Probe(graph, lengths)
+    mask = np.ones((2, 7), np.int64)
+    cases = [mask] if "attention_mask" not in probe.input_names else [mask, mask.copy()]
+    cases[-1][1, 5:] = 1 if len(cases) == 1 else 0
+    for case in cases:
+        feed: dict[str, Any] = {"attention_mask": case, "input_ids": mask[:, :3], "position_ids": mask[:, :3]}
+        for value in probe.inputs:
+            sizes = (2, static_size(value, 1) or 1, 4, static_size(value, 3) or 1)
+            feed.setdefault(str(value.name), np.zeros(sizes, np.float32))
+        if not np.array_equal(probe(feed).reshape(-1), case.sum(1) - 1):
+            return "its cache lengths are not those of attention_mask"
+    return None
+
+
+def _heads(node: ir.Node) -> _Heads | str:
+    if len(node.inputs) < 4:
+        return "it has no cache"
+    query, key = int_attribute(node, "num_heads", 0), int_attribute(node, "kv_num_heads", 0)
+    size, width = static_size(node.inputs[3], 3), static_size(node.inputs[0], -1)
+    if size is None and width is None:
+        return "its head size is not known"
+    packed = len(node.inputs) < 2 or node.inputs[1] is None
+    return _Heads(query, key, size or (width or 0) // (query + 2 * key if packed else query))
+
+
+def _parts(graph: ir.Graph, node: ir.Node, heads: _Heads) -> list[ir.Value]:
+    """Return q, k and v, apart."""
+    given = [value for value in node.inputs[:3] if value is not None]
+    if len(given) == 3:
+        return given
+    sizes = np.array([heads.query, heads.key, heads.key]) * heads.size
+    split = add_initializer(graph, f"{node.name}.sizes", sizes.astype(np.int64))
+    parts = insert(node, "Split", [given[0], split], {"axis": -1}, num_outputs=3).outputs
+    for part, size in zip(parts, sizes.tolist(), strict=True):
+        part.shape, part.type = ir.Shape(["batch", "sequence", size]), given[0].type
+    return list(parts)
+
+
+def _angle(
+    graph: ir.Graph,
+    node: ir.Node,
+    table: ir.Value | None,
+    positions: ir.Value | None,
+    angles: dict[tuple[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """Return the rows of a cos or sin table at each token's position, [batch, sequence, rotary / 2]."""
+    if table is None:
+        raise AssertionError("unreachable: the tables were checked")
+    positions = positions or decoder_input(graph, "position_ids")
+    if (table, positions) not in angles:
+        found = insert(node, "Gather", [table, positions]).outputs[0]
+        found.shape, found.type = ir.Shape(["batch", "sequence", static_size(table, 1)]), table.type
+        angles[table, positions] = found
+    return angles[table, positions]
+
+
+def _rotated(
+    node: ir.Node, x: ir.Value, tables: list[ir.Value], heads: int, size: int, interleaved: int
+) -> ir.Value:
+    attributes = {"num_heads": heads, "interleaved": interleaved}
+    half = static_size(tables[0], -1)
+    if half is not None and 2 * half < size:
+        attributes["rotary_embedding_dim"] = 2 * half
+    rotated = insert(node, "RotaryEmbedding", [x, *tables], attributes).outputs[0]
+    rotated.shape, rotated.type = x.shape, x.type
+    return rotated
