@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,7 @@ class ActivationReader:
         Raises:
             GraphError: a value holds NaN or infinity.
         """
-        count = len(tokens)
-        feed: dict[str, Array] = {
-            "input_ids": tokens[None],
-            "attention_mask": np.ones((1, count), np.int64),
-            "position_ids": np.arange(start, start + count)[None],
-        }
-        feed = {name: value for name, value in feed.items() if name in self._inputs}
-        for name, shape in self._inputs.items():
-            if name.startswith("past_key_values."):
-                feed[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
+        feed = fresh_sequence(self._inputs, tokens, start)
         values = dict(zip(self.names, self._session.run(self.names, feed), strict=True))
         for name, value in values.items():
             if not np.isfinite(value).all():
@@ -88,14 +79,45 @@ def read_windows(
     Raises:
         UsageError: the windows hold too few tokens.
     """
+    for index, (tokens, start) in enumerate(placed(windows, context_length)):
+        yield reader.read(tokens, start)
+        if progress is not None:
+            progress(index + 1, len(windows), "calibration")
+
+
+def placed(windows: Sequence[Tokens], context_length: int) -> list[tuple[Tokens, int]]:
+    """Return every window with the position of its first token, spread over the context.
+
+    Raises:
+        UsageError: the windows hold too few tokens.
+    """
     count = sum(map(len, windows))
     if count < MIN_TOKENS:
         raise UsageError(f"the calibration text has {count} tokens; at least {MIN_TOKENS} are needed")
-    for index, tokens in enumerate(windows):
-        room = max(0, context_length - len(tokens))
-        yield reader.read(tokens, room * index // max(1, len(windows) - 1))
-        if progress is not None:
-            progress(index + 1, len(windows), "calibration")
+    last = max(1, len(windows) - 1)
+    return [
+        (tokens, max(0, context_length - len(tokens)) * index // last) for index, tokens in enumerate(windows)
+    ]
+
+
+def fresh_sequence(inputs: Mapping[str, Sequence[Any]], tokens: Tokens, start: int) -> dict[str, Array]:
+    """Return what a portable graph is fed for one sequence without a past.
+
+    Args:
+        inputs: the graph's, with their shapes; others are left out.
+        tokens: [n].
+        start: position of the first of them.
+    """
+    count = len(tokens)
+    feed: dict[str, Array] = {
+        "input_ids": tokens[None],
+        "attention_mask": np.ones((1, count), np.int64),
+        "position_ids": np.arange(start, start + count)[None],
+    }
+    for name, shape in inputs.items():
+        if name.startswith("past_key_values."):
+            feed[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
+    return {name: value for name, value in feed.items() if name in inputs}
 
 
 def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
