@@ -12,13 +12,13 @@ from typing import Any
 import click
 import onnx_ir as ir
 
+from ..graph_opt import graph_facts
 from ..providers import get_provider
 from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
 from ..runtime.engine.engine import Engine, EngineConfig
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
-from . import graph_facts
 from .bench_report import show
 from .generation import check_available, context_option, quantize_option
 from .measure import Sample, Workload, measure, spread

@@ -10,11 +10,11 @@ from pathlib import Path
 from ..exporter.demo import demo_path
 from ..exporter.export import export_package
 from ..exporter.package import Package, Progress
+from ..graph_opt import graph_facts
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import quantization
 from ..providers import get_provider
 from ..providers.base import RunnerConfig
-from . import graph_facts
 from .progress import progress
 from .write_graph import write_graph
 

@@ -13,9 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..runtime.errors import CarryallError, UsageError
-
-DEBUG_VARIABLE = "CARRYALL_DEBUG"
+from ..runtime.errors import DEBUG_VARIABLE, CarryallError, UsageError
 
 # The verbs and their one line of help, so that `carryall --help` imports none of them.
 SECTIONS: dict[str, dict[str, str]] = {

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ..exporter.package import Package
 from ..exporter.signature import DecoderSignature
+from ..graph_opt import graph_facts
 from ..runtime.errors import GraphError
-from . import graph_facts
 from .models import load_graph
 from .options import human_bytes, json_option, model_argument, print_json
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from ..exporter.package import DATA_FILE, MODEL_FILE
 from ..graph_opt import pipeline
 from ..graph_opt.pipelines import portable_passes
+from ..graph_opt.plugins import load_pass
 from ..graph_opt.verify import Comparison
 from ..providers import get_provider, provider_names
 from ..providers.base import RunnerConfig
@@ -75,7 +76,7 @@ def command(
         carryall optimize model.onnx smaller.onnx --pass mypackage.passes:MyPass --verify
     """
     graph, _ = load_graph(source)
-    own = [pipeline.load_pass(spec) for spec in extra]
+    own = [load_pass(spec) for spec in extra]
     passes = _target_passes(target, own, context_length or default_context_length(source, graph))
     graph, report = pipeline.run(graph, passes, disable=disable)
     found = _verify(source, graph, max_kl) if verify else None

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import onnx_ir as ir
 
+from ..graph_opt import graph_facts
 from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.kv_cache import has_quantized_kv
@@ -19,7 +20,6 @@ from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quan
 from ..graph_opt.quantize.weight_only import has_quantized_weights
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
-from . import graph_facts
 from .calibration import Calibration
 from .models import load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
@@ -189,7 +189,7 @@ def _quantize(
     return {
         "path": str(out),
         "quantization": record,
-        "weights": 0 if "bits" not in record else report.passes[-1].fired,
+        "weights": 0 if "method" not in record else report.passes[-1].fired,
         "kv_layers": fired.get("QuantizeKV", 0),
         "left_float": [dataclasses.asdict(refusal) for _, refusal in report.refusals],
         "bytes_before": before,

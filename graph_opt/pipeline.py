@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..runtime.errors import CarryallError, GraphError, UsageError
+from ..runtime.errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
+from .graph_facts import count_operators, describe_tensor, initializers, weights_by_type
 from .passes.base import GraphPass, Refusal, pass_name
-from .report import PassReport, Report, count_operators
+from .report import PassReport, Report
+from .weight_errors import weight_errors
+
+_LARGEST = 12
 
 
 def run(
@@ -21,6 +25,7 @@ def run(
     *,
     disable: Collection[str] = (),
     debug: bool = False,
+    originals: Mapping[str, ir.TensorProtocol] | None = None,
 ) -> tuple[ir.Model, Report]:
     """Run ``passes`` in order.
 
@@ -28,7 +33,8 @@ def run(
         model: changed in place unless a pass says otherwise; use the returned one.
         passes: onnx_ir passes; those made for carryall also count and explain.
         disable: names of passes to leave out.
-        debug: check the model after every pass.
+        debug: check the model after every pass; the environment variable ``CARRYALL_DEBUG`` does the same.
+        originals: float weights by name; the report then has the error of each that is quantized.
 
     Returns:
         The model, and what each pass did.
@@ -38,8 +44,10 @@ def run(
         GraphError: a pass failed; or, in debug mode, left an invalid model.
     """
     _check_names(disable, passes)
+    debug = debug or bool(os.environ.get(DEBUG_VARIABLE))
     counts = count_operators(model)
-    report = Report(before=counts, disabled=sorted(disable))
+    report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
+    _measure(report, model, originals)
     for pass_ in passes:
         if pass_name(pass_) in disable:
             continue
@@ -49,34 +57,29 @@ def run(
         model, old = result.model, counts
         counts = count_operators(model)
         report.passes.append(_describe(pass_, seconds, result.modified, old, counts))
+        if result.modified:
+            _measure(report, model, originals)
         if debug:
-            _check(model, pass_name(pass_))
-    report.after = counts
+            check(model, pass_name(pass_))
+    report.after, report.weights_after = counts, weights_by_type(model)
+    report.largest = [describe_tensor(tensor) for tensor in initializers(model)[:_LARGEST]]
     return model, report
 
 
-def load_pass(spec: str) -> ir.passes.PassBase:
-    """Make a pass from ``package.module:Class``, so that anyone can add one without touching carryall.
+def check(model: ir.Model, name: str) -> None:
+    """Check the structure; operators of other domains are skipped by the checker.
+
+    Args:
+        model: unchanged, its large weights not looked at.
+        name: the pass that made it.
 
     Raises:
-        UsageError: the text has another form, the module does not import, or the class is no onnx_ir pass.
+        GraphError: the model is invalid.
     """
-    module_name, colon, class_name = spec.partition(":")
-    if not colon or not module_name or not class_name:
-        raise UsageError(f"a pass is given as 'package.module:Class', not '{spec}'")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"pass '{spec}': module '{module_name}' cannot be imported: {error}") from error
-    made = getattr(module, class_name, None)
-    if not isinstance(made, type) or not issubclass(made, ir.passes.PassBase):
-        raise UsageError(
-            f"pass '{spec}': '{class_name}' in {module_name} is no onnx_ir.passes.PassBase class"
-        )
-    try:
-        return made()
-    except TypeError as error:
-        raise UsageError(f"pass '{spec}' must be constructible without arguments: {error}") from error
+        common.CheckerPass()(model)
+    except Exception as error:
+        raise GraphError(f"pass {name} left an invalid model: {error}") from error
 
 
 def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase]) -> None:
@@ -86,12 +89,22 @@ def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase])
         raise UsageError(f"no pass is called {unknown[0]}; the passes are: {', '.join(sorted(names))}")
 
 
+def _measure(report: Report, model: ir.Model, originals: Mapping[str, ir.TensorProtocol] | None) -> None:
+    """Measure the weights that are quantized by now, while they have their names: lowering merges them."""
+    if originals is not None:
+        new = {name: tensor for name, tensor in originals.items() if name not in report.weight_errors}
+        report.weight_errors |= weight_errors(model.graph, new)
+
+
 def _call(pass_: ir.passes.PassBase, model: ir.Model) -> ir.passes.PassResult:
     try:
         return pass_(model)
     except CarryallError:
         raise
     except Exception as error:
+        cause = error.__cause__  # onnx_ir wraps what fails inside a list of passes
+        if isinstance(cause, CarryallError):
+            raise cause from error
         message = f"pass {pass_name(pass_)} failed: {type(error).__name__}: {error}"
         raise GraphError(message) from error
 
@@ -119,11 +132,3 @@ def _describe(
         removed=dict(Counter(old) - Counter(new)),
         refusals=refusals,
     )
-
-
-def _check(model: ir.Model, name: str) -> None:
-    """Check the structure; operators of other domains are skipped by the checker."""
-    try:
-        common.CheckerPass()(model)
-    except Exception as error:
-        raise GraphError(f"pass {name} left an invalid model: {error}") from error

@@ -1,18 +1,20 @@
-"""What a pipeline did: per pass its time, what it changed, and what it refused."""
+"""What a pipeline did: per pass its time, what it changed, and what it refused; and what came out."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import onnx_ir as ir
 from rich.console import Console
 from rich.table import Table
 
 from .passes.base import Refusal
+
+_NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")  # in a name, such as that of a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,7 @@ class PassReport:
     Attributes:
         seconds: wall time of the pass alone.
         fired: rewrites made; None for a pass that does not count.
+        nodes: how many are left.
         added, removed: nodes by operator that this pass brought or took.
     """
 
@@ -35,14 +38,50 @@ class PassReport:
     refusals: list[Refusal]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearMiss:
+    """Refusals of one pass that differ in the numbers of layers only.
+
+    Attributes:
+        nodes: the node's name, ``N`` for the numbers in which they differ.
+        count: how many nodes.
+        first: the name of the first.
+    """
+
+    pass_name: str
+    nodes: str
+    reason: str
+    count: int
+    first: str
+
+    def __str__(self) -> str:
+        many = f" ({self.count} nodes, the first is {self.first})" if self.count > 1 else ""
+        return f"{self.pass_name} left {self.nodes} alone{many}: {self.reason}"
+
+
 @dataclass(slots=True)
 class Report:
-    """What a pipeline did to one model."""
+    """What a pipeline did to one model.
+
+    Attributes:
+        before, after: nodes by operator.
+        passes: one entry a pass, in order.
+        disabled: passes left out.
+        weights_before, weights_after: by element type, the number and the bytes of the weights.
+        largest: the largest weights that came out.
+        weight_errors: by quantized weight, the root mean square error relative to that of the original.
+        facts: what the caller knows besides: names, versions, the result of a comparison.
+    """
 
     before: dict[str, int]
     after: dict[str, int] = field(default_factory=dict)
     passes: list[PassReport] = field(default_factory=list)
     disabled: list[str] = field(default_factory=list)
+    weights_before: dict[str, dict[str, int]] = field(default_factory=dict)
+    weights_after: dict[str, dict[str, int]] = field(default_factory=dict)
+    largest: list[dict[str, Any]] = field(default_factory=list)
+    weight_errors: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -54,12 +93,25 @@ class Report:
         """All refusals, each with the name of the pass that made it."""
         return [(one.name, refusal) for one in self.passes for refusal in one.refusals]
 
+    @property
+    def near_misses(self) -> list[NearMiss]:
+        """The refusals, those that say the same of every layer in one."""
+        groups: dict[tuple[str, str, str], list[Refusal]] = defaultdict(list)
+        for name, refusal in self.refusals:
+            groups[name, _NUMBER.sub("N", refusal.node), _NUMBER.sub("N", refusal.reason)].append(refusal)
+        return [_near_miss(*key, group) for key, group in groups.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts that JSON and HTML show."""
+        near = [dataclasses.asdict(one) for one in self.near_misses]
+        return {**dataclasses.asdict(self), "seconds": self.seconds, "near_misses": near}
+
     def to_json(self) -> str:
         """Return the report as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
-        """Return the report for a terminal; with ``explain``, every refusal and its reason too."""
+        """Return the report for a terminal; with ``explain``, every near miss and its reason too."""
         table = Table(
             title=f"{sum(self.before.values())} -> {sum(self.after.values())} nodes, {self.seconds:.2f} s"
         )
@@ -70,9 +122,20 @@ class Report:
         console = Console(width=width, color_system=None)
         with console.capture() as capture:
             console.print(table)
-            for name, refusal in self.refusals if explain else ():
-                console.print(f"{name} left {refusal.node} alone: {refusal.reason}", markup=False)
+            for miss in self.near_misses if explain else ():
+                console.print(str(miss), markup=False)
         return capture.get()
+
+
+def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> NearMiss:
+    alike = {one.node for one in group}, {one.reason for one in group}
+    return NearMiss(
+        pass_name=name,
+        nodes=nodes if len(alike[0]) > 1 else group[0].node,
+        reason=reason if len(alike[1]) > 1 else group[0].reason,
+        count=len(group),
+        first=group[0].node,
+    )
 
 
 def _row(one: PassReport) -> list[Any]:
@@ -81,11 +144,3 @@ def _row(one: PassReport) -> list[Any]:
     fired = "" if one.fired is None else str(one.fired)
     refused = str(len(one.refusals)) if one.refusals else ""
     return [one.name, fired, str(one.nodes), refused, f"{one.seconds * 1e3:.1f}", ", ".join(changes)]
-
-
-def count_operators(model: ir.Model) -> dict[str, int]:
-    """Count nodes by operator, subgraphs included; those of other domains are written ``domain::Op``."""
-    names = (
-        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
-    )
-    return dict(sorted(Counter(names).items()))

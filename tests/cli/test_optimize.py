@@ -109,9 +109,9 @@ def test_verify_refuses_to_write_a_graph_that_differs(package: Path, tmp_path: P
     [
         (["--target", "gpu"], "the targets are: portable, cpu"),
         (["--target", "cpu", "--disable", "Nope"], "GroupQueryAttention"),
-        (["--pass", "nope"], "package.module:Class"),
+        (["--pass", "nope"], "package.module.Class"),
         (["--pass", "no_such_module_anywhere:Pass"], "cannot be imported"),
-        (["--pass", "json:JSONDecoder"], "no onnx_ir.passes.PassBase"),
+        (["--pass", "json:JSONDecoder"], "no class derived from onnx_ir.passes.PassBase"),
     ],
 )
 def test_wrong_use_gets_one_line_and_writes_nothing(

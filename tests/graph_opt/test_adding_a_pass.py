@@ -10,7 +10,7 @@ import graph_asserts
 import numpy as np
 import pytest
 
-from carryall.graph_opt.pipeline import load_pass
+from carryall.graph_opt.plugins import load_pass
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_a_pass.md"
 

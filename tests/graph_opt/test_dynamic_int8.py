@@ -13,11 +13,11 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt import pipeline
+from carryall.graph_opt.graph_facts import count_operators
 from carryall.graph_opt.lower.dynamic_int8 import DynamicProductsPass
 from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.quantize.blockwise import BlockFormat
 from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass, quantize_columns
-from carryall.graph_opt.report import count_operators
 from carryall.graph_opt.verify import PortableRunner, SlotRunner
 from carryall.runtime.errors import GraphError
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graph_opt.report import count_operators
+
+def count_operators(model: ir.Model) -> dict[str, int]:
+    """Count nodes by operator, subgraphs included; those of other domains are written ``domain::Op``."""
+    names = (
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
+    )
+    return dict(sorted(Counter(names).items()))
 
 
 def operators(model: ir.Model) -> dict[str, int]:
@@ -16,8 +22,8 @@ def operators(model: ir.Model) -> dict[str, int]:
 
 
 def initializers(model: ir.Model) -> list[ir.TensorProtocol]:
-    """Return the weights, largest first."""
-    tensors = (value.const_value for value in model.graph.initializers.values())
+    """Return the weights, those of subgraphs included, largest first."""
+    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     return sorted((t for t in tensors if t is not None), key=lambda t: (-t.nbytes, t.name or ""))
 
 
