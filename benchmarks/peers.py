@@ -57,15 +57,19 @@ class Worker:
 
     def measure(self, work: Work, seed: int) -> dict[str, Any]:
         """Measure once."""
-        if self._process.stdin is None:
-            raise RuntimeError("the worker has no input pipe")
-        self._process.stdin.write(json.dumps(asdict(work) | {"seed": seed}) + "\n")
-        self._process.stdin.flush()
-        timing = self._read()
+        timing = self.ask(asdict(work) | {"seed": seed})
         expected = work.batch * work.new_tokens
         if timing["generated"] != expected:
             raise RuntimeError(f"{self.name} generated {timing['generated']} tokens instead of {expected}")
         return timing
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a request; return the answer."""
+        if self._process.stdin is None:
+            raise RuntimeError("the worker has no input pipe")
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+        return self._read()
 
     def close(self) -> None:
         """End the process."""

@@ -14,9 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
+
+W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,13 @@ class Timing:
     generated: int  # tokens over all rows, so that a short answer cannot pass for a fast one
 
 
-def serve(load: Callable[[str], tuple[str, Callable[[Work], Timing]]]) -> None:
+def serve(load: Callable[[str], tuple[str, Callable[[W], Any]]], work: Callable[..., W] = Work) -> None:
     """Load the model named in argv, announce it, and answer measuring requests until stdin closes.
 
     Args:
-        load: takes the model path; gives the engine's name with version, and the measuring function.
+        load: takes the model path; gives the engine's name with version, and the measuring function, whose
+            result is a dataclass.
+        work: makes the measuring function's argument of a request's fields.
     """
     replies = _take_stdout()
     started = time.perf_counter()
@@ -54,7 +58,7 @@ def serve(load: Callable[[str], tuple[str, Callable[[Work], Timing]]]) -> None:
     ready = {"engine": engine, "load_s": time.perf_counter() - started, "pid": os.getpid()}
     _send(replies, ready)
     for line in sys.stdin:
-        timing = measure(Work(**json.loads(line)))
+        timing = measure(work(**json.loads(line)))
         _send(replies, asdict(timing) | {"peak_rss_mb": peak_rss_mb()})
 
 

@@ -1,0 +1,146 @@
+"""carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from traces import Ask, Served, Trace
+from worker import serve
+
+import carryall
+from carryall import SamplingParams
+from carryall.runtime.engine.engine import Engine
+from carryall.runtime.engine.request import Request
+from carryall.runtime.loading import load_model
+
+LONG_PROMPT = 2000
+CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Inter-token latencies of the running streams, in ms, without and beside a long prompt."""
+
+    undisturbed_p95: float
+    disturbed_p95: float
+    disturbed_max: float
+    first_token_s: float  # of the long prompt
+    generated: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Milliseconds of one decode step: in the model, and in all else."""
+
+    model_ms: float
+    rest_ms: float
+    share: float
+    generated: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Bench:
+    """One engine, and a name for each request."""
+
+    engine: Engine
+    names: int = 0
+    made: list[Request] = field(default_factory=list)
+
+    def add(self, ask: Ask) -> Request:
+        """Queue a request."""
+        params = SamplingParams(temperature=0.0, max_tokens=ask.new_tokens, ignore_eos=True)
+        self.names += 1
+        request = Request(str(self.names), ask.tokens.tolist(), params)
+        self.engine.add(request)
+        return request
+
+    def drain(self) -> None:
+        """Run until nothing is left."""
+        while self.engine.has_work:
+            self.engine.step()
+
+    def served(self, trace: Trace) -> Served:
+        """Time a trace."""
+        self.engine.clear_prefix_cache()
+        asks = trace.asks()
+        groups = trace.static_batches() if trace.batch else [asks]
+        if trace.kind == "shared":
+            self.add(asks[0])
+            self.drain()
+            groups = [asks[1:]]
+        start = time.perf_counter()
+        for group in groups:
+            for ask in group:
+                self.add(ask)
+            self.drain()
+        seconds = time.perf_counter() - start
+        asked = asks[1:] if trace.kind == "shared" else asks
+        return Served(seconds, sum(ask.new_tokens for ask in asked))
+
+    def latency(self, trace: Trace) -> Latency:
+        """Streams decode; then a long prompt arrives."""
+        self.engine.clear_prefix_cache()
+        rng = np.random.default_rng(trace.seed)
+        streams = [self.add(Ask(rng.integers(2, 7000, 64), 3000)) for _ in range(trace.requests)]
+        for _ in range(8):
+            self.engine.step()
+        quiet = self._gaps(60)
+        start = time.perf_counter()
+        long = self.add(Ask(rng.integers(2, 7000, LONG_PROMPT), 1))
+        busy: list[float] = []
+        while not long.finished:
+            busy += self._gaps(1)
+        first = time.perf_counter() - start
+        for request in streams:
+            self.engine.cancel(request.request_id)
+        p95 = [float(np.percentile(gaps, 95)) * 1e3 for gaps in (quiet, busy)]
+        return Latency(p95[0], p95[1], max(busy) * 1e3, first)
+
+    def _gaps(self, steps: int) -> list[float]:
+        """Seconds between tokens of the running streams: each step gives every one of them a token."""
+        gaps = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.engine.step()
+            gaps.append(time.perf_counter() - start)
+        return gaps
+
+    def overhead(self, trace: Trace) -> Overhead:
+        """How much of a decode step is not the model."""
+        self.engine.clear_prefix_cache()
+        rng = np.random.default_rng(trace.seed)
+        requests = [self.add(Ask(rng.integers(2, 7000, 32), 3000)) for _ in range(trace.requests)]
+        while any(not request.output_token_ids for request in requests):
+            self.engine.step()
+        inside = 0.0
+        forward = self.engine._runner.forward  # noqa: SLF001 -- timing it is the purpose
+
+        def timed(rows):  # noqa: ANN001, ANN202
+            nonlocal inside
+            start = time.perf_counter()
+            result = forward(rows)
+            inside += time.perf_counter() - start
+            return result
+
+        self.engine._runner.forward = timed  # type: ignore[method-assign]  # noqa: SLF001
+        steps = 40
+        whole = sum(self._gaps(steps))
+        self.engine._runner.forward = forward  # type: ignore[method-assign]  # noqa: SLF001
+        for request in requests:
+            self.engine.cancel(request.request_id)
+        return Overhead(inside / steps * 1e3, (whole - inside) / steps * 1e3, (whole - inside) / whole)
+
+
+def load(path: str) -> tuple[str, Callable[[Trace], object]]:
+    """Load the model; give the engine's name and its measuring function."""
+    bench = Bench(Engine(load_model(path, context_length=CONTEXT).runner))
+    kinds = {"latency": bench.latency, "overhead": bench.overhead}
+    return f"carryall {carryall.__version__}", lambda trace: kinds.get(trace.kind, bench.served)(trace)
+
+
+serve(load, Trace)

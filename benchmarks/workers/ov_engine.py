@@ -1,0 +1,61 @@
+"""OpenVINO GenAI's continuous-batching pipeline on a trace; its prefix cache serves the shared one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import openvino as ov
+import openvino_genai as og
+from traces import Ask, Served, Trace
+from worker import serve
+
+
+def load(path: str) -> tuple[str, Callable[[Trace], Served]]:
+    """Load the model; give the engine's name and its measuring function."""
+    pipelines: dict[bool, og.ContinuousBatchingPipeline] = {}
+
+    def pipeline(prefix_caching: bool) -> og.ContinuousBatchingPipeline:
+        if prefix_caching not in pipelines:
+            pipelines.clear()  # one model in memory at a time
+            pipelines[prefix_caching] = _pipeline(path, prefix_caching)
+        return pipelines[prefix_caching]
+
+    def measure(trace: Trace) -> Served:
+        shared = trace.kind == "shared"
+        engine, asks = pipeline(shared), trace.asks()
+        if shared:
+            _generate(engine, asks[:1])
+            asks = asks[1:]
+        start = time.perf_counter()
+        _generate(engine, asks)
+        return Served(time.perf_counter() - start, sum(ask.new_tokens for ask in asks))
+
+    return f"openvino-genai {og.__version__}", measure
+
+
+def _pipeline(path: str, prefix_caching: bool) -> og.ContinuousBatchingPipeline:
+    scheduler = og.SchedulerConfig()
+    scheduler.cache_size = 4
+    scheduler.max_num_batched_tokens = 512
+    scheduler.max_num_seqs = 32
+    scheduler.enable_prefix_caching = prefix_caching
+    pipeline = og.ContinuousBatchingPipeline(path, scheduler, "CPU")
+    _generate(pipeline, [Ask(np.arange(2, 66), 4)] * 2)  # its kernels are compiled by the first run
+    return pipeline
+
+
+def _generate(pipeline: og.ContinuousBatchingPipeline, asks: list[Ask]) -> None:
+    configs = []
+    for ask in asks:
+        config = og.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = ask.new_tokens, True, False
+        configs.append(config)
+    results = pipeline.generate([ov.Tensor(ask.tokens[None].astype(np.int64)) for ask in asks], configs)
+    generated = sum(len(result.m_generation_ids[0]) for result in results)
+    if generated != sum(ask.new_tokens for ask in asks):
+        raise RuntimeError(f"generated {generated} tokens, not what was asked")
+
+
+serve(load, Trace)
