@@ -22,7 +22,7 @@ from ..errors import (
 from ..sampling_params import SamplingParams
 from .compiling import CompilingRequests
 from .request import Request
-from .sampler import NO_TOKEN, Sample, sample
+from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, sample
 from .scheduler import Scheduler, StepPlan
 from .slots import Release, SlotTable
 from .stats import Counters, EngineStats
@@ -47,6 +47,7 @@ class EngineConfig:
         kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
         compile_seconds: how long a request waits for its grammar before it is refused.
+        logits_processors: change the logits of whole batches, in this order, before tokens are drawn.
     """
 
     max_step_tokens: int = 512
@@ -54,6 +55,7 @@ class EngineConfig:
     kv_bytes: int | None = None
     prefix_cache: bool = True
     compile_seconds: float = 10.0
+    logits_processors: tuple[BatchLogitsProcessor, ...] = ()
 
 
 class Engine:
@@ -139,7 +141,8 @@ class Engine:
         self._scheduler.commit(plan)
         ready = [i for i, row in enumerate(plan.rows) if row.num_logits]
         requests = [plan.requests[i] for i in ready]
-        samples = sample([logits[i][-1] for i in ready], [request.sampling for request in requests])
+        states = [request.sampling for request in requests]
+        samples = sample([logits[i][-1] for i in ready], states, self.config.logits_processors)
         self._append(requests, samples)
         self._apply_operations()
         return refused + failed + requests
@@ -244,7 +247,7 @@ class Engine:
     def _append(self, requests: list[Request], samples: list[Sample]) -> None:
         for request, chosen in zip(requests, samples, strict=True):
             if chosen.token_id == NO_TOKEN:
-                self._fail(request, ProviderRuntimeError(request.grammar_error or _NOTHING_TO_DRAW))
+                self._fail(request, ProviderRuntimeError(request.draw_error or _NOTHING_TO_DRAW))
                 continue
             request.append(chosen)
             self._counters.generated_tokens += 1

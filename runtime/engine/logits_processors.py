@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..sampling_params import LogitsFunction
+
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 
 
@@ -114,3 +116,33 @@ class NoRepeatNgram:
     def apply(self, logits: Logits) -> None:
         """Forbid what followed the last n - 1 tokens before."""
         logits[self._followers.get(self._tail, [])] = -np.inf
+
+
+class CustomFunctions:
+    """A request's own functions, in their order. One that fails leaves logits from which nothing is drawn.
+
+    Attributes:
+        error: what failed; empty if nothing did.
+    """
+
+    def __init__(self, functions: Sequence[LogitsFunction]) -> None:
+        self.error = ""
+        self._functions = functions
+        self._token_ids: list[int] = []
+
+    def observe(self, token: int) -> None:
+        """Remember the token for them."""
+        self._token_ids.append(token)
+
+    def apply(self, logits: Logits) -> None:
+        """Let each change the logits, in place or by returning others."""
+        for function in self._functions:
+            try:
+                changed = np.asarray(function(self._token_ids.copy(), logits), np.float32)
+                if changed.shape != logits.shape:
+                    raise ValueError(f"it returned shape {changed.shape} for logits {logits.shape}")
+            except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
+                self.error = f"logits processor {function!r} failed: {error!r}"
+                logits.fill(np.nan)
+                return
+            logits[:] = changed

@@ -150,9 +150,9 @@ class Request:
             self._grammar.prepare()
 
     @property
-    def grammar_error(self) -> str:
-        """Why the grammar could not go on, empty if it could or there is none."""
-        return self._grammar.error if self._grammar is not None else ""
+    def draw_error(self) -> str:
+        """Why the grammar or a logits processor could not go on, empty if they could."""
+        return self.sampling.error or (self._grammar.error if self._grammar is not None else "")
 
     @property
     def num_uncomputed(self) -> int:
@@ -172,7 +172,7 @@ class Request:
         """Take a generated token; finishes the request where the token, its text or the length ends it."""
         token = sample.token_id
         self._push(token)
-        self.sampling.observe(token)
+        self.sampling.observe(token, sample.surprise)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
         if sample.logprobs:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from ..sampling_params import SamplingParams
 from .draw import draw
 from .sampling_state import SamplingState
 from .top_candidates import Row, top_candidates
@@ -29,30 +32,65 @@ class Sample:
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    surprise: float | None = None  # for SamplingState.observe
 
 
-def sample(logits: Sequence[Row], states: Sequence[SamplingState]) -> list[Sample]:
+class BatchLogitsProcessor(Protocol):
+    """Changes the logits of many requests at once, before all filters; given to the engine."""
+
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether requests with these options are its business; they may speak in ``extra_args``."""
+
+    def apply(self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState]) -> None:
+        """Change ``logits`` [rows, vocab_size] in place.
+
+        Args:
+            logits: those of the requests it wants, their own processors applied.
+            states: per row, with ``params``, ``prompt_token_ids`` and ``output_token_ids``.
+        """
+
+
+def sample(
+    logits: Sequence[Row],
+    states: Sequence[SamplingState],
+    processors: Sequence[BatchLogitsProcessor] = (),
+) -> list[Sample]:
     """Choose the next token of each row.
 
     Args:
         logits: per row [vocab_size]; not changed.
         states: per row; not changed, so that a step can be repeated.
+        processors: change the logits of all rows they want.
     """
     processed = [state.processed(row) for row, state in zip(logits, states, strict=True)]
+    for processor in processors:
+        _apply(processor, processed, states)
     tokens = [_most_likely(row) for row in processed]
     random = [i for i, state in enumerate(states) if not state.params.greedy and tokens[i] != NO_TOKEN]
+    surprises: dict[int, float | None] = {}
     if random:
         uniforms = np.array([states[i].uniform() for i in random])
-        drawn = draw([processed[i] for i in random], [states[i].params for i in random], uniforms)
+        drawn = draw([processed[i] for i in random], [states[i].filters() for i in random], uniforms)
         for i, token in zip(random, drawn.tolist(), strict=True):
             tokens[i] = token
-    samples = [Sample(token) for token in tokens]
+            surprises[i] = states[i].surprise(processed[i], token)
     wanted = [
         i for i, state in enumerate(states) if state.params.logprobs is not None and tokens[i] != NO_TOKEN
     ]
-    for i, logprobs in zip(wanted, _logprobs(logits, tokens, states, wanted), strict=True):
-        samples[i] = Sample(tokens[i], logprobs)
-    return samples
+    counts = [states[i].params.logprobs or 0 for i in wanted]
+    named = [states[i].params.logprob_token_ids for i in wanted]
+    chosen = [tokens[i] for i in wanted]
+    found = dict(zip(wanted, token_logprobs([logits[i] for i in wanted], chosen, counts, named), strict=True))
+    return [Sample(token, found.get(i, ()), surprises.get(i)) for i, token in enumerate(tokens)]
+
+
+def _apply(processor: BatchLogitsProcessor, rows: list[Row], states: Sequence[SamplingState]) -> None:
+    wanted = [i for i, state in enumerate(states) if processor.wants(state.params)]
+    if wanted:
+        stacked = np.stack([rows[i] for i in wanted])
+        processor.apply(stacked, [states[i] for i in wanted])
+        for i, row in zip(wanted, stacked, strict=True):
+            rows[i] = row
 
 
 def _most_likely(logits: Row) -> int:
@@ -61,28 +99,36 @@ def _most_likely(logits: Row) -> int:
     return token if np.isfinite(logits[token]) else NO_TOKEN
 
 
-def _logprobs(
-    logits: Sequence[Row], tokens: Sequence[int], states: Sequence[SamplingState], wanted: Sequence[int]
+def token_logprobs(
+    logits: Sequence[Row],
+    tokens: Sequence[int],
+    counts: Sequence[int],
+    named: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[TokenLogprob, ...]]:
-    """For each of the ``wanted`` rows, its token's log-probability and those of the most likely others."""
-    if not wanted:
+    """Per row, log-probabilities of its token, the ``counts`` most likely ones and the ``named`` ones."""
+    if not logits:
         return []
-    counts = [min(states[i].params.logprobs or 0, len(logits[i])) for i in wanted]
-    top = top_candidates([logits[i] for i in wanted], np.maximum(counts, 1)).token_ids.tolist()
+    counts = [min(count, len(row)) for count, row in zip(counts, logits, strict=True)]
+    top = top_candidates(logits, np.maximum(counts, 1)).token_ids.tolist()
+    named = named or [()] * len(tokens)
     return [
-        _row_logprobs(logits[i], tokens[i], others[:count])
-        for i, others, count in zip(wanted, top, counts, strict=True)
+        _row_logprobs(row, token, others[:count], more)
+        for row, token, others, count, more in zip(logits, tokens, top, counts, named, strict=True)
     ]
 
 
-def _row_logprobs(logits: Row, token: int, others: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    largest, own = logits.max(), logits[token]
+def _row_logprobs(
+    logits: Row, token: int, best: Sequence[int], named: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    largest = logits.max()
     normalizer = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))
-    result = [TokenLogprob(token, float(own) - normalizer, rank)]
-    result += [
-        TokenLogprob(other, float(logits[other]) - normalizer, place)
-        for place, other in enumerate(others, start=1)
-        if other != token
-    ]
-    return tuple(result)
+    places = {other: place for place, other in enumerate(best, start=1)}
+    return tuple(
+        TokenLogprob(one, float(logits[one]) - normalizer, places.get(one) or _rank(logits, one))
+        for one in dict.fromkeys([token, *best, *named])
+    )
+
+
+def _rank(logits: Row, token: int) -> int:
+    own = logits[token]
+    return 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
-from .logits_processors import AllowedTokens, BadWords, LogitBias, LogitsProcessor, MinTokens, NoRepeatNgram
+from .draw import COLDEST, Filters
+from .dry import Dry
+from .logits_processors import (
+    AllowedTokens,
+    BadWords,
+    CustomFunctions,
+    LogitBias,
+    LogitsProcessor,
+    MinTokens,
+    NoRepeatNgram,
+)
+from .mirostat import Mirostat
 from .penalties import Penalties
 
 _MASK = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_XTC = 1  # the stream of uniforms that says whether XTC applies
 
 
 def _mix(z: int) -> int:
@@ -34,38 +47,80 @@ class SamplingState:
         prompt_token_ids: [n], for the repetition penalty and repeated n-grams.
         end_token_ids: tokens masked until ``min_tokens`` are generated.
         bad_words: token sequences that must not be generated.
+        dry_breakers: tokens that DRY's runs do not contain.
     """
 
-    __slots__ = ("_key", "num_tokens", "params", "processors")
+    __slots__ = (
+        "_filters",
+        "_key",
+        "_mirostat",
+        "num_tokens",
+        "output_token_ids",
+        "params",
+        "processors",
+        "prompt_token_ids",
+    )
 
     def __init__(
         self,
         params: SamplingParams,
         prompt_token_ids: npt.NDArray[np.int64],
         end_token_ids: Collection[int] = (),
-        bad_words: Collection[tuple[int, ...]] = (),
+        bad_words: Collection[Sequence[int]] = (),
+        dry_breakers: Collection[int] = (),
     ) -> None:
         self.params = params
+        self._filters = _filters(params)
+        self._mirostat = None
+        if params.mirostat:
+            self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta, self._filters.temperature)
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids: list[int] = []
         self.num_tokens = 0
         self._key = _mix(params.seed if params.seed is not None else secrets.randbits(63))
         self.processors: list[LogitsProcessor] = list(_penalties(params, prompt_token_ids))
+        if params.dry_multiplier:
+            self.processors.append(Dry(params, dry_breakers, prompt_token_ids))
         if bad_words:
             self.processors.append(BadWords(bad_words))
         if params.min_tokens:
             self.processors.append(MinTokens(end_token_ids))
+        if params.logits_processors:
+            self.processors.append(CustomFunctions(params.logits_processors))
 
-    def observe(self, token: int) -> None:
-        """Take note of a generated token."""
+    def observe(self, token: int, surprise: float | None = None) -> None:
+        """Take note of a generated token, and of the surprise that its ``Sample`` states."""
         self.num_tokens += 1
+        self.output_token_ids.append(token)
+        if self._mirostat is not None and surprise is not None:
+            self._mirostat.observe(surprise)
         for processor in self.processors:
             processor.observe(token)
         if self.num_tokens == self.params.min_tokens:
             self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
-    def uniform(self) -> float:
-        """The draw for the next token, in [0, 1)."""
-        z = _mix((self._key + (self.num_tokens + 1) * _GOLDEN_GAMMA) & _MASK)
+    def uniform(self, stream: int = 0) -> float:
+        """The draw for the next token, in [0, 1); every ``stream`` has one of its own."""
+        key = _mix(self._key ^ stream) if stream else self._key
+        z = _mix((key + (self.num_tokens + 1) * _GOLDEN_GAMMA) & _MASK)
         return (z >> 11) * 2.0**-53
+
+    def filters(self) -> Filters:
+        """From which tokens the next one is drawn."""
+        if self._mirostat is not None:
+            return dataclasses.replace(self._filters, max_surprise=self._mirostat.max_surprise)
+        if self.params.xtc_probability and self.uniform(_XTC) < self.params.xtc_probability:
+            return dataclasses.replace(self._filters, xtc_threshold=self.params.xtc_threshold)
+        return self._filters
+
+    def surprise(self, logits: npt.NDArray[np.float32], token: int) -> float | None:
+        """What ``observe`` wants to know of ``token``, drawn from the processed ``logits`` [vocab_size]."""
+        return None if self._mirostat is None else self._mirostat.surprise(logits, token)
+
+    @property
+    def error(self) -> str:
+        """Why nothing can be drawn, empty if no processor failed."""
+        return next((p.error for p in self.processors if isinstance(p, CustomFunctions) and p.error), "")
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """``logits`` [vocab_size] with penalties and masks: a changed copy, or itself if there are none."""
@@ -86,3 +141,13 @@ def _penalties(params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) 
         yield NoRepeatNgram(params.no_repeat_ngram_size, prompt_token_ids)
     if params.allowed_token_ids:
         yield AllowedTokens(params.allowed_token_ids)
+
+
+def _filters(params: SamplingParams) -> Filters:
+    return Filters(
+        temperature=max(params.temperature, COLDEST),
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+    )

@@ -11,6 +11,7 @@ from engine_kit import VOCAB, make_engine, make_request, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carryall.runtime.engine.logits_processors import Logits
 from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.sampling_state import SamplingState
 from carryall.runtime.errors import InvalidSamplingError
@@ -125,3 +126,38 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
 
 def test_json_s_text_keys_are_token_ids() -> None:
     assert SamplingParams.from_dict({"logit_bias": {"7": -100}}).logit_bias == {7: -100.0}
+
+
+def test_own_functions_see_the_tokens_and_change_the_logits_in_their_order() -> None:
+    seen = []
+
+    def only_even(token_ids: list[int], logits: Logits) -> Logits:
+        seen.append(token_ids)
+        logits[1::2] = -np.inf
+        return logits
+
+    def only_high(token_ids: list[int], logits: Logits) -> Logits:
+        return np.where(np.arange(len(logits)) >= 4, logits, -np.inf)
+
+    params = SamplingParams(logits_processors=(only_even, only_high))
+    state = SamplingState(params, np.array([1, 2], np.int64))
+    assert forbidden(state) == {0, 1, 2, 3, 5}
+    state.observe(4)
+    assert forbidden(state) == {0, 1, 2, 3, 5}
+    assert seen == [[], [4]]
+
+
+@pytest.mark.parametrize("result", [None, np.zeros(VOCAB + 1), 3.0])
+def test_a_function_that_fails_fails_only_its_own_request(result: Any) -> None:
+    engine, _ = make_engine()
+    bad = make_request("bad", params=SamplingParams(logits_processors=(lambda tokens, logits: result,)))
+    good = make_request("good")
+    run(engine, [bad, good])
+    assert bad.finish_reason == "error"
+    assert "logits processor <function" in str(bad.error)
+    assert good.finish_reason == "length"
+
+
+def test_functions_are_checked() -> None:
+    with pytest.raises(InvalidSamplingError, match="logits_processors must be a list of functions"):
+        SamplingParams(logits_processors=("x",))  # type: ignore[arg-type]

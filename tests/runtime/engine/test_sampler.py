@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,29 @@ def test_draws_of_successive_tokens_are_uniform_and_unlike() -> None:
     assert abs(np.mean(uniforms) - 0.5) < 0.02
     assert abs(np.corrcoef(uniforms[:-1], uniforms[1:])[0, 1]) < 0.06
     assert 0 <= min(uniforms) < max(uniforms) < 1
+
+
+def test_logprobs_of_named_tokens_come_with_their_ranks() -> None:
+    logits = random_logits(3)
+    order = np.argsort(-logits, kind="stable")
+    named = (int(order[400]), int(order[0]))
+    (result,) = sample([logits], [state(temperature=0.0, logprobs=1, logprob_token_ids=named)])
+    probabilities = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum()
+    assert [(p.token_id, p.rank) for p in result.logprobs] == [(named[1], 1), (named[0], 401)]
+    for entry in result.logprobs:
+        assert entry.logprob == pytest.approx(math.log(probabilities[entry.token_id]), abs=1e-5)
+
+
+def test_a_vectorised_processor_sees_the_rows_it_wants_and_changes_no_others() -> None:
+    class Forbid:
+        def wants(self, params: SamplingParams) -> bool:
+            return "forbid" in params.extra_args
+
+        def apply(self, logits: Logits, states: Sequence[SamplingState]) -> None:
+            for row, one in zip(logits, states, strict=True):
+                row[one.params.extra_args["forbid"]] = -np.inf
+
+    logits = np.array([1, 2, 3], np.float32)
+    states = [state(temperature=0.0, extra_args={"forbid": [2]}), state(temperature=0.0)]
+    assert [s.token_id for s in sample([logits, logits], states, [Forbid()])] == [1, 2]
+    assert logits.tolist() == [1, 2, 3]

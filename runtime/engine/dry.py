@@ -1,0 +1,79 @@
+"""DRY: a penalty on the token that would go on repeating what was said before.
+
+By its author's definition (https://github.com/oobabooga/text-generation-webui/pull/5677): where the last n
+tokens have occurred before, the token that followed them then loses ``multiplier * base ** (n - allowed)``,
+n at least ``allowed``. Runs do not reach over sequence breakers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sampling_params import SamplingParams
+
+_FIRST_CAPACITY = 256
+_LARGEST = 1e30  # what a float32 logit can still lose
+
+Integers = npt.NDArray[np.int64]
+
+
+class Dry:
+    """The penalty of one request.
+
+    Args:
+        params: its ``dry_`` options.
+        breakers: token ids that no run contains.
+        prompt_token_ids: [n].
+    """
+
+    def __init__(self, params: SamplingParams, breakers: Collection[int], prompt_token_ids: Integers) -> None:
+        self._params = params
+        self._breakers = np.array(sorted(breakers), np.int64)
+        self._size = len(prompt_token_ids)
+        self._tokens = np.concatenate([prompt_token_ids, np.zeros(_FIRST_CAPACITY, np.int64)])
+        self._most = params.dry_allowed_length
+        if params.dry_base > 1.0:  # from some length on, the penalty does not grow any more
+            self._most += math.ceil(
+                max(math.log(_LARGEST / params.dry_multiplier), 0.0) / math.log(params.dry_base)
+            )
+
+    def observe(self, token: int) -> None:
+        """Note a generated token."""
+        if self._size == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+        self._tokens[self._size] = token
+        self._size += 1
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        """Lower the logits of tokens that continue a run."""
+        last_n = self._params.dry_penalty_last_n
+        tokens = self._tokens[max(0, self._size - last_n) if last_n else 0 : self._size]
+        ends, lengths = self._runs(tokens)
+        followers = tokens[ends + 1]
+        wanted = (lengths >= self._params.dry_allowed_length) & ~np.isin(followers, self._breakers)
+        followers, places = np.unique(followers[wanted], return_inverse=True)
+        longest = np.zeros(len(followers), np.int64)
+        np.maximum.at(longest, places, lengths[wanted])
+        with np.errstate(over="ignore"):
+            penalty = self._params.dry_multiplier * self._params.dry_base ** (
+                longest - self._params.dry_allowed_length
+            ).astype(np.float64)
+        logits[followers] -= np.minimum(penalty, _LARGEST).astype(np.float32)
+
+    def _runs(self, tokens: Integers) -> tuple[Integers, Integers]:
+        """Places before the end up to which the text equals its own end, and over how many tokens."""
+        lengths = np.zeros(max(len(tokens) - 1, 0), np.int64)
+        alive = np.arange(len(lengths))
+        for length in range(1, min(len(tokens) - 1, self._most) + 1):
+            token = tokens[-length]
+            alive = alive[alive >= length - 1]
+            alive = alive[tokens[alive - length + 1] == token]
+            if not len(alive) or token in self._breakers:
+                break
+            lengths[alive] = length
+        ends = np.flatnonzero(lengths)
+        return ends, lengths[ends]

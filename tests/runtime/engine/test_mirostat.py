@@ -1,0 +1,70 @@
+"""Mirostat 2: which tokens it leaves, and that it reaches its target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carryall.runtime.engine.draw import Filters, draw
+from carryall.runtime.engine.mirostat import Mirostat
+from carryall.runtime.engine.sampler import sample
+from carryall.runtime.engine.sampling_state import SamplingState
+from carryall.runtime.errors import InvalidSamplingError
+from carryall.runtime.sampling_params import SamplingParams
+
+EMPTY = np.empty(0, np.int64)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    bound=st.sampled_from([-1.0, 0.5, 3.0, 7.0, 2000.0]),
+    uniform=st.floats(0, 0.999),
+)
+def test_only_tokens_below_the_bound_are_drawn_in_their_proportion(
+    seed: int, bound: float, uniform: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, 50).astype(np.float32)
+    weights = np.exp(logits.astype(np.float64))
+    surprise = -np.log2(weights / weights.sum())
+    order = np.argsort(-logits, kind="stable")
+    kept = [token for token in order if surprise[token] <= bound] or [order[0]]
+    share = np.cumsum(weights[kept]) / weights[kept].sum()
+    (token,) = draw([logits], [Filters(max_surprise=bound)], np.array([uniform]))
+    place = kept.index(token)
+    assert share[place] - weights[token] / weights[kept].sum() - 1e-6 <= uniform <= share[place] + 1e-6
+
+
+def test_surprise_is_that_of_the_token_at_the_temperature() -> None:
+    logits = np.array([0.0, 1.0, 3.0], np.float32)
+    weights = np.exp(logits / 0.5)
+    expected = -np.log2(weights / weights.sum())
+    mirostat = Mirostat(5.0, 0.1, temperature=0.5)
+    assert [mirostat.surprise(logits, token) for token in range(3)] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("target", [4.0, 6.0])
+def test_the_mean_surprise_comes_to_the_target(target: float) -> None:
+    """A Zipf distribution of 10.5 bits of entropy, as in the paper's experiments."""
+    logits = -np.log(np.arange(1, 20_001)).astype(np.float32)
+    params = SamplingParams(mirostat=2, mirostat_tau=target, seed=1)
+    state = SamplingState(params, EMPTY)
+    seen = []
+    for _ in range(600):
+        (chosen,) = sample([logits], [state])
+        assert chosen.surprise is not None
+        state.observe(chosen.token_id, chosen.surprise)
+        seen.append(chosen.surprise)
+    assert np.mean(seen[100:]) == pytest.approx(target, abs=0.15)
+
+
+def test_the_bound_moves_by_the_error() -> None:
+    mirostat = Mirostat(3.0, 0.5, temperature=1.0)
+    mirostat.observe(5.0)
+    assert mirostat.max_surprise == 6.0 - 0.5 * 2.0
+
+
+def test_there_is_no_other_version() -> None:
+    with pytest.raises(InvalidSamplingError, match="mirostat is 2 or, off, 0, not 1"):
+        SamplingParams(mirostat=1)
