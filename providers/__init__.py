@@ -20,7 +20,7 @@ ENTRY_POINT_GROUP = "carryall.providers"
 _PARTS = frozenset(
     {
         *("base", "block_pool", "doctor", "kv_memory", "machine", "openvino_model", "ort", "ort_provider"),
-        *("paged_runner", "slot_graph", "slot_runner"),
+        *("paged_runner", "slot_graph", "slot_memory", "slot_policy", "slot_runner"),
     }
 )
 

@@ -11,18 +11,16 @@ stands: with a single new token, "tokens in the cache after the run, minus 1" is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
 from .base import Row, RunnerConfig, RunnerInfo
-from .kv_memory import KVMemory
+from .kv_memory import KVSpec
 from .slot_graph import (
     INPUT_IDS,
     LOGITS,
@@ -30,20 +28,15 @@ from .slot_graph import (
     SEQLENS_K,
     TOTAL_LENGTH,
     SlotGraph,
-    present_name,
     read_slot_graph,
 )
+from .slot_memory import BoundRun, HostMemory, SlotMemory
+from .slot_policy import SlotPolicy
 
-# A prompt runs in pieces, so that intermediate tensors stay small whatever its length. Measured, larger
-# pieces are no faster, and prompts of more than 16 tokens gain nothing from being batched with each other.
-PREFILL_CHUNK = 128
-# Attention scores of a piece: [heads, tokens of the piece, tokens so far]. Long contexts get smaller pieces.
-_MAX_SCORES = 2**21
-# One idle slot riding along costs no more than another run, which reads all weights again; two cost more.
-_MAX_HOLE = 1
 _MAX_BINDINGS = 128
 
 Logits = npt.NDArray[np.float32]
+MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
 
 
 class SlotRunner:
@@ -53,13 +46,23 @@ class SlotRunner:
         session: a strictly opened session of a graph lowered to slots.
         config: slots and context.
         source: how error messages call the model.
+        memory: makes the memory for caches of these shapes, so many slots and positions.
+        policy: how the target wants its steps cut.
 
     Raises:
         GraphError: the graph is not lowered to slots.
         UsageError: the context length is unknown or larger than the model's.
     """
 
-    def __init__(self, session: Any, config: RunnerConfig, source: str) -> None:
+    def __init__(
+        self,
+        session: Any,
+        config: RunnerConfig,
+        source: str,
+        *,
+        memory: MemoryMaker = HostMemory,
+        policy: SlotPolicy | None = None,
+    ) -> None:
         graph = read_slot_graph(session, source)
         context_length = _context_length(config, graph, source)
         self.info = RunnerInfo(
@@ -70,8 +73,9 @@ class SlotRunner:
             batched_multi_token=False,
         )
         self._session = session
-        self._kv = KVMemory(graph.caches, config.max_slots, context_length)
-        self._bindings: dict[tuple[str, int, int], Any] = {}
+        self._policy = policy or SlotPolicy()
+        self._kv = memory(graph.caches, config.max_slots, context_length)
+        self._bindings: dict[tuple[str, int, int], BoundRun] = {}
         self._ids = np.zeros((config.max_slots, 1), np.int64)
         self._lengths = np.zeros(config.max_slots, np.int32)
         self._total = np.zeros((), np.int32)
@@ -137,22 +141,12 @@ class SlotRunner:
     def _decode(self, rows: list[Row]) -> None:
         for row in rows:
             self._ids[row.slot, 0] = row.tokens[0]
-        for first, last in self._ranges(sorted(row.slot for row in rows)):
-            self._total[...] = self._lengths[first : last + 1].max() + 1
-            self._session.run_with_iobinding(self._decode_binding(first, last - first + 1))
-
-    def _ranges(self, slots: list[int]) -> Iterator[tuple[int, int]]:
-        """Cut sorted slots into ranges [first, last], bridging cheap holes that have room for a dummy row."""
-        if not slots:
-            return
-        first = last = slots[0]
-        for slot in slots[1:]:
-            hole = self._lengths[last + 1 : slot]
-            if len(hole) > _MAX_HOLE or (hole >= self.info.context_length).any():
-                yield first, last
-                first = slot
-            last = slot
-        yield first, last
+        full = self._lengths >= self.info.context_length
+        for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
+            longest = int(self._lengths[first : first + count].max()) + 1
+            captured = self._policy.captures(first, count)
+            self._total[...] = self.info.context_length if captured else longest
+            self._decode_run(first, count).run(self._session)
 
     def _prefill(self, row: Row) -> Logits:
         """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
@@ -161,7 +155,7 @@ class SlotRunner:
             spare if row.num_logits == 1 else np.empty((1, row.num_logits, self.info.vocab_size), np.float32)
         )
         first_wanted = size - row.num_logits
-        for begin, end in _pieces(row.start, size):
+        for begin, end in self._policy.pieces(row.start, size):
             part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
             # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
             self._run_piece(row.slot, row.start + begin, row.tokens[begin:end], part if part.size else spare)
@@ -170,68 +164,40 @@ class SlotRunner:
     def _run_piece(self, slot: int, start: int, tokens: npt.NDArray[np.int64], logits: Logits) -> None:
         """Run ``tokens`` at positions [start, start + n) of a slot; fill ``logits`` from the last ones."""
         count = len(tokens)
-        binding = self._kv_binding("prefill", slot, 1)
+        run = self._bound("prefill", slot, 1)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(tokens, np.int64)[None],
             SEQLENS_K: np.array([start + count - 1], np.int32),
             TOTAL_LENGTH: np.array(start + count, np.int32),
             POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
-        self._bind(binding, feeds, logits)
-        self._session.run_with_iobinding(binding)
+        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session)
 
-    def _decode_binding(self, first: int, count: int) -> Any:
+    def _decode_run(self, first: int, count: int) -> BoundRun:
         key = ("decode", first, count)
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._kv_binding(*key)
-            part = slice(first, first + count)
+        if key not in self._bindings:
+            run, part = self._bound(*key), slice(first, first + count)
             feeds: dict[str, npt.NDArray[Any]] = {
                 INPUT_IDS: self._ids[part],
                 SEQLENS_K: self._lengths[part],
                 TOTAL_LENGTH: self._total,
                 POSITIONS: self._first_position[part],
             }
-            self._bind(binding, feeds, self._logits[part])
-        return binding
+            results = {LOGITS: self._logits[part]}
+            capture = self._policy.captures(first, count)
+            self._bindings[key] = self._kv.bind_step(run.binding, feeds, results, capture=capture)
+        return self._bindings[key]
 
-    def _kv_binding(self, kind: str, first: int, count: int) -> Any:
+    def _bound(self, kind: str, first: int, count: int) -> BoundRun:
         """An IO binding whose caches are those of slots [first, first + count), made once."""
         key = (kind, first, count)
-        binding = self._bindings.get(key)
-        if binding is None:
+        if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
             binding = self._session.io_binding()
-            for past, buffer in self._kv.buffers.items():
-                value = _shared_value(buffer[first : first + count])
-                binding.bind_ortvalue_input(past, value)
-                binding.bind_ortvalue_output(present_name(past), value)
-            self._bindings[key] = binding
-        return binding
-
-    @staticmethod
-    def _bind(binding: Any, feeds: dict[str, npt.NDArray[Any]], logits: Logits) -> None:
-        for name, array in feeds.items():
-            binding.bind_ortvalue_input(name, _shared_value(array))
-        binding.bind_ortvalue_output(LOGITS, _shared_value(logits))
-
-
-def _pieces(start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cut ``size`` tokens on top of ``start`` cached ones into pieces [begin, end)."""
-    begin = 0
-    while begin < size:
-        end = min(begin + PREFILL_CHUNK, size, begin + max(1, _MAX_SCORES // (start + begin + PREFILL_CHUNK)))
-        yield begin, end
-        begin = end
-
-
-def _shared_value(array: npt.NDArray[Any]) -> Any:
-    """An ``OrtValue`` on the array's own memory, so that later changes in place are seen."""
-    value = ort.load_onnxruntime("a slot runner").OrtValue
-    if array.dtype == ml_dtypes.bfloat16:
-        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16.value)
-    return value.ortvalue_from_numpy(array)
+            self._kv.bind_caches(binding, first, count)
+            self._bindings[key] = BoundRun(binding)
+        return self._bindings[key]
 
 
 def _context_length(config: RunnerConfig, graph: SlotGraph, source: str) -> int:

@@ -16,6 +16,7 @@ from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 from carryall.providers import slot_runner
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.cpu import CpuProvider
+from carryall.providers.slot_policy import SlotPolicy
 from carryall.runtime.errors import GraphError, ProviderRuntimeError, UsageError
 
 Tokens = npt.NDArray[np.int64]
@@ -99,7 +100,7 @@ def test_logits_of_several_last_tokens(runner: slot_runner.SlotRunner) -> None:
 def test_a_long_prompt_runs_in_pieces(
     runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch, wanted: int
 ) -> None:
-    monkeypatch.setattr(slot_runner, "PREFILL_CHUNK", 7)
+    monkeypatch.setattr(runner, "_policy", SlotPolicy(prefill_chunk=7))
     tokens = sequence(29, 4)  # the last piece is a single token
     (logits,) = runner.forward([Row(3, tokens, 0, num_logits=wanted)])
     assert logits.shape == (wanted, VOCAB)
@@ -111,9 +112,9 @@ def test_a_long_prompt_runs_in_pieces(
 def test_long_contexts_run_in_smaller_pieces(
     runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_runner, "PREFILL_CHUNK", 16)
-    monkeypatch.setattr(slot_runner, "_MAX_SCORES", 200)
-    pieces = [end - begin for begin, end in slot_runner._pieces(0, 50)]
+    policy = SlotPolicy(prefill_chunk=16, max_scores=200)
+    monkeypatch.setattr(runner, "_policy", policy)
+    pieces = [end - begin for begin, end in policy.pieces(0, 50)]
     assert sum(pieces) == 50
     assert pieces == sorted(pieces, reverse=True)
     assert pieces[0] == 12

@@ -1,0 +1,133 @@
+"""Where a slot runner's caches and step arrays live: on the host, or on a device.
+
+The runner keeps its step arrays on the host and asks the memory to bind them. On the host that shares them; a
+device gets copies, refreshed before each run, and results copied back after it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from . import ort
+from .kv_memory import KVMemory, KVSpec
+from .slot_graph import present_name
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class BoundRun:
+    """An IO binding, and what crosses the bus before and after each of its runs.
+
+    Args:
+        binding: everything the graph reads and writes.
+        uploads: device values and the host arrays they follow.
+        downloads: device values and the host arrays that follow them.
+        options: ``onnxruntime.RunOptions``, if any.
+    """
+
+    binding: Any
+    uploads: list[tuple[Any, Array]] = field(default_factory=list)
+    downloads: list[tuple[Any, Array]] = field(default_factory=list)
+    options: Any = None
+
+    def run(self, session: Any) -> None:
+        """Run once; the results are on the host afterwards."""
+        for value, array in self.uploads:
+            value.update_inplace(array)
+        options = () if self.options is None else (self.options,)
+        session.run_with_iobinding(self.binding, *options)
+        for value, array in self.downloads:
+            array[...] = value.numpy()
+
+
+class SlotMemory(abc.ABC):
+    """KV buffers [slots, heads, length, width] and the binding of a run's inputs and results."""
+
+    length: int  # positions a slot
+
+    @abc.abstractmethod
+    def bind_caches(self, binding: Any, first: int, count: int) -> None:
+        """Bind the caches of slots [first, first + count), each as input and output on one memory."""
+
+    @abc.abstractmethod
+    def bind_step(
+        self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
+    ) -> BoundRun:
+        """Bind arrays that stay where they are from run to run, their content changing in place.
+
+        Args:
+            binding: what ``bind_caches`` prepared.
+            feeds: inputs by name.
+            results: outputs by name.
+            capture: let the device record the run and replay it.
+        """
+
+    def bind_once(self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> BoundRun:
+        """Bind host arrays for one run; a session on a device copies inputs now and results after the run."""
+        for name, array in feeds.items():
+            binding.bind_ortvalue_input(name, shared_value(array))
+        for name, array in results.items():
+            binding.bind_ortvalue_output(name, shared_value(array))
+        return BoundRun(binding)
+
+    @abc.abstractmethod
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy at least positions [0, length) from slot ``source`` to slot ``target``."""
+
+    @abc.abstractmethod
+    def release(self, slot: int) -> None:
+        """Give the slot's memory back where that is possible; its content is lost."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free everything."""
+
+
+class HostMemory(SlotMemory):
+    """Reserved address space (``kv_memory``), shared with the kernels: nothing is ever copied."""
+
+    def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
+        self._kv = KVMemory(specs, slots, length)
+        self.length = self._kv.length
+
+    def bind_caches(self, binding: Any, first: int, count: int) -> None:
+        """See ``SlotMemory``."""
+        for past, buffer in self._kv.buffers.items():
+            value = shared_value(buffer[first : first + count])
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_ortvalue_output(present_name(past), value)
+
+    def bind_step(
+        self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
+    ) -> BoundRun:
+        """See ``SlotMemory``."""
+        return self.bind_once(binding, feeds, results)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See ``SlotMemory``."""
+        self._kv.copy_prefix(source, target, length)
+
+    def release(self, slot: int) -> None:
+        """See ``SlotMemory``."""
+        self._kv.release(slot)
+
+    def close(self) -> None:
+        """See ``SlotMemory``."""
+        self._kv.close()
+
+
+def shared_value(array: Array) -> Any:
+    """An ``OrtValue`` on the array's own memory, so that later changes in place are seen."""
+    value = ort.load_onnxruntime("a slot runner").OrtValue
+    if array.dtype == ml_dtypes.bfloat16:
+        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16.value)
+    return value.ortvalue_from_numpy(array)
