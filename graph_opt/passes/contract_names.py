@@ -29,9 +29,10 @@ class ContractNamesPass(GraphPass):
                 continue
             taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in found}
             for value, name in found.items():
-                if value.name != name and name not in taken:
-                    value.name = name
-                    self.fired += 1
+                if name in taken:
+                    continue
+                self.fired += value.name != name
+                value.name, value.shape = name, _with_numbers(value)
 
 
 def _name(value: ir.Value, prefix: str) -> str | None:
@@ -47,3 +48,11 @@ def _name(value: ir.Value, prefix: str) -> str | None:
     else:
         return None
     return f"{prefix}.{int(layer)}.{'key' if kind[0] == 'k' else 'value'}"
+
+
+def _with_numbers(value: ir.Value) -> ir.Shape | None:
+    """Return the shape of a value; exporters have written sizes as symbols, like '32'."""
+    if value.shape is None:
+        return None
+    names = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    return ir.Shape([int(name) if isinstance(name, str) and name.isdecimal() else name for name in names])

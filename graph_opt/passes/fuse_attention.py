@@ -1,38 +1,28 @@
-"""Any way to write scaled dot product attention on cached keys and values -> Attention.
+"""Any way to write scaled dot product attention -> Attention, with its cache where it has one.
 
 Vaswani et al., "Attention Is All You Need" (2017). The anchor is the Softmax, or an Attention that is fused
-already but whose keys are repeated, or whose cache is appended, outside. Scale, mask and repetition are
-proposed by following the operands, and proven by evaluation.
+already but whose keys are repeated, or whose cache is appended, outside. Mask and repetition are proposed by
+following the operands; that it is attention, and by which scale, is proven by evaluation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace as changed
 
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, remove_unused, replace, shared_constant, sole_consumer
+from ..edit import insert, int_attribute, remove_unused, replace, shared_constant, sole_consumer
+from .attention_values import MaskKind, Meaning, Proposal, meaning
 from .base import GraphPass
+from .decoder_inputs import LOWEST
 from .head_layout import head_sizes, join_heads, split_heads
-from .region import Array, close, region
 
 _SCALING = frozenset({"Mul", "Div"})
 _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Cast", "Identity"}
-_AROUND_SCORES = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Where"})
-_LOWEST = float(np.finfo(np.float32).min)
-
-
-@dataclass(frozen=True, slots=True)
-class _Proposal:
-    """Attention of ``query`` on ``key`` and ``value`` [batch, heads, length, head_dim]."""
-
-    query: ir.Value
-    key: ir.Value
-    value: ir.Value
-    mask: ir.Value | None
-    output: ir.Value
+_AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where", "Max"})
+_MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
+_MOST_MASKS = 8  # forms of one mask that are tried
 
 
 class FuseAttentionPass(GraphPass):
@@ -40,7 +30,7 @@ class FuseAttentionPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._masks: dict[ir.Value, ir.Value] = {}
+        self._masks: dict[tuple[ir.Value, MaskKind], ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Look at every Softmax and every Attention without a cache."""
@@ -54,77 +44,124 @@ class FuseAttentionPass(GraphPass):
                 found = _around_attention(node)
             else:
                 continue
-            reason = found if isinstance(found, str) else self._fuse(graph, found)
+            reason = found if isinstance(found, str) else self._fuse_first(graph, found)
             if reason is None:
                 self.fired += 1
             else:
                 self.refuse(node, reason)
 
-    def _fuse(self, graph: ir.Graph, found: _Proposal) -> str | None:
-        query, key, value = (head_sizes(x) for x in (found.query, found.key, found.value))
-        if query is None or key is None or value is None:
-            return "q, k or v is not [batch, heads, length, head_dim] with fixed heads and head_dim"
-        caches = [_appended(found.key), _appended(found.value)]
-        if caches[0] is None or caches[1] is None:
-            return "its keys and values are not a cache and new ones, joined along the length"
-        scale = _scale(found, query, key, value)
-        if isinstance(scale, str):
-            return scale
+    def _fuse_first(self, graph: ir.Graph, proposals: list[Proposal]) -> str | None:
+        """Fuse the first of some proposals that holds; else return why the first does not."""
+        reasons = []
+        for found in proposals:
+            sizes = [head_sizes(x) for x in (found.query, found.key, found.value)]
+            if sizes[0] is None or sizes[1] is None or sizes[2] is None:
+                return "q, k or v is not [batch, heads, length, head_dim] with fixed heads and head_dim"
+            known = meaning(found, sizes[0], sizes[1], sizes[2])
+            if isinstance(known, Meaning):
+                self._fuse(graph, found, known, (sizes[0][0], sizes[1][0], sizes[2][1]))
+                return None
+            reasons.append(known)
+        return reasons[0]
+
+    def _fuse(self, graph: ir.Graph, found: Proposal, known: Meaning, sizes: tuple[int, int, int]) -> None:
         last = found.output.producer()
         if last is None:
             raise AssertionError("unreachable: an attention ends in a node")
-        (past_key, new_key), (past_value, new_value) = caches[0], caches[1]
-        mask = None if found.mask is None else self._additive(graph, found.mask)
-        operands = [join_heads(last, x) for x in (found.query, new_key, new_value)]
-        attributes: dict[str, float | int] = {"q_num_heads": query[0], "kv_num_heads": key[0], "scale": scale}
-        fused = insert(last, "Attention", [*operands, mask, past_key, past_value], attributes, num_outputs=3)
-        for old, new in zip((found.key, found.value), fused.outputs[1:], strict=True):
+        heads, kv_heads, size = sizes
+        attributes: dict[str, float | int] = {"q_num_heads": heads, "kv_num_heads": kv_heads}
+        attributes |= {"scale": known.scale} | ({"softcap": known.softcap} if known.softcap else {})
+        mask = None if found.mask is None else self._additive(graph, found.mask, known.mask)
+        caches = [_appended(found.key), _appended(found.value)]
+        if found.causal or caches[0] is None or caches[1] is None:
+            operands = [join_heads(last, x) for x in (found.query, found.key, found.value)]
+            attributes |= {"is_causal": 1} if found.causal else {}
+            fused = insert(last, "Attention", [*operands, *([mask] if mask else [])], attributes)
+            caches = []
+        else:
+            (past_key, new_key), (past_value, new_value) = caches[0], caches[1]
+            operands = [join_heads(last, x) for x in (found.query, new_key, new_value)]
+            cached = [*operands, mask, past_key, past_value]
+            fused = insert(last, "Attention", cached, attributes, num_outputs=3)
+        pairs = list(zip((found.key, found.value), fused.outputs[1:], strict=False))
+        for old, new in pairs:
             new.type = old.type
-        replace(found.output, split_heads(last, fused.outputs[0], query[0], value[1]))
+        replace(found.output, split_heads(last, fused.outputs[0], heads, size))
         remove_unused(graph, last)
-        for old, new in zip((found.key, found.value), fused.outputs[1:], strict=True):
+        for old, new in pairs:
             _replace_cache(graph, old, new)
-        return None
 
-    def _additive(self, graph: ir.Graph, mask: ir.Value) -> ir.Value:
+    def _additive(self, graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
         """Return a mask as finite numbers to add, so that a row which sees nothing stays a number."""
-        if mask not in self._masks:
-            first = next(node for node in graph if any(value is mask for value in node.inputs))
-            lowest = shared_constant(graph, "mask.lowest", np.array(_LOWEST, np.float32))
-            if mask.dtype == ir.DataType.BOOL:
-                zero = shared_constant(graph, "mask.zero", np.array(0, np.float32))
-                made = insert(first, "Where", [mask, zero, lowest])
-            else:
-                made = insert(first, "Max", [mask, lowest])
-            made.outputs[0].shape, made.outputs[0].dtype = mask.shape, ir.DataType.FLOAT
-            self._masks[mask] = made.outputs[0]
-        return self._masks[mask]
+        if (mask, kind) not in self._masks:
+            self._masks[mask, kind] = _as_numbers(graph, mask, kind)
+        return self._masks[mask, kind]
+
+
+def _as_numbers(graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
+    first = next(node for node in graph if any(value is mask for value in node.inputs))
+    lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
+    zero = shared_constant(graph, "mask.zero", np.array(0, np.float32))
+    seen = mask
+    if kind is MaskKind.ONES:
+        seen = insert(first, "Cast", [mask], {"to": int(ir.DataType.BOOL)}).outputs[0]
+    match kind:
+        case MaskKind.ADDED:
+            made = insert(first, "Max", [mask, lowest]).outputs[0]
+        case MaskKind.HIDDEN:
+            made = insert(first, "Where", [mask, lowest, zero]).outputs[0]
+        case _:
+            made = insert(first, "Where", [seen, zero, lowest]).outputs[0]
+    made.shape, made.dtype = mask.shape, ir.DataType.FLOAT
+    return made
 
 
 def _is_bare(node: ir.Node) -> bool:
     return all(value is None for value in node.inputs[4:]) and head_sizes(node.inputs[0]) is not None
 
 
-def _around_softmax(node: ir.Node) -> _Proposal | str:
+def _around_softmax(node: ir.Node) -> list[Proposal] | str:
     scores, masks = _product_above(node.inputs[0])
     weights = _product_below(node.outputs[0])
     if scores is None or weights is None:
         return "no product of q and k before it, or of it and v behind it"
-    if len(masks) > 1:
-        return "more than one value is added to its scores"
     operands = [value for value in (*scores.inputs[:2], weights.inputs[1]) if value is not None]
     query, key, value = (_source(value) for value in operands)
-    return _Proposal(query, key, value, masks[0] if masks else None, _result(weights))
+    found = Proposal(query, key, value, None, _result(weights))
+    if not masks:
+        return [found]
+    forms = [mask for mask in _upstream(masks[0]) if all(mask in set(_upstream(x)) for x in masks[1:])]
+    if not forms:
+        return "more than one value is added to its scores"
+    return [changed(found, mask=mask) for mask in forms]
 
 
-def _around_attention(node: ir.Node) -> _Proposal | str:
-    if "is_causal" in node.attributes and node.attributes["is_causal"].as_int():
-        return "it is causal by attribute, without a cache"
+def _upstream(mask: ir.Value) -> list[ir.Value]:
+    """Return the forms in which a mask comes up on its way, the last first."""
+    found: dict[ir.Value, None] = {}
+    waiting = [mask]
+    while waiting and len(found) < _MOST_MASKS:
+        value = waiting.pop(0)
+        node = value.producer()
+        if value in found or value.const_value is not None or value.shape is None or len(value.shape) < 2:
+            continue
+        found[value] = None
+        if node is not None and node.op_type in _MAKING_MASKS and not node.domain:
+            waiting += [operand for operand in node.inputs if operand is not None]
+    return list(found)
+
+
+def _around_attention(node: ir.Node) -> list[Proposal] | str:
     query, key, value = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     if query is None or key is None or value is None:
         return "it has no query, key or value"
-    return _Proposal(query, _source(key), _source(value), mask, node.outputs[0])
+    if len(node.outputs) > 1:
+        return "it returns more than its result"
+    causal = bool(int_attribute(node, "is_causal", 0))
+    if causal and (_appended(_source(key)) is not None or mask is not None):
+        return "it is causal by attribute, beside a mask or on a cache appended outside"
+    return [Proposal(query, _source(key), _source(value), mask, node.outputs[0], causal)]
 
 
 def _source(value: ir.Value) -> ir.Value:
@@ -208,58 +245,6 @@ def _appended(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     if node.attributes["axis"].as_int() not in (2, -2) or past is None or new is None:
         return None
     return (past, new) if past.is_graph_input() else None
-
-
-def _scale(
-    found: _Proposal, query: tuple[int, int], key: tuple[int, int], value: tuple[int, int]
-) -> float | str:
-    """Return the scale with which a proposal is attention, or why it is not."""
-    inputs = [x for x in (found.query, found.key, found.value, found.mask) if x is not None]
-    part = region(inputs, found.output)
-    if isinstance(part, str):
-        return part
-    if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
-        return f"{query[0]} heads of size {query[1]} cannot share {key[0]} of size {key[1]}"
-    rng = np.random.default_rng(0)
-    sizes = ((query, 3), (key, 5), (value, 5))
-    arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
-    seen = rng.random((2, 1, 3, 5)) < 0.7
-    seen[..., 0] = True
-    given: list[Array] = list(arrays)
-    if found.mask is not None:
-        given.append(seen if found.mask.dtype == ir.DataType.BOOL else _additive_array(seen))
-    else:
-        seen[:] = True
-    result = part(*given)
-    for scale in _scales(query[1], part.constants):
-        if close(result, _attention(arrays, seen, scale)):
-            return scale
-    return "what surrounds its softmax is no attention of q on k and v by a known scale"
-
-
-def _additive_array(seen: Array) -> Array:
-    return np.where(seen, 0, _LOWEST).astype(np.float32)
-
-
-def _scales(size: int, constants: Sequence[ir.Value]) -> list[float]:
-    """Return the scales to try: the usual, and products of the constants in the region."""
-    numbers = [1.0]
-    for value in constants:
-        content = None if value.const_value is None else value.const_value.numpy()
-        if content is not None and content.size == 1 and content.dtype.kind == "f":
-            number = float(content.item())
-            numbers += [number, number * number, 1 / number if number else 1.0]
-    return list(dict.fromkeys([float(size**-0.5), *(n for n in numbers if np.isfinite(n))]))
-
-
-def _attention(arrays: list[Array], seen: Array, scale: float) -> Array:
-    query, key, value = (array.astype(np.float64) for array in arrays)
-    groups = query.shape[1] // key.shape[1]
-    key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
-    scores = np.where(seen, scale * query @ key.swapaxes(-1, -2), -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.asarray(weights @ value, np.float32)
 
 
 def _replace_cache(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:

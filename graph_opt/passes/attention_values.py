@@ -1,0 +1,110 @@
+"""What a region of a graph computes, said as attention: its scale, its cap, and what its mask means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import onnx_ir as ir
+
+from .decoder_inputs import LOWEST
+from .region import Array, close, region
+
+
+class MaskKind(Enum):
+    """How a mask says which keys a token sees."""
+
+    NONE = "there is none"
+    SEEN = "true where it sees"
+    HIDDEN = "true where it does not"
+    ADDED = "a number to add"
+    ONES = "1 where it sees, else 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Attention of ``query`` on ``key`` and ``value`` [batch, heads, length, head_dim]."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    mask: ir.Value | None
+    output: ir.Value
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """With what a proposal is attention: softmax(cap(scale * q k) + mask) v."""
+
+    scale: float
+    softcap: float
+    mask: MaskKind
+
+
+Heads = tuple[int, int]  # how many, of which size
+
+
+def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
+    """Return with what scale, cap and mask a proposal is attention, or why it is none."""
+    inputs = [x for x in (found.query, found.key, found.value, found.mask) if x is not None]
+    part = region(inputs, found.output)
+    if isinstance(part, str):
+        return part
+    if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
+        return f"{query[0]} heads of size {query[1]} cannot share {key[0]} of size {key[1]}"
+    rng = np.random.default_rng(0)
+    sizes = ((query, 5 if found.causal else 3), (key, 5), (value, 5))
+    arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
+    seen = rng.random((2, 1, len(arrays[0][0, 0]), 5)) < 0.7
+    seen[..., 0] = True
+    if found.mask is None:
+        seen[:] = True
+    if found.causal:
+        seen &= np.tri(5, dtype=np.bool_)
+    numbers = _numbers(part.constants)
+    for kind, mask in _masks(found.mask, seen):
+        result = part(*arrays, *mask)
+        for scale, cap in _factors(query[1], numbers):
+            if close(result, _attention(arrays, seen, scale, cap)):
+                return Meaning(scale, cap, kind)
+    return "what surrounds its softmax is no attention of q on k and v by a known scale"
+
+
+def _masks(mask: ir.Value | None, seen: Array) -> Iterator[tuple[MaskKind, list[Array]]]:
+    """Yield each way in which a mask of this type may say what is seen."""
+    if mask is None:
+        yield MaskKind.NONE, []
+    elif mask.dtype == ir.DataType.BOOL:
+        yield MaskKind.SEEN, [seen]
+        yield MaskKind.HIDDEN, [~seen]
+    else:
+        yield MaskKind.ADDED, [np.where(seen, 0, LOWEST).astype(np.float32)]
+        yield MaskKind.ONES, [seen.astype(np.float32)]
+
+
+def _numbers(constants: Sequence[ir.Value]) -> list[float]:
+    contents = [value.const_value.numpy() for value in constants if value.const_value is not None]
+    return [float(x.item()) for x in contents if x.size == 1 and x.dtype.kind == "f" and np.isfinite(x).all()]
+
+
+def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:
+    """Yield the scales and caps to try: the usual, and those made of the constants in the region."""
+    scales = [float(size**-0.5), 1.0]
+    for number in numbers:
+        scales += [number, number * number, 1 / number if number else 1.0]
+    scales = list(dict.fromkeys(scale for scale in scales if scale and np.isfinite(scale)))
+    caps = [0.0, *dict.fromkeys(number for number in numbers if number > 1)]
+    yield from ((scale, cap) for cap in caps for scale in scales)
+
+
+def _attention(arrays: list[Array], seen: Array, scale: float, cap: float) -> Array:
+    query, key, value = (array.astype(np.float64) for array in arrays)
+    groups = query.shape[1] // key.shape[1]
+    key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
+    scores = scale * query @ key.swapaxes(-1, -2)
+    scores = np.where(seen, cap * np.tanh(scores / cap) if cap else scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True) @ value, np.float32)
