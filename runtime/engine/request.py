@@ -74,6 +74,8 @@ class Request:
         prompt: the prompt as it was written, if it was text.
         priority: lower is served first, as in vLLM.
         cache_salt: only requests of the same salt share cached prefixes.
+        tenant: slots are shared out fairly between tenants; None takes the salt.
+        deadline: the moment, of the monotonic clock, at which the request ends however far it is.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class Request:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -96,6 +100,8 @@ class Request:
         self.params = params
         self.priority = priority
         self.cache_salt = cache_salt
+        self.tenant = tenant if tenant is not None else cache_salt
+        self.deadline = deadline
         self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
         self.end_token_ids = frozenset(end_token_ids)
         self.output_token_ids: list[int] = []
@@ -112,6 +118,7 @@ class Request:
         self.slot: int | None = None
         self.num_computed = 0
         self.overtaken = 0  # times that a later request was admitted first
+        self.resumes = False  # preempted, and not admitted again yet
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
