@@ -11,6 +11,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ...providers.base import Row
 from .prefix_cache import PrefixCache
 from .prefix_tree import PrefixMatch
@@ -32,10 +35,11 @@ _WORTH_WAITING = 16
 
 @dataclass(slots=True)
 class StepPlan:
-    """Rows to run, and the request of each."""
+    """Rows to run, the request of each, and how many tokens at each row's end are only proposed."""
 
     rows: list[Row] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
 
     def add(self, request: Request, num_tokens: int) -> int:
         """Run the request's next ``num_tokens`` tokens; logits are wanted only once all are known."""
@@ -45,12 +49,34 @@ class StepPlan:
         tokens = request.token_slice(start, stop)
         self.rows.append(Row(request.slot, tokens, start, num_logits=int(stop == request.num_tokens)))
         self.requests.append(request)
+        self.proposed.append(0)
         return num_tokens
+
+    def decoding(self) -> list[int]:
+        """The rows whose requests lack only the newest token's KV."""
+        counts = zip(self.rows, self.proposed, strict=True)
+        return [i for i, (row, extra) in enumerate(counts) if row.num_logits and len(row.tokens) - extra == 1]
+
+    def lengthen(self, index: int, tokens: npt.NDArray[np.int64]) -> None:
+        """Let a row check ``tokens``, proposed to follow its own."""
+        row = self.rows[index]
+        known_and_proposed = np.concatenate([row.tokens, tokens])
+        self.rows[index] = Row(row.slot, known_and_proposed, row.start, row.num_logits + len(tokens))
+        self.proposed[index] = len(tokens)
+
+    def withdraw(self) -> None:
+        """Take all proposed tokens out of the rows again."""
+        for i, extra in enumerate(self.proposed):
+            row = self.rows[i]
+            if extra:
+                self.rows[i] = Row(row.slot, row.tokens[:-extra], row.start, row.num_logits - extra)
+        self.proposed = [0] * len(self.rows)
 
     def without(self, failed: Collection[int]) -> StepPlan:
         """The plan less the rows at the ``failed`` positions."""
         kept = [i for i in range(len(self.rows)) if i not in failed]
-        return StepPlan([self.rows[i] for i in kept], [self.requests[i] for i in kept])
+        parts = self.rows, self.requests, self.proposed
+        return StepPlan(*([part[i] for i in kept] for part in parts))
 
 
 class Scheduler:
@@ -110,9 +136,24 @@ class Scheduler:
         """Note that the plan's rows were computed."""
         # A gap costs about a row: either one slot rides along idle, or the run is cut in two.
         self._waste += len(self._slots.gaps())
-        for row, request in zip(plan.rows, plan.requests, strict=True):
-            request.num_computed = row.start + len(row.tokens)
+        for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
+            request.num_computed = row.start + len(row.tokens) - extra
             self.cache.progress(request)
+
+    def lend(self, request: Request, num_tokens: int) -> bool:
+        """Make room for KV of tokens that are only proposed, at no running request's cost; tell whether."""
+        assert request.slot is not None  # noqa: S101 -- only called for running requests
+        if not self.cache.make_room(num_tokens):
+            return False
+        self._slots.grow(request.slot, self._slots.tokens(request.slot) + num_tokens)
+        return True
+
+    def settle(self, plan: StepPlan) -> None:
+        """Note which of the plan's proposed tokens are known now, and take back the room of the others."""
+        for request, extra in zip(plan.requests, plan.proposed, strict=True):
+            if extra and request.slot is not None:
+                self._slots.grow(request.slot, request.num_computed)
+                self.cache.progress(request)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
         """Forget a request, finished or not; ``keep`` what it computed for others."""
