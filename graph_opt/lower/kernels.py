@@ -19,6 +19,7 @@ class Kernels:
         gather_block_quantized: GatherBlockQuantized exists.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
+        half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
     """
 
     rotary_in_attention: bool = True
@@ -30,6 +31,7 @@ class Kernels:
     gather_block_quantized: bool = True
     dynamic_quantize_matmul: bool = True
     int8_kv: bool = True
+    half_precision: bool = False
 
 
 CPU = Kernels()

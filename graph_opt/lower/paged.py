@@ -29,6 +29,7 @@ from ..edit import (
 )
 from ..passes.base import GraphPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
+from .float_compute import FloatComputePass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
 from .merge import MergeProjectionsPass
 
@@ -185,6 +186,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         context_length: most tokens a sequence will have; rope tables are this long.
     """
     return [
+        FloatComputePass(),
         common.ShapeInferencePass(),
         PagedAttentionPass(context_length),
         common.RemoveUnusedNodesPass(),

@@ -11,6 +11,7 @@ from ...runtime.errors import UsageError
 from ..rules.base import RulePass
 from .attention import GroupQueryAttentionPass
 from .dynamic_int8 import DynamicProductsPass
+from .float_compute import FloatComputePass
 from .kernels import CPU, Kernels
 from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from .logits import SelectLogitsPass
@@ -46,6 +47,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
     kernels, scales = options.kernels, CacheScales()
     passes: list[ir.passes.PassBase] = [
+        *([] if kernels.half_precision else [FloatComputePass()]),
         common.ShapeInferencePass(),
         TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
         GroupQueryAttentionPass(options.context_length, kernels),

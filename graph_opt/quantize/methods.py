@@ -12,13 +12,15 @@ from ..passes.base import GraphPass
 from .blockwise import BlockFormat
 from .dynamic_int8 import DynamicQuantizationPass
 from .gptq import gptq
+from .half import HALF_TYPES, HalfPrecisionPass
 from .moments import SecondMoments
 from .weight_only import WeightOnlyQuantizationPass
 
-METHODS: dict[str, BlockFormat] = {
+METHODS: dict[str, BlockFormat | None] = {
     "int4": BlockFormat(bits=4, block_size=128),
     "int8": BlockFormat(bits=8, block_size=32),
     "int8-dynamic": BlockFormat(bits=8, block_size=32),
+    **dict.fromkeys(HALF_TYPES),
 }
 ALGORITHMS = ("rtn", "gptq")
 _DYNAMIC = "int8-dynamic"
@@ -31,13 +33,13 @@ class Quantization:
 
     Args:
         method: one of ``METHODS``.
-        form: how weights are stored.
+        form: how weights are stored; None for fp16 and bf16.
         algorithm: how they are rounded: to the nearest, or by GPTQ.
         embedding: format of the embedding; None takes ``form``.
     """
 
     method: str
-    form: BlockFormat
+    form: BlockFormat | None
     algorithm: str = "rtn"
     embedding: BlockFormat | None = None
 
@@ -56,8 +58,11 @@ class Quantization:
 
         Args:
             moments: of the float model, for GPTQ.
-            exclude: weights whose activations stay float where a method quantizes them.
+            exclude: weights whose activations stay float where a method quantizes them; values that stay
+                float where a method converts to 16 bits.
         """
+        if self.form is None:
+            return HalfPrecisionPass(HALF_TYPES[self.method], keep_float=exclude)
         if self.computes_in_integers:
             return DynamicQuantizationPass(self.form, exclude=exclude)
         calibrated = (
@@ -67,7 +72,9 @@ class Quantization:
 
     def record(self) -> dict[str, Any]:
         """Return what a package's record says about it."""
-        facts = {"method": self.method, **dataclasses.asdict(self.form)}
+        facts: dict[str, Any] = {"method": self.method}
+        if self.form is not None:
+            facts |= dataclasses.asdict(self.form)
         if self.algorithm != "rtn":
             facts["algorithm"] = self.algorithm
         if self.embedding is not None:
@@ -96,6 +103,11 @@ def quantization(
         raise UsageError(f"method {_DYNAMIC} has neither algorithms nor a format of the embedding")
     given = {"block_size": block_size, "symmetric": symmetric}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    form = dataclasses.replace(METHODS[method], **changes)
+    base = METHODS[method]
+    if base is None:
+        if changes or algorithm != "rtn" or embedding is not None:
+            raise UsageError(f"method {method} has neither blocks, algorithms nor a format of the embedding")
+        return Quantization(method, None)
+    form = dataclasses.replace(base, **changes)
     own = None if embedding is None else dataclasses.replace(form, bits=_BITS[embedding])
     return Quantization(method, form, algorithm, own)

@@ -1,0 +1,49 @@
+"""16-bit graphs for targets without 16-bit kernels: the same graph in fp32, weights widened lazily.
+
+onnxruntime's CPU provider has hardly any fp16 kernel on x86-64 and none in bf16; left alone, it would cast
+every weight at every run, or refuse the graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import int_attribute, nodes_of, replace
+from ..lazy import lazy, shape_of
+from ..passes.base import GraphPass
+
+_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+class FloatComputePass(GraphPass):
+    """Turn every 16-bit float of a graph into fp32, its inputs and outputs too; drop the casts between."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Change weights, types and casts."""
+        for value in graph.initializers.values():
+            if value.const_value is not None and value.const_value.dtype in _HALF:
+                value.const_value = _widened(value.const_value)
+                self.fired += 1
+        outputs = [value for node in graph for value in node.outputs]
+        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
+            if value.dtype in _HALF:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        for node in nodes_of(graph, "Cast"):
+            _drop_cast(graph, node)
+
+
+def _drop_cast(graph: ir.Graph, node: ir.Node) -> None:
+    target, source = ir.DataType(int_attribute(node, "to", 0)), node.inputs[0]
+    if target not in (*_HALF, ir.DataType.FLOAT) or source is None:
+        return
+    node.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT.value))
+    if source.dtype == ir.DataType.FLOAT and not (source.is_graph_input() or source.is_initializer()):
+        replace(node.outputs[0], source)
+        graph.remove(node, safe=True)
+
+
+def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
+    wide = lazy(lambda: tensor.numpy().astype(np.float32), ir.DataType.FLOAT, shape_of(tensor))
+    wide.name = tensor.name
+    return wide
