@@ -12,12 +12,15 @@ from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
 from .passes.lift_attention import LiftAttentionPass
 from .passes.lift_norms import LiftNormsPass
+from .passes.lift_products import LiftProductsPass
+from .passes.lift_rotary import LiftRotaryPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
 from .passes.one_mask import OneMaskPass
 from .passes.position_ids import PositionIdsPass
 from .passes.raise_opset import RaiseOpsetPass
 from .passes.simplify_shapes import SimplifyShapesPass
 from .passes.split_projections import GemmToMatMulPass, SplitProjectionsPass
+from .passes.tied_head import TiedHeadPass
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
@@ -28,11 +31,15 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         RaiseOpsetPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         LiftNormsPass(),
+        LiftProductsPass(),
+        SimplifyShapesPass(),
+        LiftRotaryPass(),
         LiftAttentionPass(),
         SimplifyShapesPass(),
         *_clean_up(),
         PositionIdsPass(),
         GemmToMatMulPass(),
+        TiedHeadPass(),
         SimplifyShapesPass(),
         SplitProjectionsPass(),
         FuseRMSNormPass(),

@@ -55,9 +55,16 @@ class CausalMasks:
     def as_numbers(self, seen: ir.Value, before: ir.Node | None = None) -> ir.Value:
         """Return a mask of booleans as numbers to add."""
         zero = shared_constant(self._graph, "mask.zero", np.array(0, np.float32))
-        lowest = shared_constant(self._graph, "mask.lowest", np.array(LOWEST, np.float32))
-        made = insert(before or self._first, "Where", [seen, zero, lowest]).outputs[0]
+        made = insert(before or self._first, "Where", [seen, zero, self._lowest()]).outputs[0]
         return _annotated(made, ["batch", 1, "sequence", "total"], ir.DataType.FLOAT)
+
+    def where_seen(self, bias: ir.Value, mask: ir.Value, before: ir.Node) -> ir.Value:
+        """Return ``bias`` where an additive mask lets a token see, else the lowest float."""
+        made = insert(before, "Max", [insert(before, "Add", [bias, mask]).outputs[0], self._lowest()])
+        return _annotated(made.outputs[0], ["batch", 1, "sequence", "total"], ir.DataType.FLOAT)
+
+    def _lowest(self) -> ir.Value:
+        return shared_constant(self._graph, "mask.lowest", np.array(LOWEST, np.float32))
 
     def visible(self, window: int | None = None) -> ir.Value:
         """Return which keys [sequence, total] a token may see by their order alone."""

@@ -26,10 +26,11 @@ from ..edit import (
 )
 from ..probe import Probe
 from .base import GraphPass
-from .decoder_inputs import CausalMasks, decoder_input, is_decoder
+from .decoder_inputs import CausalMasks, is_decoder
+from .rope_rows import RopeRows
 
 _INPUTS = 14
-_LATER_INPUTS = ("attention bias", "head sink", "quantization scale", "quantization scale", "q or k norm")
+_LATER_INPUTS = ("head sink", "quantization scale", "quantization scale", "q or k norm")
 _CACHE = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
@@ -50,7 +51,7 @@ class LiftAttentionPass(GraphPass):
         nodes = list(nodes_of(graph, "GroupQueryAttention", MICROSOFT))
         if not nodes or not is_decoder(graph):
             return
-        masks, angles = CausalMasks(graph), dict[tuple[ir.Value, ir.Value], ir.Value]()
+        masks, rows = CausalMasks(graph), RopeRows(graph)
         for node in nodes:
             inputs = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
             heads = _heads(node)
@@ -58,7 +59,7 @@ class LiftAttentionPass(GraphPass):
             if reason is not None or isinstance(heads, str):
                 self.refuse(node, reason or str(heads))
                 continue
-            self._lift(graph, node, inputs, heads, masks, angles)
+            self._lift(graph, node, inputs, heads, masks, rows)
             self.fired += 1
 
     @staticmethod
@@ -68,16 +69,18 @@ class LiftAttentionPass(GraphPass):
         inputs: list[ir.Value | None],
         heads: _Heads,
         masks: CausalMasks,
-        angles: dict[tuple[ir.Value, ir.Value], ir.Value],
+        rows: RopeRows,
     ) -> None:
         query, key, value = _parts(graph, node, heads)
         if int_attribute(node, "do_rotary", 0):
-            tables = [_angle(graph, node, table, inputs[9], angles) for table in inputs[7:9]]
+            tables = [rows.at(node, table, inputs[9]) for table in inputs[7:9] if table is not None]
             interleaved = int_attribute(node, "rotary_interleaved", 0)
             query = _rotated(node, query, tables, heads.query, heads.size, interleaved)
             key = _rotated(node, key, tables, heads.key, heads.size, interleaved)
         window = int_attribute(node, "local_window_size", -1)
         mask = masks.additive(None if window < 0 else window)
+        if inputs[10] is not None:
+            mask = masks.where_seen(inputs[10], mask, node)
         scale = float_attribute(node, "scale", 0.0) or heads.size**-0.5
         attributes: dict[str, Any] = {"q_num_heads": heads.query, "kv_num_heads": heads.key, "scale": scale}
         softcap = float_attribute(node, "softcap", 0.0)
@@ -97,9 +100,9 @@ class LiftAttentionPass(GraphPass):
 
 
 def _misfit(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None]) -> str | None:
-    given = [name for name, value in zip(_LATER_INPUTS, inputs[10:15], strict=False) if value is not None]
+    given = [name for name, value in zip(_LATER_INPUTS, inputs[11:15], strict=False) if value is not None]
     if given:
-        return f"it has a {given[0]}"
+        return f"it takes a {given[0]}"
     if int_attribute(node, "smooth_softmax", 0) > 0 or int_attribute(node, "qk_output", 0):
         return "it smooths its softmax or returns its scores"
     for past in inputs[3:5]:
@@ -150,24 +153,6 @@ def _parts(graph: ir.Graph, node: ir.Node, heads: _Heads) -> list[ir.Value]:
     for part, size in zip(parts, sizes.tolist(), strict=True):
         part.shape, part.type = ir.Shape(["batch", "sequence", size]), given[0].type
     return list(parts)
-
-
-def _angle(
-    graph: ir.Graph,
-    node: ir.Node,
-    table: ir.Value | None,
-    positions: ir.Value | None,
-    angles: dict[tuple[ir.Value, ir.Value], ir.Value],
-) -> ir.Value:
-    """Return the rows of a cos or sin table at each token's position, [batch, sequence, rotary / 2]."""
-    if table is None:
-        raise AssertionError("unreachable: the tables were checked")
-    positions = positions or decoder_input(graph, "position_ids")
-    if (table, positions) not in angles:
-        found = insert(node, "Gather", [table, positions]).outputs[0]
-        found.shape, found.type = ir.Shape(["batch", "sequence", static_size(table, 1)]), table.type
-        angles[table, positions] = found
-    return angles[table, positions]
 
 
 def _rotated(

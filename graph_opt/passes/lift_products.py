@@ -1,0 +1,59 @@
+"""com.microsoft FusedMatMul -> Transpose, MatMul and Mul; a transposed weight is transposed lazily."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    weight,
+)
+from ..lazy import transpose
+from .base import GraphPass
+
+
+class LiftProductsPass(GraphPass):
+    """Replace onnxruntime's product that transposes and scales."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Replace every one that leaves the batch axes in their places."""
+        for node in nodes_of(graph, "FusedMatMul", MICROSOFT):
+            if any(int_attribute(node, name, 0) for name in ("transBatchA", "transBatchB")):
+                self.refuse(node, "it moves batch axes")
+                continue
+            operands = [
+                _transposed(graph, node, value) if int_attribute(node, name, 0) else value
+                for name, value in zip(("transA", "transB"), node.inputs, strict=True)
+            ]
+            if operands[0] is None or operands[1] is None:
+                self.refuse(node, "the rank of what it transposes is not known")
+                continue
+            output = insert(node, "MatMul", operands).outputs[0]
+            alpha = float_attribute(node, "alpha", 1.0)
+            if alpha != 1.0:
+                factor = shared_constant(graph, f"alpha.{alpha!r}", np.array(alpha, np.float32))
+                output = insert(node, "Mul", [output, factor]).outputs[0]
+            replace(node.outputs[0], output)
+            remove_unused(graph, node)
+            self.fired += 1
+
+
+def _transposed(graph: ir.Graph, node: ir.Node, value: ir.Value | None) -> ir.Value | None:
+    """Return a value with its last two axes swapped, None if its rank is not known."""
+    if value is None or value.shape is None:
+        return None
+    tensor, rank = weight(value), len(value.shape)
+    if tensor is not None and rank == 2:
+        name = f"{value.name}.transposed"
+        return graph.initializers.get(name) or add_initializer(graph, name, transpose(tensor))
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    return insert(node, "Transpose", [value], {"perm": perm}).outputs[0]

@@ -1,0 +1,75 @@
+"""The rows of a cos or sin table at each token's position: the canonical operands of RotaryEmbedding."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import insert, static_size
+from ..probe import Probe
+from .decoder_inputs import decoder_input
+from .region import Array
+
+_BATCH, _NEW, _PAST = 2, 3, 4
+_STEPS = 6
+
+
+class RopeRows:
+    """Reads tables at positions, once each.
+
+    Args:
+        graph: a decoder graph.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._rows: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
+
+    def at(self, before: ir.Node, table: ir.Value, positions: ir.Value | None) -> ir.Value:
+        """Return [batch, sequence, rotary / 2] of a table [length, rotary / 2].
+
+        Args:
+            before: a node that reads the rows.
+            table: cos or sin.
+            positions: [batch, sequence]; the graph's ``position_ids`` if None.
+        """
+        positions = positions if positions is not None else decoder_input(self._graph, "position_ids")
+        key = (table, positions)
+        if key not in self._rows:
+            self._rows[key] = self._unflattened(table, positions) or _gathered(before, table, positions)
+        return self._rows[key]
+
+    def _unflattened(self, table: ir.Value, positions: ir.Value) -> ir.Value | None:
+        """Return the rows that were made into a table only to be read one after the other."""
+        value: ir.Value | None = table
+        for _ in range(_STEPS):
+            node = value.producer() if value is not None else None
+            if node is None or node.op_type not in ("Concat", "Reshape") or node.domain:
+                return None
+            value = node.inputs[0]
+            if value is not None and value.shape is not None and len(value.shape) == 3:
+                return value if self._same(value, table, positions) else None
+        return None
+
+    def _same(self, rows: ir.Value, table: ir.Value, positions: ir.Value) -> bool:
+        whole, index, found = (self._evaluate(value) for value in (table, positions, rows))
+        return index.max() < len(whole) and np.array_equal(whole[index], found)
+
+    def _evaluate(self, value: ir.Value) -> Array:
+        probe = Probe(self._graph, value)
+        positions = np.arange(_PAST, _PAST + _NEW)[None] + np.arange(_BATCH)[:, None]
+        feed: dict[str, Array] = {
+            "attention_mask": np.ones((_BATCH, _PAST + _NEW), np.int64),
+            "input_ids": positions,
+            "position_ids": positions,
+        }
+        for needed in probe.inputs:
+            sizes = (_BATCH, static_size(needed, 1) or 1, _PAST, static_size(needed, 3) or 1)
+            feed.setdefault(str(needed.name), np.zeros(sizes, np.float32))
+        return probe(feed)
+
+
+def _gathered(before: ir.Node, table: ir.Value, positions: ir.Value) -> ir.Value:
+    rows = insert(before, "Gather", [table, positions]).outputs[0]
+    rows.shape, rows.type = ir.Shape(["batch", "sequence", static_size(table, 1)]), table.type
+    return rows

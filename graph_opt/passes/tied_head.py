@@ -1,0 +1,103 @@
+"""One tensor for an embedding and the head tied to it: Gather(W, ids) and Gemm(x, W, transB=1).
+
+Exporters store the transposed copy as a second tensor, or transpose one of them at every run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import add_initializer, insert, nodes_of, remove_unused, replace, shared_constant, weight
+from ..lazy import shape_of, transpose
+from .base import GraphPass
+
+_SAMPLE = 4  # rows compared before all are
+_ROWS = 4096  # rows compared at once
+
+
+class TiedHeadPass(GraphPass):
+    """Let a head that equals the transposed embedding read the embedding."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Compare the embedding with the weight of the product that makes ``logits``."""
+        embedding = _embedding(graph)
+        head = _head(graph)
+        if embedding is None or head is None:
+            return
+        table, matrix = embedding.inputs[0], head.inputs[1]
+        turned = table.producer() if table is not None else None
+        if turned is not None and turned.inputs[0] is matrix:
+            table = self._stored_once(graph, embedding, matrix)
+        elif not _is_transposed(weight(table), weight(matrix)):
+            return
+        if table is not None:
+            _read_embedding(graph, head, table)
+            self.fired += 1
+
+    @staticmethod
+    def _stored_once(graph: ir.Graph, embedding: ir.Node, matrix: ir.Value | None) -> ir.Value | None:
+        tensor = weight(matrix)
+        if tensor is None or matrix is None:
+            return None
+        table = add_initializer(graph, f"{matrix.name}.embedding", transpose(tensor))
+        old = embedding.inputs[0]
+        embedding.replace_input_with(0, table)
+        remove_unused(graph, old.producer() if old is not None else None)
+        return table
+
+
+def _embedding(graph: ir.Graph) -> ir.Node | None:
+    found = (node for node in nodes_of(graph, "Gather") if node.inputs[1] is not None)
+    return next((node for node in found if node.inputs[1] and node.inputs[1].name == "input_ids"), None)
+
+
+def _head(graph: ir.Graph) -> ir.Node | None:
+    """Return the product with a weight that the logits come from."""
+    value = next((value for value in graph.outputs if value.name == "logits"), None)
+    for _ in range(8):
+        node = value.producer() if value is not None else None
+        if node is None or node.domain:
+            return None
+        if node.op_type == "MatMul":
+            tensor = weight(node.inputs[1])
+            return node if tensor is not None and len(tensor.shape) == 2 else None
+        value = next((x for x in node.inputs if x is not None and x.const_value is None), None)
+    return None
+
+
+def _is_transposed(table: ir.TensorProtocol | None, matrix: ir.TensorProtocol | None) -> bool:
+    """Return whether one weight is the transpose of the other; large ones are compared piece by piece."""
+    if table is None or matrix is None or len(table.shape) != 2 or table.dtype != matrix.dtype:
+        return False
+    if shape_of(table) != shape_of(matrix)[::-1]:
+        return False
+    left, right = table.numpy(), matrix.numpy()
+    if not np.array_equal(left[:_SAMPLE], right[:, :_SAMPLE].T):
+        return False
+    return all(
+        np.array_equal(left[row : row + _ROWS], right[:, row : row + _ROWS].T)
+        for row in range(0, len(left), _ROWS)
+    )
+
+
+def _read_embedding(graph: ir.Graph, head: ir.Node, table: ir.Value) -> None:
+    vocabulary, width = (int(size) for size in shape_of(weight(table) or _missing(table)))
+    matrix = head.inputs[1]
+    flat = shared_constant(graph, f"head.rows_{width}", np.array([-1, width], np.int64))
+    rows = insert(head, "Reshape", [head.inputs[0], flat]).outputs[0]
+    product = insert(head, "Gemm", [rows, table], {"transB": 1}).outputs[0]
+    source = head.inputs[0]
+    if source is None:
+        raise AssertionError("unreachable: a product has two operands")
+    lead = insert(head, "Shape", [source], {"start": 0, "end": -1}).outputs[0]
+    last = shared_constant(graph, f"head.vocabulary_{vocabulary}", np.array([vocabulary], np.int64))
+    shape = insert(head, "Concat", [lead, last], {"axis": 0}).outputs[0]
+    replace(head.outputs[0], insert(head, "Reshape", [product, shape]).outputs[0])
+    remove_unused(graph, head)
+    if matrix is not None and not matrix.uses():
+        graph.initializers.pop(str(matrix.name), None)
+
+
+def _missing(value: ir.Value) -> ir.TensorProtocol:
+    raise AssertionError(f"unreachable: {value.name} was checked to be a weight")
