@@ -19,7 +19,17 @@ ENTRY_POINT_GROUP = "carryall.providers"
 # Modules of this folder that are parts, not providers.
 _PARTS = frozenset(
     {
-        *("base", "block_pool", "doctor", "kv_memory", "machine", "openvino_model", "ort", "ort_provider"),
+        *(
+            "base",
+            "block_pool",
+            "device_memory",
+            "doctor",
+            "kv_memory",
+            "machine",
+            "openvino_model",
+            "ort",
+            "ort_provider",
+        ),
         *("paged_runner", "slot_graph", "slot_memory", "slot_policy", "slot_runner"),
     }
 )

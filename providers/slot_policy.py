@@ -19,6 +19,7 @@ class SlotPolicy:
             smaller pieces.
         max_hole: idle slots that may ride along in a decode run. On the CPU one costs no more than another
             run, which reads all weights again; two cost more.
+        max_rows: most slots in one decode run.
         buckets: sizes of decode runs from slot 0 on, ascending; a run is as large as the next of them. Empty
             runs the slots in use. Devices that replay captured runs want few different ones.
         capture: decode runs in buckets are captured once and replayed, so nothing about them but the content
@@ -30,6 +31,7 @@ class SlotPolicy:
     prefill_chunk: int = 128
     max_scores: int = 2**21
     max_hole: int = 1
+    max_rows: int = 2**31
     buckets: tuple[int, ...] = ()
     capture: bool = False
     prompts_on_cache: bool = True
@@ -60,14 +62,14 @@ class SlotPolicy:
         """
         if not slots:
             return
-        bucket = next((size for size in self.buckets if size > slots[-1]), None)
+        bucket = next((size for size in self.buckets if slots[-1] < size <= len(full)), None)
         if bucket is not None and not np.delete(full[:bucket], slots).any():
             yield 0, bucket
             return
         first = last = slots[0]
         for slot in slots[1:]:
             hole = full[last + 1 : slot]
-            if len(hole) > self.max_hole or hole.any():
+            if len(hole) > self.max_hole or hole.any() or slot - first >= self.max_rows:
                 yield first, last + 1 - first
                 first = slot
             last = slot

@@ -1,0 +1,206 @@
+"""Slot memory on a device of ONNX Runtime: caches and step inputs stay there, and runs can be captured.
+
+Everything here works for the device ``cpu`` too, which is how it is tested where there is no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ..runtime.errors import ProviderRuntimeError
+from . import ort
+from .kv_memory import KVSpec
+from .slot_graph import TOTAL_LENGTH, present_name
+from .slot_memory import Array, BoundRun, SlotMemory, shared_value
+
+# The kernels read this input on the host, whatever the device (onnxruntime's contrib_ops/cuda/bert/
+# group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
+_ON_HOST = frozenset({TOTAL_LENGTH})
+_GRAPH_ID = "gpu_graph_id"  # a run option; -1 neither captures nor replays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device as ONNX Runtime's allocators and IO bindings call it.
+
+    Args:
+        name: ``cuda``, ``dml``, ``cpu``.
+        index: which of several.
+        addressable: memory is plain addresses, so that slots can lie in one buffer and host arrays be copied
+            into device values at any time. Direct3D resources are not.
+    """
+
+    name: str
+    index: int = 0
+    addressable: bool = True
+
+
+class DeviceMemory(SlotMemory):
+    """KV buffers on a device, allocated at once.
+
+    Args:
+        specs: a buffer each, by name.
+        slots: how many sequences fit.
+        length: positions a slot.
+        device: where.
+        session_factory: opens an ONNX model, given as bytes, on the same device; used to copy slots.
+
+    Raises:
+        ProviderRuntimeError: the device has no room.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, KVSpec], slots: int, length: int, *, device: Device, session_factory: Any
+    ) -> None:
+        self.length = length
+        self._device, self._specs = device, specs
+        self._copier: Any = session_factory(_copy_model(specs, length))
+        self._graph_ids: Iterator[int] = itertools.count(1)
+        # One value for all slots, or one each where a part of a value cannot be addressed.
+        counts = [slots] if device.addressable else [1] * slots
+        self._caches = {name: [self._cache(name, count) for count in counts] for name in specs}
+        self._clear(slots)
+
+    def bind_caches(self, binding: Any, first: int, count: int) -> None:
+        """See ``SlotMemory``."""
+        for past in self._specs:
+            self._bind(binding.bind_input, binding.bind_ortvalue_input, past, past, first, count)
+            self._bind(
+                binding.bind_output, binding.bind_ortvalue_output, present_name(past), past, first, count
+            )
+
+    def bind_step(
+        self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
+    ) -> BoundRun:
+        """See ``SlotMemory``."""
+        if not self._device.addressable:
+            return _Rebinding(binding, memory=self, feeds=feeds, results=results)
+        run = BoundRun(binding, options=_graph_options(next(self._graph_ids) if capture else None))
+        on_host = {name: array for name, array in feeds.items() if name in _ON_HOST}
+        super().bind_once(binding, on_host, {})
+        for name, array in feeds.items():
+            if name not in on_host:
+                value = self._allocate(name, array.shape, array.dtype)
+                binding.bind_ortvalue_input(name, value)
+                run.uploads.append((value, array))
+        for name, array in results.items():
+            value = self._allocate(name, array.shape, array.dtype)
+            binding.bind_ortvalue_output(name, value)
+            run.downloads.append((value, array))
+        return run
+
+    def bind_once(self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> BoundRun:
+        """See ``SlotMemory``."""
+        run = super().bind_once(binding, feeds, results)
+        run.options = _graph_options(None) if self._device.addressable else None
+        return run
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the whole slot, one contiguous piece of memory a buffer."""
+        if self._copier is None:
+            self._copier = self._open(_copy_model(self._specs, self.length))
+        binding = self._copier.io_binding()
+        for name in self._specs:
+            self._bind(binding.bind_input, binding.bind_ortvalue_input, name, name, source, 1)
+            self._bind(binding.bind_output, binding.bind_ortvalue_output, present_name(name), name, target, 1)
+        self._copier.run_with_iobinding(binding)
+
+    def release(self, slot: int) -> None:
+        """The slot's memory stays reserved for the next sequence."""
+
+    def close(self) -> None:
+        """See ``SlotMemory``."""
+        self._caches.clear()
+        self._copier = None
+
+    def _bind(self, by_address: Any, by_value: Any, name: str, cache: str, first: int, count: int) -> None:
+        values, spec = self._caches[cache], self._specs[cache]
+        if not self._device.addressable:
+            if count != 1:
+                raise ProviderRuntimeError(f"device {self._device.name} runs one slot at a time, not {count}")
+            by_value(name, values[first])
+            return
+        stride = self.length * spec.bytes_per_token
+        shape = [count, spec.heads, self.length, spec.width]
+        address = values[0].data_ptr() + first * stride
+        by_address(name, self._device.name, self._device.index, _element_type(spec.dtype), shape, address)
+
+    def _clear(self, slots: int) -> None:
+        """Fill all slots with zeros: what lies behind a sequence is masked, but NaN times zero is NaN."""
+        binding = self._copier.io_binding()
+        for name, spec in self._specs.items():
+            zeros = np.zeros((1, spec.heads, self.length, spec.width), spec.dtype)
+            binding.bind_ortvalue_input(name, shared_value(zeros))
+        self._copy_into(binding, 0)
+        for slot in range(1, slots):
+            self.copy_prefix(0, slot, self.length)
+
+    def _copy_into(self, binding: Any, target: int) -> None:
+        for name in self._specs:
+            output = present_name(name)
+            self._bind(binding.bind_output, binding.bind_ortvalue_output, output, name, target, 1)
+        self._copier.run_with_iobinding(binding)
+
+    def _cache(self, name: str, slots: int) -> Any:
+        spec = self._specs[name]
+        return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
+
+    def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
+        try:
+            return make(list(shape), _element_type(dtype), self._device.name, self._device.index)
+        except ort.runtime_errors() as error:
+            size = int(np.prod(shape)) * dtype.itemsize / 2**30
+            raise ProviderRuntimeError(
+                f"{self._device.name}:{self._device.index} has no room for '{name}' ({size:.2f} GiB): "
+                f"{ort.one_line(error)}. Lower max_slots or context_length."
+            ) from error
+
+
+class _Rebinding(BoundRun):
+    """Binds host arrays anew for every run: binding is when a device without addresses takes its copy."""
+
+    __slots__ = ("_feeds", "_memory", "_results")
+
+    def __init__(
+        self, binding: Any, *, memory: SlotMemory, feeds: Mapping[str, Array], results: Mapping[str, Array]
+    ) -> None:
+        super().__init__(binding)
+        self._memory, self._feeds, self._results = memory, feeds, results
+
+    def run(self, session: Any) -> None:
+        """Run once; the results are on the host afterwards."""
+        self._memory.bind_once(self.binding, self._feeds, self._results)
+        super().run(session)
+
+
+def _element_type(dtype: np.dtype[Any]) -> Any:
+    return ir.DataType.BFLOAT16.value if dtype == ml_dtypes.bfloat16 else dtype.type
+
+
+def _graph_options(graph_id: int | None) -> Any:
+    options = ort.load_onnxruntime("a device run").RunOptions()
+    options.add_run_config_entry(_GRAPH_ID, str(-1 if graph_id is None else graph_id))
+    return options
+
+
+def _copy_model(specs: Mapping[str, KVSpec], length: int) -> bytes:
+    """A graph that copies one slot of every cache to its output."""
+    inputs, nodes = [], []
+    for name, spec in specs.items():
+        shape = [1, spec.heads, length, spec.width]
+        inputs.append(ir.val(name, ir.DataType.from_numpy(spec.dtype), shape))
+        node = ir.node("Identity", [inputs[-1]])
+        node.outputs[0].name = present_name(name)
+        node.outputs[0].type, node.outputs[0].shape = inputs[-1].type, inputs[-1].shape
+        nodes.append(node)
+    outputs = [node.outputs[0] for node in nodes]
+    graph = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": 21}, name="copy_slot")
+    return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
