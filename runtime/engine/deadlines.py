@@ -1,0 +1,31 @@
+"""Requests that must end by a certain moment."""
+
+from __future__ import annotations
+
+import heapq
+
+from .request import Request
+
+
+class Deadlines:
+    """Requests by deadline; looking costs nothing while none has passed."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._added = 0
+
+    def add(self, request: Request) -> None:
+        """Watch a request, if it has a deadline."""
+        if request.deadline is None:
+            return
+        self._added += 1
+        heapq.heappush(self._heap, (request.deadline, self._added, request))
+        while self._heap[0][2].finished:  # those that ended in time surface sooner or later
+            heapq.heappop(self._heap)
+
+    def take(self, now: float) -> list[Request]:
+        """Requests, finished or not, whose deadline has passed; they are watched no longer."""
+        passed = []
+        while self._heap and self._heap[0][0] <= now:
+            passed.append(heapq.heappop(self._heap)[2])
+        return passed
