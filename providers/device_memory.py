@@ -104,13 +104,10 @@ class DeviceMemory(SlotMemory):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the whole slot, one contiguous piece of memory a buffer."""
-        if self._copier is None:
-            self._copier = self._open(_copy_model(self._specs, self.length))
         binding = self._copier.io_binding()
         for name in self._specs:
             self._bind(binding.bind_input, binding.bind_ortvalue_input, name, name, source, 1)
-            self._bind(binding.bind_output, binding.bind_ortvalue_output, present_name(name), name, target, 1)
-        self._copier.run_with_iobinding(binding)
+        self._copy_into(binding, target)
 
     def release(self, slot: int) -> None:
         """The slot's memory stays reserved for the next sequence."""
