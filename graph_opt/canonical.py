@@ -14,6 +14,7 @@ from .passes.lift_attention import LiftAttentionPass
 from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
+from .passes.lift_weights import LiftWeightsPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
 from .passes.one_mask import OneMaskPass
 from .passes.position_ids import PositionIdsPass
@@ -32,6 +33,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         LiftNormsPass(),
         LiftProductsPass(),
+        LiftWeightsPass(),
         SimplifyShapesPass(),
         LiftRotaryPass(),
         LiftAttentionPass(),

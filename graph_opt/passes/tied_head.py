@@ -82,22 +82,25 @@ def _is_transposed(table: ir.TensorProtocol | None, matrix: ir.TensorProtocol | 
 
 
 def _read_embedding(graph: ir.Graph, head: ir.Node, table: ir.Value) -> None:
-    vocabulary, width = (int(size) for size in shape_of(weight(table) or _missing(table)))
-    matrix = head.inputs[1]
-    flat = shared_constant(graph, f"head.rows_{width}", np.array([-1, width], np.int64))
-    rows = insert(head, "Reshape", [head.inputs[0], flat]).outputs[0]
-    product = insert(head, "Gemm", [rows, table], {"transB": 1}).outputs[0]
-    source = head.inputs[0]
-    if source is None:
-        raise AssertionError("unreachable: a product has two operands")
-    lead = insert(head, "Shape", [source], {"start": 0, "end": -1}).outputs[0]
-    last = shared_constant(graph, f"head.vocabulary_{vocabulary}", np.array([vocabulary], np.int64))
-    shape = insert(head, "Concat", [lead, last], {"axis": 0}).outputs[0]
-    replace(head.outputs[0], insert(head, "Reshape", [product, shape]).outputs[0])
+    x, matrix, tensor = head.inputs[0], head.inputs[1], weight(table)
+    if x is None or matrix is None or tensor is None:
+        raise AssertionError("unreachable: the head was checked")
+    vocabulary, width = shape_of(tensor)
+    replace(head.outputs[0], tied_product(head, x, table, vocabulary, width))
     remove_unused(graph, head)
-    if matrix is not None and not matrix.uses():
+    if not matrix.uses():
         graph.initializers.pop(str(matrix.name), None)
 
 
-def _missing(value: ir.Value) -> ir.TensorProtocol:
-    raise AssertionError(f"unreachable: {value.name} was checked to be a weight")
+def tied_product(before: ir.Node, x: ir.Value, table: ir.Value, vocabulary: int, width: int) -> ir.Value:
+    """Return x times the transpose of a table [vocabulary, width], as the canonical tied head writes it."""
+    graph = before.graph
+    if not isinstance(graph, ir.Graph):
+        raise TypeError(f"node {before.name} belongs to no graph")
+    flat = shared_constant(graph, f"head.rows_{width}", np.array([-1, width], np.int64))
+    rows = insert(before, "Reshape", [x, flat]).outputs[0]
+    product = insert(before, "Gemm", [rows, table], {"transB": 1}).outputs[0]
+    lead = insert(before, "Shape", [x], {"start": 0, "end": -1}).outputs[0]
+    last = shared_constant(graph, f"head.vocabulary_{vocabulary}", np.array([vocabulary], np.int64))
+    shape = insert(before, "Concat", [lead, last], {"axis": 0}).outputs[0]
+    return insert(before, "Reshape", [product, shape]).outputs[0]
