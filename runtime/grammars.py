@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
@@ -80,6 +80,14 @@ class GrammarMatcher:
         self._filled.result()
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
         logits[allowed == 0] = -np.inf
+
+    def forced_tokens(self) -> list[int]:
+        """A spelling of the text that must come next; empty if there is a choice."""
+        return [int(token) for token in self._matcher.compute_ff_tokens()]
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next."""
+        return int(self._matcher.validate_tokens(list(tokens)))
 
     def _fill(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)

@@ -40,6 +40,8 @@ class RequestMetrics:
     first_token: float | None = None
     finished: float | None = None
     cached_tokens: int = 0  # prompt tokens whose KV was reused instead of computed
+    proposed_tokens: int = 0  # tokens that speculation proposed
+    accepted_tokens: int = 0  # those of them that became output
 
 
 @dataclass(slots=True)
@@ -49,7 +51,8 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
+    outputs: list[CompletionOutput]  # `n` of them
     finished: bool = False
     metrics: RequestMetrics | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one a token, None for the first
     error: str | None = None  # set when finish_reason is "error"

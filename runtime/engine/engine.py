@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +22,14 @@ from ..errors import (
 )
 from ..sampling_params import SamplingParams
 from .compiling import CompilingRequests
+from .deadlines import Deadlines
 from .request import Request
 from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, sample
 from .scheduler import Scheduler, StepPlan
 from .slots import Release, SlotTable
+from .speculation.forced_tokens import ForcedTokens
+from .speculation.proposer import Proposer
+from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
@@ -41,21 +46,25 @@ class EngineConfig:
     """How the engine schedules.
 
     Args:
-        max_step_tokens: most tokens of one step. Smaller ones keep running streams smooth while long prompts
-            arrive, larger ones finish prompts sooner.
+        max_step_tokens: most tokens of one step.
+        step_stretch: how many times longer than without prompts a step may take, by what was measured, while
+            streams run. Smaller values keep them smooth, larger ones finish prompts sooner.
         max_queue: most requests that may wait; None is no limit.
         kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
         compile_seconds: how long a request waits for its grammar before it is refused.
         logits_processors: change the logits of whole batches, in this order, before tokens are drawn.
+        adaptive_speculation: propose tokens only as far as that pays; False always proposes all it can.
     """
 
     max_step_tokens: int = 512
+    step_stretch: float = 2.25
     max_queue: int | None = None
     kv_bytes: int | None = None
     prefix_cache: bool = True
     compile_seconds: float = 10.0
     logits_processors: tuple[BatchLogitsProcessor, ...] = ()
+    adaptive_speculation: bool = True
 
 
 class Engine:
@@ -64,9 +73,12 @@ class Engine:
     Args:
         runner: holds the model and the KV cache; the engine closes it.
         config: how to schedule.
+        proposer: proposes tokens to check several at a time; the engine closes it.
     """
 
-    def __init__(self, runner: Runner, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, runner: Runner, config: EngineConfig | None = None, proposer: Proposer | None = None
+    ) -> None:
         self.config = config or EngineConfig()
         self.info = info = runner.info
         if self.config.max_step_tokens < info.max_slots:
@@ -84,9 +96,19 @@ class Engine:
         self._runner = runner
         self._slots = SlotTable(info.max_slots, kv_tokens)
         self._scheduler = Scheduler(
-            self._slots, self.config.max_step_tokens, prefix_cache=self.config.prefix_cache
+            self._slots,
+            self.config.max_step_tokens,
+            prefix_cache=self.config.prefix_cache,
+            stretch=self.config.step_stretch,
+        )
+        self._speculator = Speculator(
+            [ForcedTokens(), *([proposer] if proposer is not None else [])],
+            batched=info.batched_multi_token,
+            max_step_tokens=self.config.max_step_tokens,
+            adaptive=self.config.adaptive_speculation,
         )
         self._requests: dict[str, Request] = {}
+        self._deadlines = Deadlines()
         self._compiling = CompilingRequests(self.config.compile_seconds)
         self._counters = Counters()
 
@@ -113,6 +135,7 @@ class Engine:
         request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         self._requests[request.request_id] = request
         self._counters.prompt_tokens += request.num_tokens
+        self._deadlines.add(request)
         if request.awaited_grammar is None:
             self._scheduler.add(request)
         else:
@@ -122,9 +145,7 @@ class Engine:
         """End a request now, with finish_reason "cancelled"; None if it is not in the engine."""
         request = self._requests.get(request_id)
         if request is not None:
-            request.finish("cancelled")
-            self._counters.cancelled += 1
-            self._retire(request)
+            self._cancel(request)
             self._apply_operations()
         return request
 
@@ -134,18 +155,20 @@ class Engine:
         self._apply_operations()
 
     def step(self) -> list[Request]:
-        """Run one step; return the requests that gained a token or ended."""
+        """Run one step; return the requests that gained tokens or ended."""
+        expired = self._expire()
         refused = self._take_compiled()
+        begin = time.perf_counter()
         plan = self._prepare(self._scheduler.plan())
         plan, logits, failed = self._forward(plan)
         self._scheduler.commit(plan)
-        ready = [i for i, row in enumerate(plan.rows) if row.num_logits]
-        requests = [plan.requests[i] for i in ready]
-        states = [request.sampling for request in requests]
-        samples = sample([logits[i][-1] for i in ready], states, self.config.logits_processors)
-        self._append(requests, samples)
+        _observe_prompts(plan, logits)
+        drawing = plan.drawing()
+        accepted = self._draw(plan, logits, drawing)
+        self._scheduler.settle(plan)
+        self._speculator.learn(plan, accepted, time.perf_counter() - begin)
         self._apply_operations()
-        return refused + failed + requests
+        return expired + refused + failed + [plan.requests[i] for i in drawing]
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
@@ -161,6 +184,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             **dataclasses.asdict(self._counters),
             **dataclasses.asdict(self._scheduler.cache.counters),
+            **dataclasses.asdict(self._speculator.counters),
         )
 
     def check_integrity(self) -> None:
@@ -178,6 +202,7 @@ class Engine:
         """Cancel everything and free the runner; return the requests that were cut off."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
         self._runner.close()
+        self._speculator.close()
         return cut
 
     def _check_options(self, params: SamplingParams) -> None:
@@ -207,27 +232,43 @@ class Engine:
             )
         return room
 
+    def _cancel(self, request: Request, why: str | None = None) -> None:
+        request.finish("cancelled", why)
+        self._counters.cancelled += 1
+        self._retire(request)
+
+    def _expire(self) -> list[Request]:
+        """End the requests whose deadline has passed, wherever they stand."""
+        expired = [request for request in self._deadlines.take(time.monotonic()) if not request.finished]
+        for request in expired:
+            self._cancel(request, "deadline")
+        return expired
+
     def _forward(self, plan: StepPlan) -> tuple[StepPlan, list[Logits], list[Request]]:
         """Run the plan; return what of it was computed, its logits, and the requests that failed."""
         if not plan.rows:
             return plan, [], []
         self._counters.steps += 1
+        start = time.perf_counter()
         try:
             logits = self._runner.forward(plan.rows)
         except ProviderRuntimeError as error:
             return self._forward_one_by_one(plan, error)
+        self._scheduler.learn(plan, time.perf_counter() - start)
         self._counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
         return plan, logits, []
 
     def _forward_one_by_one(
         self, plan: StepPlan, error: ProviderRuntimeError
     ) -> tuple[StepPlan, list[Logits], list[Request]]:
-        """Find the rows at fault by running each alone; only their requests fail."""
+        """Find the rows at fault by running each alone, without proposals; only their requests fail."""
         _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
         logits: list[Logits] = []
         failed: dict[int, ProviderRuntimeError] = {}
+        retry = len(plan.rows) > 1 or any(plan.proposed)
+        plan.withdraw()
         for i, row in enumerate(plan.rows):
-            outcome = self._forward_row(row) if len(plan.rows) > 1 else error
+            outcome = self._forward_row(row) if retry else error
             if isinstance(outcome, ProviderRuntimeError):
                 failed[i] = outcome
             else:
@@ -243,6 +284,32 @@ class Engine:
             return error
         self._counters.computed_tokens += len(row.tokens)
         return logits
+
+    def _draw(self, plan: StepPlan, logits: list[Logits], drawing: list[int]) -> list[int]:
+        """Draw the next token of the ``drawing`` rows, and another while the last was the one proposed.
+
+        Every token is drawn as it would be without proposals, so these change no result: neither the most
+        likely token, nor the one that a seed leads to.
+
+        Returns:
+            Per row, how many of the proposed tokens were drawn.
+        """
+        accepted = [0] * len(plan.rows)
+        while drawing:
+            requests = [plan.requests[i] for i in drawing]
+            places = [logits[i][accepted[i] - plan.proposed[i] - 1] for i in drawing]
+            states = [request.sampling for request in requests]
+            samples = sample(places, states, self.config.logits_processors)
+            self._append(requests, samples)
+            drawing = [
+                i
+                for i, drawn in zip(drawing, samples, strict=True)
+                if not plan.requests[i].finished and plan.accepts(i, accepted[i], drawn.token_id)
+            ]
+            for i in drawing:
+                accepted[i] += 1
+                plan.requests[i].num_computed += 1
+        return accepted
 
     def _append(self, requests: list[Request], samples: list[Sample]) -> None:
         for request, chosen in zip(requests, samples, strict=True):
@@ -275,6 +342,7 @@ class Engine:
 
     def _retire(self, request: Request, *, keep: bool = True) -> None:
         del self._requests[request.request_id]
+        self._speculator.forget(request)
         if not self._compiling.discard(request):
             self._scheduler.remove(request, keep=keep)
 
@@ -285,9 +353,9 @@ class Engine:
             self._scheduler.lose(slot)
         if lost:
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
-        for row, request in zip(plan.rows, plan.requests, strict=True):
-            if row.num_logits:
-                request.prepare_draw()
+        self._speculator.lengthen(plan, self._scheduler)
+        for i in plan.drawing():
+            plan.requests[i].prepare_draw()
         return plan
 
     def _apply_operations(self) -> set[int]:
@@ -303,3 +371,10 @@ class Engine:
                 _log.warning("%s failed, its target will be computed again: %s", operation, error)
                 lost.add(operation.target)
         return lost
+
+
+def _observe_prompts(plan: StepPlan, logits: list[Logits]) -> None:
+    """Give the logits of prompts to the requests that want them."""
+    for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
+        if request.awaits_prompt_logprobs:
+            request.observe_prompt(row.start, own)

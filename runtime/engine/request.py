@@ -15,7 +15,7 @@ from ..errors import RequestError
 from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ..sampling_params import SamplingParams
 from .logits_processors import LogitsProcessor
-from .sampler import Sample
+from .sampler import Sample, TokenLogprob, token_logprobs
 from .sampling_state import SamplingState
 
 
@@ -59,6 +59,12 @@ class Grammar(LogitsProcessor, Protocol):
     def copy(self) -> Self:
         """The same place in the same grammar."""
 
+    def forced_tokens(self) -> list[int]:
+        """A spelling of the text that must come next; empty if there is a choice."""
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next."""
+
 
 class Request:
     """A prompt, its options, and the tokens generated for it.
@@ -69,6 +75,7 @@ class Request:
         params: the request's options.
         end_token_ids: tokens that end it.
         bad_words: token sequences that must not be generated.
+        dry_breakers: tokens that runs counted by DRY do not contain.
         grammar: becomes the matcher that the output must follow; the request waits for it.
         text: makes the text; None leaves it empty.
         prompt: the prompt as it was written, if it was text.
@@ -86,6 +93,7 @@ class Request:
         *,
         end_token_ids: Collection[int] = (),
         bad_words: Collection[tuple[int, ...]] = (),
+        dry_breakers: Collection[int] = (),
         grammar: Future[Grammar] | None = None,
         text: OutputText | None = None,
         prompt: str | None = None,
@@ -122,11 +130,13 @@ class Request:
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
-        self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words)
+        self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words, dry_breakers)
         self.awaited_grammar = grammar
         self._grammar: Grammar | None = None
         self._text = text
         self._logprobs: list[dict[int, Logprob]] = []
+        # The first token of a prompt has no probability.
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
@@ -161,6 +171,20 @@ class Request:
         """Why the grammar or a logits processor could not go on, empty if they could."""
         return self.sampling.error or (self._grammar.error if self._grammar is not None else "")
 
+    def forced_tokens(self) -> list[int]:
+        """The tokenizer's spelling of the text that must come next, if the grammar leaves no choice."""
+        return self._grammar.forced_tokens() if self._grammar is not None else []
+
+    def valid_prefix(self, tokens: npt.NDArray[np.int64]) -> int:
+        """How many of these tokens may come next, as far as the grammar is concerned."""
+        return self._grammar.valid_prefix(tokens.tolist()) if self._grammar is not None else len(tokens)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that may still be generated; of a request that the engine took in."""
+        assert self.max_tokens is not None  # noqa: S101 -- the engine has set it
+        return self.max_tokens - len(self.output_token_ids)
+
     @property
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is missing: 1 while decoding, more during prefill."""
@@ -175,6 +199,19 @@ class Request:
         """Tokens [start, stop) of prompt and output together; a view."""
         return self._tokens[start:stop]
 
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether logits of the prompt are still wanted, which only computing it gives."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self._prompt_logprobs) < len(self.prompt_token_ids)
+
+    def observe_prompt(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Note the log-probabilities of the prompt's tokens after ``start``, from logits [n, vocab_size]."""
+        tokens = self.prompt_token_ids[start + 1 : start + 1 + len(logits)]
+        counts = [self.params.prompt_logprobs or 0] * len(tokens)
+        found = token_logprobs(list(logits[: len(tokens)]), tokens, counts)
+        self._prompt_logprobs[start + 1 :] = [self._reported(logprobs) for logprobs in found]
+
     def append(self, sample: Sample) -> None:
         """Take a generated token; finishes the request where the token, its text or the length ends it."""
         token = sample.token_id
@@ -183,12 +220,7 @@ class Request:
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
         if sample.logprobs:
-            self._logprobs.append(
-                {
-                    p.token_id: Logprob(p.token_id, p.logprob, p.rank, self._token_text(p.token_id))
-                    for p in sample.logprobs
-                }
-            )
+            self._logprobs.append(self._reported(sample.logprobs))
         ended = token in self.end_token_ids
         stop_string = None
         if self._text is not None and (not ended or self.params.include_stop_str_in_output):
@@ -233,6 +265,7 @@ class Request:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs.copy(),
             outputs=[completion],
             finished=self.finished,
             metrics=self.metrics,
@@ -245,6 +278,11 @@ class Request:
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.output_token_ids.append(token)
+
+    def _reported(self, logprobs: Sequence[TokenLogprob]) -> dict[int, Logprob]:
+        return {
+            p.token_id: Logprob(p.token_id, p.logprob, p.rank, self._token_text(p.token_id)) for p in logprobs
+        }
 
     def _token_text(self, token: int) -> str:
         return self._text.token_text(token) if self._text is not None else ""

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...providers.base import Row
+from .fairness import OUTPUT_WEIGHT, VirtualCounters
 from .prefix_cache import PrefixCache
 from .prefix_tree import PrefixMatch
+from .prompt_costs import PromptCosts
 from .request import Request, RequestStatus
 from .slots import SlotTable
 from .waiting import WaitingQueue
@@ -29,6 +31,8 @@ _LOSS_COST = 0.25
 # Of this many waiting requests, the one with the longest cached prefix goes first.
 _LOOKAHEAD = 8
 _MOST_OVERTAKEN = 16
+# Logits of a prompt are wanted for at most so many tokens a step: of 150,000 tokens each, that is 75 MB.
+_MOST_LOGITS = 128
 # A prefix that another request is computing is worth waiting for from this length on.
 _WORTH_WAITING = 16
 
@@ -42,20 +46,31 @@ class StepPlan:
     proposed: list[int] = field(default_factory=list)
 
     def add(self, request: Request, num_tokens: int) -> int:
-        """Run the request's next ``num_tokens`` tokens; logits are wanted only once all are known."""
+        """Run up to ``num_tokens`` of the request's next tokens; return how many."""
+        if request.awaits_prompt_logprobs:
+            num_tokens = min(num_tokens, _MOST_LOGITS)
         start = request.num_computed
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         tokens = request.token_slice(start, stop)
-        self.rows.append(Row(request.slot, tokens, start, num_logits=int(stop == request.num_tokens)))
+        num_logits = len(tokens) if request.awaits_prompt_logprobs else int(stop == request.num_tokens)
+        self.rows.append(Row(request.slot, tokens, start, num_logits))
         self.requests.append(request)
         self.proposed.append(0)
         return num_tokens
 
     def decoding(self) -> list[int]:
-        """The rows whose requests lack only the newest token's KV."""
-        counts = zip(self.rows, self.proposed, strict=True)
-        return [i for i, (row, extra) in enumerate(counts) if row.num_logits and len(row.tokens) - extra == 1]
+        """Those of them that lack nothing but the newest token."""
+        return [i for i in self.drawing() if len(self.rows[i].tokens) - self.proposed[i] == 1]
+
+    def drawing(self) -> list[int]:
+        """The rows that end with the newest token of their requests."""
+        triples = zip(self.rows, self.requests, self.proposed, strict=True)
+        return [
+            i
+            for i, (row, request, extra) in enumerate(triples)
+            if row.start + len(row.tokens) - extra == request.num_tokens
+        ]
 
     def lengthen(self, index: int, tokens: npt.NDArray[np.int64]) -> None:
         """Let a row check ``tokens``, proposed to follow its own."""
@@ -63,6 +78,11 @@ class StepPlan:
         known_and_proposed = np.concatenate([row.tokens, tokens])
         self.rows[index] = Row(row.slot, known_and_proposed, row.start, row.num_logits + len(tokens))
         self.proposed[index] = len(tokens)
+
+    def accepts(self, index: int, position: int, token: int) -> bool:
+        """Whether the row's proposed token at ``position`` of its proposals is ``token``."""
+        extra = self.proposed[index]
+        return position < extra and int(self.rows[index].tokens[position - extra]) == token
 
     def withdraw(self) -> None:
         """Take all proposed tokens out of the rows again."""
@@ -75,8 +95,8 @@ class StepPlan:
     def without(self, failed: Collection[int]) -> StepPlan:
         """The plan less the rows at the ``failed`` positions."""
         kept = [i for i in range(len(self.rows)) if i not in failed]
-        parts = self.rows, self.requests, self.proposed
-        return StepPlan(*([part[i] for i in kept] for part in parts))
+        rows, requests = [self.rows[i] for i in kept], [self.requests[i] for i in kept]
+        return StepPlan(rows, requests, [self.proposed[i] for i in kept])
 
 
 class Scheduler:
@@ -86,14 +106,25 @@ class Scheduler:
         slots: the KV bookkeeping.
         max_step_tokens: most tokens of one step; at least ``slots.num_slots``.
         prefix_cache: whether requests find KV that others computed.
+        stretch: how much longer a step may take for the prompt tokens beside its decode rows.
     """
 
-    def __init__(self, slots: SlotTable, max_step_tokens: int, *, prefix_cache: bool = False) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        max_step_tokens: int,
+        *,
+        prefix_cache: bool = False,
+        stretch: float = float("inf"),
+    ) -> None:
         self.preemptions = 0
+        self.costs = PromptCosts()
         self.cache = PrefixCache(slots, enabled=prefix_cache)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
-        self._waiting = WaitingQueue()
+        self._stretch = stretch
+        self._served = VirtualCounters()
+        self._waiting = WaitingQueue(self._served)
         self._running: list[Request] = []
         self._arrivals = 0
         self._waste = 0  # rows' worth of decode work lost to gaps between slots since the last compaction
@@ -112,6 +143,7 @@ class Scheduler:
         """Queue a request."""
         request.arrival_index = self._arrivals
         self._arrivals += 1
+        self._served.join(request.tenant)
         self._waiting.push(request)
 
     def plan(self) -> StepPlan:
@@ -119,13 +151,13 @@ class Scheduler:
         plan = StepPlan()
         self._compact()
         self._grow_running()
-        budget = self._max_step_tokens
         prefilling = []
         for request in self._running:
             if request.num_uncomputed == 1:
-                budget -= plan.add(request, 1)
+                plan.add(request, 1)
             else:
                 prefilling.append(request)
+        budget = self._prompt_budget(len(plan.rows))
         for request in prefilling:
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
@@ -139,6 +171,13 @@ class Scheduler:
         for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
             request.num_computed = row.start + len(row.tokens) - extra
             self.cache.progress(request)
+            self._served.charge(request.tenant, len(row.tokens) + OUTPUT_WEIGHT * (row.num_logits > 0))
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long the plan's rows took, unless proposals blur what took the time."""
+        if not any(plan.proposed):
+            prompts = [len(row.tokens) for row in plan.rows if len(row.tokens) > 1]
+            self.costs.observe(len(plan.rows) - len(prompts), sum(prompts), seconds)
 
     def lend(self, request: Request, num_tokens: int) -> bool:
         """Make room for KV of tokens that are only proposed, at no running request's cost; tell whether."""
@@ -162,6 +201,7 @@ class Scheduler:
         else:
             self._running.remove(request)
             self.cache.leave(request, keep=keep)
+        self._served.leave(request.tenant)
 
     def preempt(self, request: Request, *, keep: bool = True) -> None:
         """Take the slot from a running request, which will be computed again later."""
@@ -169,6 +209,7 @@ class Scheduler:
         self.cache.leave(request, keep=keep)
         request.num_computed = 0
         request.status = RequestStatus.WAITING
+        request.resumes = True
         self._waiting.push(request)
         self.preemptions += 1
 
@@ -230,6 +271,14 @@ class Scheduler:
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         return request.num_tokens - self._slots.tokens(request.slot)
 
+    def _prompt_budget(self, rows: int) -> int:
+        """Prompt tokens beside ``rows`` running streams: as many as the step may be stretched for."""
+        most = self._max_step_tokens - rows
+        if not rows or self._stretch == float("inf"):
+            return most
+        affordable = self.costs.prompt_tokens(rows, self._stretch)
+        return most if affordable is None else min(most, affordable)
+
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self._slots.num_used < self._slots.num_slots:
             head = self._waiting.first(1)
@@ -241,6 +290,7 @@ class Scheduler:
             request, match = chosen
             head[0].overtaken += request is not head[0]
             self._waiting.remove(request)
+            self._served.chosen(request.tenant)
             self._start(request, match)
             budget -= plan.add(request, min(request.num_uncomputed, budget))
 
@@ -252,7 +302,7 @@ class Scheduler:
         """
         candidates = self._waiting.first(_LOOKAHEAD if self.cache.enabled else 1)
         head = candidates[0]
-        if head.output_token_ids or head.overtaken >= _MOST_OVERTAKEN:
+        if head.resumes or head.overtaken >= _MOST_OVERTAKEN:
             return head, self.cache.match(head)
         best = None
         for request in candidates:
@@ -265,6 +315,7 @@ class Scheduler:
 
     def _start(self, request: Request, match: PrefixMatch) -> None:
         request.status = RequestStatus.RUNNING
+        request.resumes = False
         if request.metrics.first_scheduled is None:
             request.metrics.first_scheduled = time.monotonic()
             request.metrics.cached_tokens = match.length

@@ -28,6 +28,8 @@ class EngineStats:
         prefix_queries: times a request looked for KV of its prefix, when it got its slot.
         prefix_hits: times it found some.
         prefix_cached_tokens: tokens whose KV it found.
+        proposed_tokens: tokens that speculation, or a demanded form, proposed.
+        accepted_tokens: those of them that became output.
     """
 
     running: int
@@ -48,6 +50,13 @@ class EngineStats:
     prefix_queries: int
     prefix_hits: int
     prefix_cached_tokens: int
+    proposed_tokens: int
+    accepted_tokens: int
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of proposed tokens that became output; 0 where none were proposed."""
+        return self.accepted_tokens / self.proposed_tokens if self.proposed_tokens else 0.0
 
 
 @dataclass(slots=True)

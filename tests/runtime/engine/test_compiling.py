@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -39,6 +40,12 @@ class Countdown:
         logits.fill(-np.inf)
         if not self.finished:
             logits[self.token] = kept
+
+    def forced_tokens(self) -> list[int]:
+        return [self.token] * self.count
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        return min(len(tokens), self.count)
 
     def copy(self) -> Countdown:
         return Countdown(self.token, self.count, self._error)

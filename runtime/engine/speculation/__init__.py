@@ -1,0 +1,1 @@
+"""Speculative decoding: cheap proposals for the next tokens, checked by the model several at a time."""

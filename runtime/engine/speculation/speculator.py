@@ -1,0 +1,111 @@
+"""Speculation within a step: rows made longer before it, and what was learned after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..request import Request
+from ..scheduler import Scheduler, StepPlan
+from .controller import Candidate, Controller, Outcome
+from .proposer import Proposer, Tokens
+
+
+@dataclass(slots=True)
+class SpeculationCounters:
+    """Running totals; see EngineStats."""
+
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Speculator:
+    """Adds proposals to the rows that decode, where that pays.
+
+    Args:
+        proposers: asked in this order; the first with evidence speaks for a request.
+        batched: whether the provider verifies rows of several tokens together with all others.
+        max_step_tokens: most tokens of a step.
+        adaptive: False makes every proposal at its full length.
+    """
+
+    def __init__(
+        self, proposers: Sequence[Proposer], *, batched: bool, max_step_tokens: int, adaptive: bool = True
+    ) -> None:
+        self.counters = SpeculationCounters()
+        self._proposers = tuple(proposers)
+        self._controller = Controller(batched=batched)
+        self._max_step_tokens = max_step_tokens
+        self._adaptive = adaptive
+        self._decoding: list[int] = []
+        self._made: dict[int, Candidate] = {}  # by row
+
+    def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Append proposals to the plan's decoding rows, as far as they find room."""
+        self._made.clear()
+        self._decoding = decoding = plan.decoding()
+        candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
+        if not candidates:
+            return
+        if self._adaptive:
+            counts = self._controller.choose(candidates, len(decoding))
+        else:
+            counts = [candidate.most for candidate in candidates]
+        budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
+        for candidate, tokens in self._propose(plan, candidates, counts):
+            request = plan.requests[candidate.index]
+            tokens = tokens[: request.valid_prefix(tokens[:budget])]
+            if len(tokens) and scheduler.lend(request, len(tokens)):
+                budget -= len(tokens)
+                plan.lengthen(candidate.index, tokens)
+                self._made[candidate.index] = candidate
+
+    def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
+        """Take note of how the plan's proposals fared, and how long the step took."""
+        outcomes = []
+        for i, candidate in self._made.items():
+            request, proposed = plan.requests[i], plan.proposed[i]
+            rejected = accepted[i] < proposed and not request.finished
+            outcomes.append(Outcome(candidate, proposed, accepted[i], rejected))
+            self.counters.proposed_tokens += proposed
+            self.counters.accepted_tokens += accepted[i]
+            request.metrics.proposed_tokens += proposed
+            request.metrics.accepted_tokens += accepted[i]
+        rows = len(self._decoding)
+        if self._adaptive and rows:
+            self._controller.learn(outcomes, rows, seconds if rows == len(plan.rows) else None)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._controller.acceptance.forget(request.request_id)
+        for proposer in self._proposers:
+            proposer.forget(request)
+
+    def close(self) -> None:
+        """Free the proposers."""
+        for proposer in self._proposers:
+            proposer.close()
+
+    def _candidate(self, index: int, request: Request) -> Candidate | None:
+        room = request.remaining_tokens - 1  # one comes without any proposal
+        if room < 1:
+            return None
+        for proposer in self._proposers:
+            evidence = proposer.evidence(request)
+            if evidence is not None:
+                most = min(room, proposer.max_tokens)
+                return Candidate(index, request.request_id, proposer, evidence, most)
+        return None
+
+    def _propose(
+        self, plan: StepPlan, candidates: Sequence[Candidate], counts: Sequence[int]
+    ) -> list[tuple[Candidate, Tokens]]:
+        wanted: dict[Proposer, list[tuple[Candidate, int]]] = {}
+        for candidate, count in zip(candidates, counts, strict=True):
+            if count:
+                wanted.setdefault(candidate.proposer, []).append((candidate, count))
+        made: list[tuple[Candidate, Tokens]] = []
+        for proposer, chosen in wanted.items():
+            tokens = proposer.propose([(plan.requests[c.index], count) for c, count in chosen])
+            made += zip((candidate for candidate, _ in chosen), tokens, strict=True)
+        return made
