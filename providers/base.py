@@ -44,6 +44,7 @@ class RunnerInfo:
     max_slots: int
     kv_bytes_per_token: int
     batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
+    kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
 
 
 @dataclass(slots=True)
@@ -79,6 +80,34 @@ class Runner(Protocol):
 
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the operating system. Its content is lost."""
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """KV of positions [start, start + length), for ``write_kv`` of a runner of equal ``kv_layout``.
+
+        Args:
+            slot: holds them.
+            start: a multiple of 64.
+            length: how many.
+
+        Returns:
+            Arrays on the host, perhaps views, which the next call of any method may change.
+
+        Raises:
+            ProviderRuntimeError: the slot holds less, or ``info.kv_layout`` is empty.
+        """
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Let a slot, which holds at least ``start`` positions, hold ``start + length``.
+
+        Args:
+            slot: where to.
+            start: as it was read.
+            length: as it was read.
+            parts: what ``read_kv`` gave.
+
+        Raises:
+            ProviderRuntimeError: they do not fit; the slot holds ``start`` positions.
+        """
 
     def close(self) -> None:
         """Free everything. The runner cannot be used afterwards."""

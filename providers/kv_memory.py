@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,15 @@ class KVMemory:
         """Copy positions [0, length) of every buffer from slot ``source`` to slot ``target``."""
         for buffer in self.buffers.values():
             buffer[target, :, :length] = buffer[source, :, :length]
+
+    def read(self, slot: int, start: int, length: int) -> list[npt.NDArray[np.generic]]:
+        """Views [heads, length, width] of positions [start, start + length), a buffer each."""
+        return [buffer[slot, :, start : start + length] for buffer in self.buffers.values()]
+
+    def write(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[np.generic]]) -> None:
+        """Fill positions [start, start + length) with what ``read`` gave."""
+        for buffer, part in zip(self.buffers.values(), parts, strict=True):
+            buffer[slot, :, start : start + length] = part
 
     def release(self, slot: int) -> None:
         """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""

@@ -59,6 +59,7 @@ class NullRunner:
             max_slots=config.max_slots,
             kv_bytes_per_token=options.kv_bytes_per_token,
             batched_multi_token=True,
+            kv_layout="hash int64[n]",
         )
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
         self.forwards = 0
@@ -103,6 +104,19 @@ class NullRunner:
     def release(self, slot: int) -> None:
         """Forget a slot's history."""
         self._hashes[slot] = []
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """Hashes of positions [start, start + length)."""
+        if start + length > len(self._hashes[slot]):
+            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens")
+        return [np.array(self._hashes[slot][start : start + length], np.int64)]
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Let a slot hold ``start + length`` hashes."""
+        (hashes,) = parts
+        if start > len(self._hashes[slot]) or len(hashes) != length:
+            raise ProviderRuntimeError(f"{len(hashes)} hashes from {start} do not continue slot {slot}")
+        self._hashes[slot][start:] = hashes.tolist()
 
     def close(self) -> None:
         """Forget everything."""

@@ -103,8 +103,14 @@ class OpenVinoProvider(Provider):
             name: _cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
             for name, shape in shapes.items()
         }
+        layout = "; ".join(f"{name} {types[name]} blocks {shape[1:]}" for name, shape in shapes.items())
         info = RunnerInfo(
-            vocab_size, context_length, config.max_slots, block_bytes // block_size, batched_multi_token=True
+            vocab_size,
+            context_length,
+            config.max_slots,
+            block_bytes // block_size,
+            batched_multi_token=True,
+            kv_layout=layout if settings["device"] == "CPU" else "",
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
         return PagedRunner(compiled, caches, pool, info, _copy_block)

@@ -70,6 +70,25 @@ class PagedRunner:
         """Give the slot's blocks back to the pool. Its content is lost."""
         self._pool.truncate(slot, 0)
 
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """Whole blocks of positions [start, start + length); see ``Runner.read_kv``."""
+        held = self._pool.lengths[slot]
+        if start % self._pool.block_size or start + length > held:
+            raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length} in blocks")
+        return [tensor.data[self._blocks(slot, start, length)] for tensor in self._caches.values()]
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Let a slot hold ``start + length`` positions; see ``Runner.write_kv``."""
+        held = self._pool.lengths[slot]
+        if start % self._pool.block_size or start > held or start + length > self.info.context_length:
+            raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
+        self._pool.truncate(slot, start)
+        self._pool.reserve([(slot, start + length)])
+        blocks = self._blocks(slot, start, length)
+        for tensor, part in zip(self._caches.values(), parts, strict=True):
+            tensor.data[blocks] = part
+        self._pool.lengths[slot] = start + length
+
     def check_integrity(self) -> None:
         """Raise ProviderRuntimeError if the block tables contradict each other."""
         self._pool.check_integrity()
@@ -97,6 +116,10 @@ class PagedRunner:
                 )
             if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
                 raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
+
+    def _blocks(self, slot: int, start: int, length: int) -> list[int]:
+        size = self._pool.block_size
+        return self._pool.tables[slot][start // size : -(-(start + length) // size)]
 
     def _copy(self, copies: Copies) -> None:
         for source, target in copies:

@@ -7,7 +7,7 @@ device gets copies, refreshed before each run, and results copied back after it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..runtime.errors import ProviderRuntimeError
 from . import ort
 from .kv_memory import KVMemory, KVSpec
 from .slot_graph import present_name
@@ -53,6 +54,7 @@ class SlotMemory(abc.ABC):
     """KV buffers [slots, heads, length, width] and the binding of a run's inputs and results."""
 
     length: int  # positions a slot
+    layout: str = ""  # see ``RunnerInfo.kv_layout``
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
@@ -83,6 +85,14 @@ class SlotMemory(abc.ABC):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy at least positions [0, length) from slot ``source`` to slot ``target``."""
 
+    def read(self, slot: int, start: int, length: int) -> list[Array]:
+        """KV of positions [start, start + length), an array a buffer; only where there is a ``layout``."""
+        raise ProviderRuntimeError("KV on this device cannot be read")
+
+    def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
+        """Fill positions [start, start + length) with what ``read`` gave."""
+        raise ProviderRuntimeError("KV on this device cannot be written")
+
     @abc.abstractmethod
     def release(self, slot: int) -> None:
         """Give the slot's memory back where that is possible; its content is lost."""
@@ -98,6 +108,9 @@ class HostMemory(SlotMemory):
     def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
         self._kv = KVMemory(specs, slots, length)
         self.length = self._kv.length
+        self.layout = "; ".join(
+            f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
+        )
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""
@@ -115,6 +128,14 @@ class HostMemory(SlotMemory):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See ``SlotMemory``."""
         self._kv.copy_prefix(source, target, length)
+
+    def read(self, slot: int, start: int, length: int) -> list[Array]:
+        """See ``SlotMemory``."""
+        return self._kv.read(slot, start, length)
+
+    def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
+        """See ``SlotMemory``."""
+        self._kv.write(slot, start, length, parts)
 
     def release(self, slot: int) -> None:
         """See ``SlotMemory``."""

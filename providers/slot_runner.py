@@ -65,16 +65,17 @@ class SlotRunner:
     ) -> None:
         graph = read_slot_graph(session, source)
         context_length = _context_length(config, graph, source)
+        self._kv = memory(graph.caches, config.max_slots, context_length)
         self.info = RunnerInfo(
             vocab_size=graph.vocab_size,
             context_length=context_length,
             max_slots=config.max_slots,
             kv_bytes_per_token=graph.kv_bytes_per_token,
             batched_multi_token=False,
+            kv_layout=self._kv.layout,
         )
         self._session = session
         self._policy = policy or SlotPolicy()
-        self._kv = memory(graph.caches, config.max_slots, context_length)
         self._bindings: dict[tuple[str, int, int], BoundRun] = {}
         self._ids = np.zeros((config.max_slots, 1), np.int64)
         self._lengths = np.zeros(config.max_slots, np.int32)
@@ -111,6 +112,25 @@ class SlotRunner:
         """Give the slot's memory back to the operating system. Its content is lost."""
         self._lengths[slot] = 0
         self._kv.release(slot)
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """KV of positions [start, start + length); see ``Runner.read_kv``."""
+        if start + length > self._lengths[slot]:
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
+            )
+        return self._kv.read(slot, start, length)
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Let a slot hold ``start + length`` positions; see ``Runner.write_kv``."""
+        if start > self._lengths[slot] or start + length > self.info.context_length:
+            raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
+        self._lengths[slot] = start
+        try:
+            self._kv.write(slot, start, length, parts)
+        except ValueError as error:
+            raise ProviderRuntimeError(f"KV of another layout: {error}") from error
+        self._lengths[slot] = start + length
 
     def close(self) -> None:
         """Free everything. The runner cannot be used afterwards."""

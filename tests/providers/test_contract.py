@@ -20,7 +20,7 @@ from carryall.runtime.errors import CarryallError, ProviderRuntimeError, UsageEr
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
-SLOTS, CONTEXT, VOCAB = 4, 64, 260
+SLOTS, CONTEXT, LOWERED, VOCAB = 4, 64, 160, 260
 
 
 @pytest.fixture(params=provider_names())
@@ -41,7 +41,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 @pytest.fixture
 def model(provider: Provider, package: Package, tmp_path: Path) -> Path:
     """A portable model, lowered as the provider wants it."""
-    lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=CONTEXT)))
+    lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=LOWERED)))
     save_model(lowered, tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
@@ -136,6 +136,24 @@ def test_a_prefix_can_be_copied(open_runner: Callable[..., Runner]) -> None:
     runner.forward([Row(0, tokens, 0)])
     runner.copy_prefix(0, 2, 6)
     close_to(runner.forward([Row(2, tokens[6:], 6, num_logits=4)])[0], expected[6:])
+
+
+def test_kv_can_leave_and_come_back(open_runner: Callable[..., Runner]) -> None:
+    runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 3), 150)
+    if not runner.info.kv_layout:
+        pytest.skip("this provider's KV cannot leave its device")
+    expected = whole(runner, tokens)
+    runner.forward([Row(0, tokens[:140], 0)])
+    pieces = [(start, length, runner.read_kv(0, start, length)) for start, length in ((0, 64), (64, 70))]
+    kept = [(start, length, [part.copy() for part in parts]) for start, length, parts in pieces]
+    with pytest.raises(ProviderRuntimeError):
+        runner.read_kv(0, 128, 13)
+    runner.release(0)
+    for start, length, parts in kept:
+        runner.write_kv(2, start, length, parts)
+    close_to(runner.forward([Row(2, tokens[134:], 134, num_logits=16)])[0], expected[134:])
+    with pytest.raises(ProviderRuntimeError):
+        runner.write_kv(3, 64, 70, kept[1][2])
 
 
 def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
