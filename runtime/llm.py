@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from ..exporter.package import Progress
 from .chat_template import Message
 from .engine.engine import Engine, EngineConfig
-from .engine.request import Request
+from .engine.request_group import RequestGroup
 from .engine.stats import EngineStats
 from .errors import EngineClosedError, UsageError
 from .fair_lock import FairLock
@@ -148,19 +148,18 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Continue one prompt; yield its whole state whenever it has grown. Leaving the loop cancels it."""
         params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
-        request = self._requests.request(prompt, params)
-        self._add([request])
+        group = self._requests.group(prompt, params)
+        self._add([group])
         try:
             seen = 0
-            while not request.finished:
-                self._step_for(request, seen)
-                if request.finished or len(request.output_token_ids) > seen:
-                    output = request.snapshot()
-                    seen = len(output.outputs[0].token_ids)
-                    yield output
+            while not group.finished:
+                self._step_for(group, seen)
+                if group.finished or group.num_generated > seen:
+                    seen = group.num_generated
+                    yield group.snapshot()
         finally:
-            self._cancel([request])
-        self._raise_if_cut_off(request)
+            self._cancel([group])
+        self._raise_if_cut_off(group)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -201,17 +200,17 @@ class LLM:
         self.close()
 
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        requests = [self._requests.request(*each) for each in zip(prompts, params, strict=True)]
+        groups = [self._requests.group(*each) for each in zip(prompts, params, strict=True)]
         try:
-            self._add(requests)
-            for request in requests:
-                while not request.finished:
-                    self._step_for(request, len(request.output_token_ids))
+            self._add(groups)
+            for group in groups:
+                while not group.finished:
+                    self._step_for(group, group.num_generated)
         finally:
-            self._cancel(requests)
-        for request in requests:
-            self._raise_if_cut_off(request)
-        return [request.snapshot() for request in requests]
+            self._cancel(groups)
+        for group in groups:
+            self._raise_if_cut_off(group)
+        return [group.snapshot() for group in groups]
 
     def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
         if params is None:
@@ -221,32 +220,34 @@ class LLM:
             raise UsageError(f"{len(listed)} sampling_params for {count} prompts; give one, or one for each")
         return listed
 
-    def _add(self, requests: Sequence[Request]) -> None:
+    def _add(self, groups: Sequence[RequestGroup]) -> None:
         with self._turn:
             self._check_open()
-            for request in requests:
-                self._engine.add(request)
+            for group in groups:
+                for request in group.requests:
+                    self._engine.add(request)
 
-    def _cancel(self, requests: Sequence[Request]) -> None:
+    def _cancel(self, groups: Sequence[RequestGroup]) -> None:
         with self._turn:
-            for request in requests:
-                self._engine.cancel(request.request_id)
+            for group in groups:
+                for request in group.requests:
+                    self._engine.cancel(request.request_id)
 
-    def _step_for(self, request: Request, seen: int) -> None:
-        """Run a step, unless another thread's step has moved the request beyond ``seen`` tokens meanwhile."""
+    def _step_for(self, group: RequestGroup, seen: int) -> None:
+        """Run a step, unless another thread's step has moved the group beyond ``seen`` tokens meanwhile."""
         with self._turn:
-            if not request.finished and len(request.output_token_ids) == seen:
+            if not group.finished and group.num_generated == seen:
                 self._engine.step()
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosedError(f"this LLM of {self.name} was closed; make a new one")
 
-    def _raise_if_cut_off(self, request: Request) -> None:
-        if request.finish_reason == "cancelled":
+    def _raise_if_cut_off(self, group: RequestGroup) -> None:
+        if group.cancelled:
             self._check_open()
-        if request.fault is not None:
-            raise request.fault
+        if group.fault is not None:
+            raise group.fault
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

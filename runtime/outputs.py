@@ -54,5 +54,5 @@ class RequestOutput:
     outputs: list[CompletionOutput]  # `n` of them
     finished: bool = False
     metrics: RequestMetrics | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one a token, None for the first
     error: str | None = None  # set when finish_reason is "error"
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one a token, None for the first

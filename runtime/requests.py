@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
 from .engine.request import Grammar, Request
+from .engine.request_group import RequestGroup, sample_params
 from .errors import InvalidSamplingError, RequestError, UsageError
 from .loading import LoadedModel
 from .output_text import OutputText
@@ -44,7 +45,7 @@ class RequestFactory:
             )
         return self._model.tokenizer
 
-    def request(
+    def group(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -52,8 +53,8 @@ class RequestFactory:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> Request:
-        """A request for one prompt, text or token ids.
+    ) -> RequestGroup:
+        """Requests for the continuations of one prompt, text or token ids.
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
@@ -67,18 +68,27 @@ class RequestFactory:
         if any(isinstance(word, str) for word in params.bad_words) and tokenizer is None:
             raise InvalidSamplingError("bad words as text need a tokenizer; give their token ids")
         own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
-        return Request(
-            request_id or uuid.uuid4().hex,
-            token_ids,
-            params,
-            end_token_ids=own.union(params.stop_token_ids),
-            bad_words=self._bad_words(params),
-            grammar=self._grammar(params),
-            text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
-            prompt=text,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        name = request_id or uuid.uuid4().hex
+        shared: dict[str, Any] = {
+            "end_token_ids": own.union(params.stop_token_ids),
+            "bad_words": self._bad_words(params),
+            "dry_breakers": self._dry_breakers(params),
+            "grammar": self._grammar(params),
+            "prompt": text,
+            "priority": priority,
+            "cache_salt": cache_salt,
+        }
+        requests = [
+            Request(
+                f"{name}-{i}" if i else name,
+                token_ids,
+                own_params,
+                text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
+                **shared,
+            )
+            for i, own_params in enumerate(sample_params(params))
+        ]
+        return RequestGroup(params, requests)
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
         """The checkpoint's own sampling options."""
@@ -131,6 +141,13 @@ class RequestFactory:
             else:
                 words.add(word)
         return words - {()}
+
+    def _dry_breakers(self, params: SamplingParams) -> set[int]:
+        """The token with which each sequence breaker ends, alone and after a letter."""
+        if not params.dry_multiplier or self._model.tokenizer is None:
+            return set()
+        texts = [prefix + text for text in params.dry_sequence_breakers for prefix in ("", "a")]
+        return {self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in texts}
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

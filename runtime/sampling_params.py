@@ -137,8 +137,10 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidSamplingError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if any(not s for s in (*self.stop, *self.dry_sequence_breakers)):
-            raise InvalidSamplingError("stop strings and sequence breakers must not be empty")
+        if any(not s for s in self.stop):
+            raise InvalidSamplingError("stop strings must not be empty")
+        if any(not s for s in self.dry_sequence_breakers):
+            raise InvalidSamplingError("dry_sequence_breakers must not be empty texts")
         if self.mirostat not in (0, 2):
             raise InvalidSamplingError(f"mirostat is 2 or, off, 0, not {self.mirostat!r}")
         if not isinstance(self.extra_args, Mapping):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from ..chat_template import Message
-from ..errors import CarryallError, EngineClosedError
+from ..errors import CarryallError, EngineClosedError, RequestError
 from ..loading import LoadedModel, LoadOptions, load_model
 from ..outputs import RequestOutput
 from ..requests import Prompt, RequestFactory
@@ -19,6 +19,7 @@ from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineConfig
 from .request import Request
+from .request_group import RequestGroup
 from .stats import EngineStats
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
     Lives in the event loop that made it.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[RequestStream], None]) -> None:
-        self.request = request
+    def __init__(self, group: RequestGroup, cancel: Callable[[RequestStream], None]) -> None:
+        self.group = group
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
         self._news = asyncio.Event()
@@ -145,7 +146,7 @@ class AsyncLLM:
         """Queue a request to read, or cancel, through the stream returned; see ``generate``."""
         params = params or self._requests.default_params(None)
         make = functools.partial(
-            self._requests.request,
+            self._requests.group,
             prompt,
             params,
             request_id=request_id,
@@ -153,8 +154,8 @@ class AsyncLLM:
             cache_salt=cache_salt,
         )
         long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
-        request = await asyncio.to_thread(make) if long else make()
-        stream = RequestStream(request, self._drop)
+        group = await asyncio.to_thread(make) if long else make()
+        stream = RequestStream(group, self._drop)
         if not self._tell(lambda: self._add(stream)):
             raise EngineClosedError(self._closed)
         return stream
@@ -236,40 +237,54 @@ class AsyncLLM:
             self._end()
 
     def _add(self, stream: RequestStream) -> None:
+        added = []
         try:
-            self._engine.add(stream.request)
+            for request in stream.group.requests:
+                if request.request_id in self._streams:
+                    raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
+                self._engine.add(request)
+                added.append(request)
         except CarryallError as error:
+            for request in added:
+                self._engine.cancel(request.request_id)
             self._call(stream.loop, stream.fail, error)
         else:
-            self._streams[stream.request.request_id] = stream
+            self._streams.update({request.request_id: stream for request in added})
 
     def _abort(self, stream: RequestStream | None) -> None:
-        if stream is not None and self._streams.get(stream.request.request_id) is stream:
-            self._engine.cancel(stream.request.request_id)
-            self._publish([stream.request])
+        if stream is not None and self._streams.get(stream.group.request_id) is stream:
+            self._cancel(stream)
+            self._publish(stream.group.requests)
+
+    def _cancel(self, stream: RequestStream) -> None:
+        for request in stream.group.requests:
+            self._engine.cancel(request.request_id)
 
     def _publish(self, requests: Sequence[Request]) -> None:
-        """Send the requests' states to their readers, with one call an event loop."""
+        """Send the states of what the requests belong to to their readers, with one call an event loop."""
         batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
-        for request in requests:
-            stream = self._streams[request.request_id]
-            if request.fault is not None:
-                del self._streams[request.request_id]
-                self._call(stream.loop, stream.fail, request.fault)
-                continue
-            batches.setdefault(stream.loop, []).append((stream, request.snapshot()))
-            if request.finished:
-                del self._streams[request.request_id]
+        for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
+            fault = stream.group.fault
+            if fault is not None:
+                self._cancel(stream)
+                self._call(stream.loop, stream.fail, fault)
+            else:
+                batches.setdefault(stream.loop, []).append((stream, stream.group.snapshot()))
+            if stream.group.finished:
+                self._remove(stream)
         for loop, batch in batches.items():
             if not self._call(loop, _deliver, batch):
                 self._forget(loop)
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the requests of an event loop that is gone."""
-        orphans = [request_id for request_id, stream in self._streams.items() if stream.loop is loop]
-        for request_id in orphans:
-            del self._streams[request_id]
-            self._engine.cancel(request_id)
+        for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
+            self._cancel(stream)
+            self._remove(stream)
+
+    def _remove(self, stream: RequestStream) -> None:
+        for request in stream.group.requests:
+            del self._streams[request.request_id]
 
     def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], argument: T) -> bool:
         """Run ``callback`` in an event loop; False if that is closed."""
@@ -284,7 +299,7 @@ class AsyncLLM:
             inbox, self._inbox = self._inbox, []
         for command in inbox:
             command()
-        for stream in self._streams.values():
+        for stream in set(self._streams.values()):
             self._call(stream.loop, stream.fail, EngineClosedError(self._closed))
         self._streams.clear()
         self._engine.close()

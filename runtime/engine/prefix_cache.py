@@ -45,7 +45,7 @@ class PrefixCache:
 
     def match(self, request: Request) -> PrefixMatch:
         """What is known of a request's tokens, less the last, which must run to give logits."""
-        if not self.enabled:
+        if not self.enabled or request.awaits_prompt_logprobs:
             return PrefixMatch()
         return self._tree.match(request.token_slice(0, request.num_tokens - 1), request.cache_salt)
 

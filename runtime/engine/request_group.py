@@ -1,0 +1,94 @@
+"""The continuations of one prompt, several where ``n`` or ``best_of`` asks for them.
+
+Each is a request of its own to the engine. The first computes the prompt; the prefix cache gives the others a
+copy of its KV.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ..errors import RequestError
+from ..outputs import CompletionOutput, RequestOutput
+from ..sampling_params import SamplingParams
+from .request import Request
+
+_SEEDS = 2**63
+
+
+def sample_params(params: SamplingParams) -> Iterator[SamplingParams]:
+    """Yield the options of each continuation, those of a request of its own; seeds count up."""
+    ranked = params.num_samples > params.n
+    for i in range(params.num_samples):
+        yield dataclasses.replace(
+            params,
+            n=1,
+            best_of=None,
+            seed=None if params.seed is None else (params.seed + i) % _SEEDS,
+            logprobs=(params.logprobs or 0) if ranked else params.logprobs,
+            prompt_logprobs=None if i else params.prompt_logprobs,
+        )
+
+
+class RequestGroup:
+    """What a caller sees as one request.
+
+    Args:
+        params: as the caller gave them.
+        requests: one a continuation, the first under the caller's own request id.
+    """
+
+    def __init__(self, params: SamplingParams, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self._params = params
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name of it."""
+        return self.requests[0].request_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether no continuation will get more tokens."""
+        return all(request.finished for request in self.requests)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a continuation was cut off."""
+        return any(request.finish_reason == "cancelled" for request in self.requests)
+
+    @property
+    def fault(self) -> RequestError | None:
+        """Why the request cannot be, if so."""
+        return next((request.fault for request in self.requests if request.fault is not None), None)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all continuations together."""
+        return sum(len(request.output_token_ids) for request in self.requests)
+
+    def snapshot(self) -> RequestOutput:
+        """The state now; later tokens do not change it. Which are the best is known only at the end."""
+        states = [request.snapshot() for request in self.requests]
+        outputs = [state.outputs[0] for state in states]
+        if self._params.num_samples > self._params.n:
+            outputs = self._best(outputs) if self.finished else []
+        for index, output in enumerate(outputs):
+            output.index = index
+        return dataclasses.replace(
+            states[0],
+            outputs=outputs,
+            finished=self.finished,
+            error=next((state.error for state in states if state.error is not None), None),
+        )
+
+    def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+        best = sorted(outputs, key=_mean_logprob, reverse=True)[: self._params.n]
+        if self._params.logprobs is not None:
+            return best
+        return [dataclasses.replace(output, logprobs=None, cumulative_logprob=None) for output in best]
+
+
+def _mean_logprob(output: CompletionOutput) -> float:
+    return (output.cumulative_logprob or 0.0) / max(1, len(output.token_ids))
