@@ -188,10 +188,13 @@ class Scheduler:
         return True
 
     def settle(self, plan: StepPlan) -> None:
-        """Note which of the plan's proposed tokens are known now, and take back the room of the others."""
+        """Note which of the plan's proposed tokens are known now, and take back the room lent to others."""
         for request, extra in zip(plan.requests, plan.proposed, strict=True):
-            if extra and request.slot is not None:
+            if request.slot is None:
+                continue
+            if self._slots.tokens(request.slot) > request.num_tokens:
                 self._slots.grow(request.slot, request.num_computed)
+            if extra:
                 self.cache.progress(request)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
