@@ -1,7 +1,8 @@
-"""Causality said by an attribute, and masks of booleans -> one additive mask; padding of the contract in all.
+"""One additive mask for all cached attentions that see alike, written in one way.
 
-An Attention may say ``is_causal`` and take a padding mask as well. The canonical graph says both in one mask,
-so that a lowering has one value to look at. Graphs without ``attention_mask`` get it.
+Traces write masks in endless forms, and an Attention may say ``is_causal`` beside a padding mask. What a mask
+means is found by evaluating it; those known, causal ones and sliding windows, are written anew. Graphs
+without ``attention_mask`` get it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from .. import probe
 from ..edit import insert, int_attribute, nodes_of, shared_constant
 from .base import GraphPass
 from .decoder_inputs import LOWEST, CausalMasks, find_input, is_decoder
+
+_SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated
+_ENDLESS = 1 << 30  # as an end in a Slice
+_LARGEST_WINDOW = 4096  # masks with larger numbers stay as they are written: evaluating them costs too much
 
 
 class OneMaskPass(GraphPass):
@@ -29,34 +35,68 @@ class OneMaskPass(GraphPass):
         for node in nodes:
             given = node.inputs[3] if len(node.inputs) > 3 else None
             causal = bool(int_attribute(node, "is_causal", 0))
-            if not causal and (given is None or not (unpadded or given.dtype == ir.DataType.BOOL)):
+            if given is None and not causal:
                 continue
             key = (given, causal)
             if key not in made:
-                made[key] = _joined(graph, masks, given, causal, unpadded)
+                made[key] = self._rewritten(graph, node, masks, _joined(graph, masks, node, unpadded))
             node.replace_input_with(3, made[key])
             node.attributes.pop("is_causal", None)
             self.fired += 1
+
+    def _rewritten(self, graph: ir.Graph, node: ir.Node, masks: CausalMasks, mask: ir.Value) -> ir.Value:
+        """Return the mask written in the one way of its meaning, or as it is."""
+        numbers = _numbers_above(mask)
+        if any(number > _LARGEST_WINDOW for number in numbers):
+            self.refuse(node, f"its mask computes with {max(numbers)}, too large to evaluate")
+            return mask
+        known = probe.mask_meaning(graph, mask, max([_SHORT, *(number + 2 for number in numbers)]))
+        if isinstance(known, str):
+            self.refuse(node, known)
+            return mask
+        return masks.additive(known.window)
+
+
+def _numbers_above(mask: ir.Value) -> list[int]:
+    """Return the whole numbers that a mask may be made with, as the size of its window."""
+    found: set[int] = set()
+    seen: set[ir.Value] = set()
+    waiting = [mask]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        tensor, node = value.const_value, value.producer()
+        if tensor is not None and tensor.size == 1:
+            number = abs(float(tensor.numpy().item()))
+            found |= {int(number)} if 1 < number < _ENDLESS and number.is_integer() else set()
+        elif node is not None:
+            waiting += [operand for operand in node.inputs if operand is not None]
+    return sorted(found)
 
 
 def _is_cached(node: ir.Node) -> bool:
     return len(node.inputs) > 5 and node.inputs[4] is not None and node.inputs[5] is not None
 
 
-def _joined(
-    graph: ir.Graph, masks: CausalMasks, given: ir.Value | None, causal: bool, unpadded: bool
-) -> ir.Value:
+def _joined(graph: ir.Graph, masks: CausalMasks, node: ir.Node, unpadded: bool) -> ir.Value:
+    """Return one additive mask that says all that a node's operand, attribute and graph say."""
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    causal = bool(int_attribute(node, "is_causal", 0))
     if given is None:
         return masks.additive()
-    reader = next(node for node in graph if any(value is given for value in node.inputs))
     hidden = ([masks.visible()] if causal else []) + ([masks.real()] if unpadded else [])
+    if given.dtype != ir.DataType.BOOL and not hidden:
+        return given
+    reader = next(node for node in graph if any(value is given for value in node.inputs))
     if given.dtype == ir.DataType.BOOL:
         seen = given
         for condition in hidden:
             seen = insert(reader, "And", [seen, condition]).outputs[0]
         return masks.as_numbers(seen, reader)
     lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
-    mask = insert(reader, "Max", [given, lowest]).outputs[0]
+    mask = given
     for condition in hidden:
         mask = insert(reader, "Where", [condition, mask, lowest]).outputs[0]
     mask.shape, mask.dtype = given.shape, ir.DataType.FLOAT
