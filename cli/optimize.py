@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -11,20 +12,20 @@ from rich.console import Console
 
 from ..exporter.package import DATA_FILE, MODEL_FILE
 from ..graph_opt import pipeline
-from ..graph_opt.pipelines import portable_passes
-from ..graph_opt.plugins import load_pass
-from ..graph_opt.verify import Comparison
-from ..providers import get_provider, provider_names
-from ..providers.base import RunnerConfig
-from ..runtime.errors import UsageError, VerificationError
+from ..graph_opt.bisect import first_failing_pass
+from ..graph_opt.comparison import Bar, Comparison
+from ..graph_opt.report import Report
+from ..graph_opt.verify import compare_graphs
+from ..graph_opt.weight_errors import float_weights
+from ..runtime.errors import CarryallError, VerificationError
 from ..runtime.model_source import locate_model
-from .models import default_context_length, graph_file, load_graph
+from .models import graph_file, load_graph
+from .optimize_job import PORTABLE, Job
 from .options import json_option, quiet_option
 from .progress import progress
-from .verify import MAX_KL, compare_files, describe, too_different
-from .write_graph import write_graph
-
-PORTABLE = "portable"
+from .report_file import check_report, write_report
+from .verify import MAX_ERROR, MAX_KL
+from .write_graph import check_output, write_graph
 
 
 @click.command("optimize")
@@ -35,18 +36,38 @@ PORTABLE = "portable"
 )
 @click.option("--explain", is_flag=True, help="Also list what was left alone, and why.")
 @click.option(
-    "--report", "report_file", type=click.Path(path_type=Path), help="Write what each pass did, as JSON."
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what each pass did: a page if it ends in .html, else JSON.",
+)
+@click.option(
+    "--reference", help="The float original of a quantized IN, for the report's error of each layer."
 )
 @click.option("--verify", is_flag=True, help="Compare the results with IN's; write nothing if they differ.")
 @click.option(
     "--max-kl", default=MAX_KL, show_default=True, help="The bar of --verify: KL divergence in nats."
 )
+@click.option(
+    "--max-error",
+    default=MAX_ERROR,
+    show_default=True,
+    help="Its bar for graphs without logits: relative error.",
+)
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
-    "--pass", "extra", multiple=True, metavar="MODULE:CLASS", help="Run a pass of your own. May be repeated."
+    "--pass",
+    "own",
+    multiple=True,
+    metavar="PASS",
+    help="Run a pass of your own, 'package.module.Class', or one that an installed package offers by name. "
+    "May be repeated.",
 )
 @click.option(
     "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
+)
+@click.option(
+    "--debug", is_flag=True, help="Check the graph after every pass, and name the one that broke it."
 )
 @json_option
 @quiet_option
@@ -56,11 +77,14 @@ def command(
     target: str,
     explain: bool,
     report_file: Path | None,
+    reference: str | None,
     verify: bool,
     max_kl: float,
+    max_error: float,
     disable: tuple[str, ...],
-    extra: tuple[str, ...],
+    own: tuple[str, ...],
     context_length: int | None,
+    debug: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -72,57 +96,68 @@ def command(
 
     \b
     Examples:
-        carryall optimize demo demo-cpu --target cpu --explain
-        carryall optimize model.onnx smaller.onnx --pass mypackage.passes:MyPass --verify
+        carryall optimize demo demo-cpu --target cpu --explain --report report.html
+        carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """
-    graph, _ = load_graph(source)
-    own = [load_pass(spec) for spec in extra]
-    passes = _target_passes(target, own, context_length or default_context_length(source, graph))
-    graph, report = pipeline.run(graph, passes, disable=disable)
-    found = _verify(source, graph, max_kl) if verify else None
+    check_report(report_file)
+    location = locate_model(source)
+    check_output(location, out)
+    job = Job(source, target, own, disable, context_length)
+    graph, passes = job.make()
+    originals = _originals(graph, reference) if report_file is not None else None
+    graph, report = pipeline.run(graph, passes, disable=disable, debug=debug, originals=originals)
+    report.facts |= {"source": source, "target": target}
+    found = _verify(job, graph, report, Bar(max_kl, max_error)) if verify else None
     names = tuple(one.name for one in report.passes)
     with progress("write", quiet=quiet or as_json) as tell:
-        write_graph(graph, locate_model(source), out, passes=names, progress=tell)
+        write_graph(graph, location, out, passes=names, progress=tell)
     if report_file is not None:
-        report_file.write_text(report.to_json() + "\n", encoding="utf-8")
+        write_report(report, report_file)
     if as_json:
         click.echo(report.to_json())
         return
     click.echo(report.to_text(explain=explain, width=Console().width), nl=False)
     if found is not None:
-        click.echo(describe(found))
+        click.echo(str(found))
 
 
-def _target_passes(
-    target: str, own: list[ir.passes.PassBase], context_length: int | None
-) -> list[ir.passes.PassBase]:
-    """Return the passes of a target, with the user's own between the portable ones and those for kernels.
-
-    Raises:
-        UsageError: there is no such target, or nothing says how long sequences may be.
-    """
-    if target == PORTABLE:
-        return [*portable_passes(), *own]
-    if target not in provider_names():
-        raise UsageError(
-            f"unknown target '{target}'; the targets are: {', '.join([PORTABLE, *provider_names()])}"
-        )
-    if context_length is None:
-        raise UsageError("the graph does not say how long a sequence may be; add --context-length")
-    lowering = get_provider(target).passes(RunnerConfig(context_length=context_length))
-    return [*portable_passes(), *own, *lowering]
+def _originals(graph: ir.Model, reference: str | None) -> dict[str, ir.TensorProtocol]:
+    """Return the float weights that quantized ones are measured against."""
+    return float_weights(graph if reference is None else load_graph(reference)[0])
 
 
-def _verify(source: str, graph: ir.Model, max_kl: float) -> Comparison:
+def _verify(job: Job, graph: ir.Model, report: Report, bar: Bar) -> Comparison:
     """Compare the changed graph with the one it was made from.
 
     Raises:
-        VerificationError: they differ by more than ``max_kl``.
+        VerificationError: they differ by more than the bar; the message names the first pass that made them.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        changed = Path(scratch, MODEL_FILE)
-        ir.save(graph, changed, external_data=DATA_FILE)
-        found = compare_files(graph_file(source, Path(scratch, "original")), changed)
-    if not found.kl <= max_kl:
-        raise VerificationError(too_different(found, "the optimized graph", source, max_kl))
+        original = graph_file(job.source, Path(scratch, "original"))
+        found = _compare(original, graph, Path(scratch))
+        reason = found.misses(bar)
+        if reason is not None:
+            culprit = first_failing_pass(
+                job.make_enabled, report, lambda half: _fails(original, half, Path(scratch), bar)
+            )
+            raise VerificationError(
+                f"the optimized graph differs from {job.source}: {reason}. It first does after "
+                f"{culprit}. Nothing was written; --disable leaves a pass out"
+            )
+    report.facts["verification"] = dataclasses.asdict(found)
     return found
+
+
+def _fails(original: Path, graph: ir.Model, scratch: Path, bar: Bar) -> bool | None:
+    """Judge a graph half-way through the pipeline; None if it cannot be run."""
+    try:
+        return _compare(original, graph, scratch).misses(bar) is not None
+    except CarryallError:
+        return None
+
+
+def _compare(original: Path, graph: ir.Model, scratch: Path) -> Comparison:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        changed = Path(folder, MODEL_FILE)
+        ir.save(graph, changed, external_data=DATA_FILE)
+        return compare_graphs(original, changed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..exporter.package import Package, Progress, write_package
+from ..exporter.package import Package, Progress, check_paths, write_package
 from ..runtime.errors import OutputExistsError, UsageError
 
 
@@ -35,10 +35,9 @@ def write_graph(
         OutputExistsError: ``out`` exists.
         UsageError: ``source`` is an ONNX file and ``out`` is none.
     """
+    check_output(source, out)
     if out.suffix == ".onnx":
         _write_file(model, out)
-    elif source.is_file():
-        raise UsageError(f"{source} is an ONNX file, so the result is one too: call it {out}.onnx")
     else:
         record = Package.open(source).record if Package.is_package(source) else None
         write_package(
@@ -51,12 +50,32 @@ def write_graph(
         )
 
 
+def check_output(source: Path, out: Path) -> None:
+    """Refuse what ``write_graph`` would refuse, before any work.
+
+    Raises:
+        OutputExistsError: ``out`` exists.
+        UsageError: ``source`` is an ONNX file and ``out`` is none, or its folder does not exist.
+    """
+    if out.suffix == ".onnx":
+        for path in (out, _data_file(out)):
+            if path.exists():
+                raise OutputExistsError(f"{path} exists; choose another name or delete it")
+        if not out.absolute().parent.is_dir():
+            raise UsageError(f"there is no folder {out.parent} to write {out.name} to")
+    elif source.is_file():
+        raise UsageError(f"{source} is an ONNX file, so the result is one too: call it {out}.onnx")
+    else:
+        check_paths(source, out)
+
+
+def _data_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}.data")
+
+
 def _write_file(model: ir.Model, out: Path) -> None:
     """Write the two files under a temporary name beside ``out``, the weights' file first in place."""
-    data = f"{out.name}.data"
-    for path in (out, out.with_name(data)):
-        if path.exists():
-            raise OutputExistsError(f"{path} exists; choose another name or delete it")
+    data = _data_file(out).name
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         ir.save(model, Path(folder, out.name), external_data=data)
         for name in (data, out.name):

@@ -37,6 +37,11 @@ class PassReport:
     removed: dict[str, int]
     refusals: list[Refusal]
 
+    @property
+    def did_anything(self) -> bool:
+        """Whether it rewrote or refused anything."""
+        return bool(self.fired or self.added or self.removed or self.refusals)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
@@ -111,14 +116,17 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
-        """Return the report for a terminal; with ``explain``, every near miss and its reason too."""
+        """Return the report for a terminal; with ``explain``, idle passes, near misses and their reasons too."""
         table = Table(
             title=f"{sum(self.before.values())} -> {sum(self.after.values())} nodes, {self.seconds:.2f} s"
         )
         for column in ("pass", "fired", "nodes", "refused", "ms", "changes"):
             table.add_column(column, justify="left" if column in ("pass", "changes") else "right")
-        for one in self.passes:
+        shown = [one for one in self.passes if explain or one.did_anything]
+        for one in shown:
             table.add_row(*_row(one))
+        if len(shown) < len(self.passes):
+            table.add_row(*_rest([one for one in self.passes if one not in shown]))
         console = Console(width=width, color_system=None)
         with console.capture() as capture:
             console.print(table)
@@ -144,3 +152,15 @@ def _row(one: PassReport) -> list[Any]:
     fired = "" if one.fired is None else str(one.fired)
     refused = str(len(one.refusals)) if one.refusals else ""
     return [one.name, fired, str(one.nodes), refused, f"{one.seconds * 1e3:.1f}", ", ".join(changes)]
+
+
+def _rest(passes: list[PassReport]) -> list[Any]:
+    """Return one row for all passes that had nothing to do."""
+    return [
+        f"{len(passes)} others",
+        "",
+        "",
+        "",
+        f"{sum(one.seconds for one in passes) * 1e3:.1f}",
+        "no changes",
+    ]

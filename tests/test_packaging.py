@@ -35,7 +35,7 @@ def source_files() -> set[str]:
             if (
                 path.is_file()
                 and "__pycache__" not in path.parts
-                and (is_demo or path.suffix in {".py", ".pyi", ".proto"})
+                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html"})
             ):
                 found.add(f"carryall/{path.relative_to(ROOT).as_posix()}")
     return found

@@ -17,8 +17,9 @@ from carryall.graph_opt.graph_facts import count_operators
 from carryall.graph_opt.lower.dynamic_int8 import DynamicProductsPass
 from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass, quantize_columns
-from carryall.graph_opt.verify import PortableRunner, SlotRunner
+from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.integer_products import quantize_columns
+from carryall.graph_opt.runners import PortableRunner, SlotRunner
 from carryall.runtime.errors import GraphError
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt import pipeline
 from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
-from carryall.graph_opt.verify import PortableRunner, SlotRunner
+from carryall.graph_opt.runners import PortableRunner, SlotRunner
 from carryall.runtime.errors import GraphError, UsageError
 
 CONTEXT = 64

@@ -21,7 +21,8 @@ from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.quantize.blockwise import BlockFormat
 from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
 from carryall.graph_opt.report import Report
-from carryall.graph_opt.verify import PortableRunner, SlotRunner, compare_models
+from carryall.graph_opt.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.verify import compare_models
 
 DEMO = Path(demo.__file__).parent / "pycoder"
 CONTEXT = 64

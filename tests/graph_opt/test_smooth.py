@@ -12,7 +12,7 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_model
 from carryall.graph_opt.quantize.sensitivity import dynamic_errors
 from carryall.graph_opt.quantize.smooth import SmoothQuantPass, largest_activations
-from carryall.graph_opt.verify import PortableRunner
+from carryall.graph_opt.runners import PortableRunner
 from carryall.runtime.errors import GraphError
 
 RNG = np.random.default_rng(0)

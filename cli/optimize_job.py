@@ -1,0 +1,63 @@
+"""What ``carryall optimize`` works on, made anew as often as a bisection wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..graph_opt.passes.base import pass_name
+from ..graph_opt.pipelines import portable_passes
+from ..graph_opt.plugins import load_pass
+from ..providers import get_provider, provider_names
+from ..providers.base import RunnerConfig
+from ..runtime.errors import UsageError
+from .models import default_context_length, load_graph
+
+PORTABLE = "portable"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be optimized, and by which passes; both can be made anew.
+
+    Attributes:
+        source: MODEL.
+        target: ``portable`` or a provider.
+        own: specifications of the user's own passes.
+        disable: names of the passes left out.
+        context_length: most tokens of a sequence; None takes the model's own.
+    """
+
+    source: str
+    target: str
+    own: tuple[str, ...]
+    disable: tuple[str, ...]
+    context_length: int | None
+
+    def make(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
+        """Load the graph and make the passes, the user's own between the portable ones and the target's.
+
+        Raises:
+            UsageError: there is no such target or pass, or nothing says how long sequences may be.
+        """
+        graph, _ = load_graph(self.source)
+        own = [load_pass(spec) for spec in self.own]
+        return graph, [*portable_passes(), *own, *self._lowering(graph)]
+
+    def make_enabled(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
+        """``make`` without the disabled passes."""
+        graph, passes = self.make()
+        return graph, [pass_ for pass_ in passes if pass_name(pass_) not in self.disable]
+
+    def _lowering(self, graph: ir.Model) -> Sequence[ir.passes.PassBase]:
+        if self.target == PORTABLE:
+            return []
+        if self.target not in provider_names():
+            known = ", ".join([PORTABLE, *provider_names()])
+            raise UsageError(f"unknown target '{self.target}'; the targets are: {known}")
+        context_length = self.context_length or default_context_length(self.source, graph)
+        if context_length is None:
+            raise UsageError("the graph does not say how long a sequence may be; add --context-length")
+        return get_provider(self.target).passes(RunnerConfig(context_length=context_length))

@@ -1,0 +1,139 @@
+"""A report as one page that needs nothing beside it: no scripts, no fonts, no network."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+
+from .report import Report
+
+_TEMPLATE = "report_page.html"
+_NUMBER = re.compile(r"\d+")
+
+
+def to_html(report: Report) -> str:
+    """Return the page."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"bytes": human_bytes, "number": _number, "seconds": _seconds}
+    source = importlib.resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        report=report,
+        title=_title(report),
+        nodes=(sum(report.before.values()), sum(report.after.values())),
+        bytes=tuple(_total(weights) for weights in (report.weights_before, report.weights_after)),
+        waterfall=_waterfall(report),
+        operators=_pairs(report.before, report.after),
+        weights=_pairs(_sizes(report.weights_before), _sizes(report.weights_after)),
+        largest=_largest(report),
+        errors=_errors(report),
+        verification=report.facts.get("verification"),
+    )
+
+
+def human_bytes(size: float) -> str:
+    """Return a size for people, in powers of 1000: ``14.7 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def _title(report: Report) -> str:
+    known = [str(report.facts[name]) for name in ("source", "target") if name in report.facts]
+    return " → ".join(known) or "Pipeline report"
+
+
+def _total(weights: dict[str, dict[str, int]]) -> int:
+    return sum(_sizes(weights).values())
+
+
+def _sizes(weights: dict[str, dict[str, int]]) -> dict[str, int]:
+    return {dtype: entry["bytes"] for dtype, entry in weights.items()}
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 3) if whole else 0.0
+
+
+def _waterfall(report: Report) -> list[dict[str, Any]]:
+    """Return a row a pass: where its time lies, and what became of the nodes."""
+    rows: list[dict[str, Any]] = []
+    start, nodes = 0.0, sum(report.before.values())
+    most = max([nodes, *(one.nodes for one in report.passes)], default=0)
+    for one in report.passes:
+        changes = [f"+{count} {op}" for op, count in one.added.items()]
+        changes += [f"-{count} {op}" for op, count in one.removed.items()]
+        rows.append(
+            {
+                "name": one.name,
+                "left": _percent(start, report.seconds),
+                "width": _percent(one.seconds, report.seconds),
+                "seconds": one.seconds,
+                "nodes": (nodes, one.nodes),
+                "nodes_width": _percent(one.nodes, most),
+                "fired": one.fired,
+                "refused": len(one.refusals),
+                "changes": ", ".join(changes),
+            }
+        )
+        start, nodes = start + one.seconds, one.nodes
+    return rows
+
+
+def _pairs(before: dict[str, int], after: dict[str, int]) -> list[dict[str, Any]]:
+    """Return a row a name with its two numbers, the largest first."""
+    names = sorted({*before, *after}, key=lambda name: (-max(before.get(name, 0), after.get(name, 0)), name))
+    most = max([*before.values(), *after.values()], default=0)
+    both = [(name, before.get(name, 0), after.get(name, 0)) for name in names]
+    return [
+        {"name": name, "before": old, "after": new, "widths": (_percent(old, most), _percent(new, most))}
+        for name, old, new in both
+    ]
+
+
+def _largest(report: Report) -> list[dict[str, Any]]:
+    most = max((tensor["bytes"] for tensor in report.largest), default=0)
+    return [
+        {**tensor, "shape": " x ".join(map(str, tensor["shape"])), "width": _percent(tensor["bytes"], most)}
+        for tensor in report.largest
+    ]
+
+
+def _errors(report: Report) -> list[dict[str, Any]]:
+    """Return a row a kind of weight, with the errors of all layers."""
+    kinds: dict[str, list[tuple[str, float]]] = {}
+    for name, error in sorted(report.weight_errors.items(), key=lambda item: _natural(item[0])):
+        kinds.setdefault(_NUMBER.sub("N", name), []).append((name, error))
+    most = max(report.weight_errors.values(), default=0.0)
+    return [_error_row(kind, members, most) for kind, members in kinds.items()]
+
+
+def _error_row(kind: str, members: list[tuple[str, float]], most: float) -> dict[str, Any]:
+    errors = [error for _, error in members]
+    bars = [{"name": name, "error": error, "height": _percent(error, most)} for name, error in members]
+    worst = max(members, key=lambda member: member[1])
+    label = members[0][0] if len(members) == 1 else kind
+    return {"name": label, "bars": bars, "mean": _mean(errors), "worst": worst[1], "worst_name": worst[0]}
+
+
+def _mean(values: Iterable[float]) -> float:
+    all_values = list(values)
+    return sum(all_values) / len(all_values)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

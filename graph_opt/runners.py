@@ -1,0 +1,213 @@
+"""Run a graph on the CPU, for checking and not for speed.
+
+The two input contracts of ``docs/architecture.md`` (portable, and slots of a shared KV buffer) are driven
+behind one face, so that any two stages of a pipeline can be compared.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..runtime.errors import GraphError, MissingExtraError
+from .lazy import Array
+
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+_CACHE_TYPES: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+}
+
+
+def open_session(model: Path) -> Any:
+    """Open an onnxruntime session on the CPU, which computes quantized weights as the standard says.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        GraphError: onnxruntime cannot run the graph on the CPU.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+        raise GraphError(f"onnxruntime's CPU provider cannot run {model}: {error}") from error
+
+
+@contextmanager
+def running(model: Path | str) -> Iterator[None]:
+    """Turn what onnxruntime raises from a run into a GraphError."""
+    try:
+        yield
+    except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+        raise GraphError(f"onnxruntime cannot run {model}: {error}") from error
+
+
+class GraphRunner(abc.ABC):
+    """Runs a decoder graph.
+
+    Args:
+        model: the ``model.onnx`` of a portable graph or of one lowered to slots.
+        session: the same, opened already.
+    """
+
+    def __init__(self, model: Path, session: Any = None) -> None:
+        self.model = model
+        self.session: Any = open_session(model) if session is None else session
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        self.outputs = [output.name for output in self.session.get_outputs()]
+        self.cache_names = [name for name in self.inputs if _is_cache(name)]
+
+    @property
+    def vocab_size(self) -> int | str:
+        """Size of the logits' last axis; a name where the graph leaves it open."""
+        size: int | str = self.session.get_outputs()[self.outputs.index("logits")].shape[-1]
+        return size
+
+    @abc.abstractmethod
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """Append tokens [n] to each sequence's cache. Returns logits [n, vocab] per sequence."""
+
+    @abc.abstractmethod
+    def cache(self, row: int) -> dict[str, Array]:
+        """Return a sequence's keys and values [kv_heads, length, head_dim] by the names of the outputs."""
+
+    def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
+        return {
+            name: np.zeros((batch, value.shape[1], length, value.shape[3]), _CACHE_TYPES[value.type])
+            for name, value in ((name, self.inputs[name]) for name in self.cache_names)
+        }
+
+
+class PortableRunner(GraphRunner):
+    """Explicit past and present, one sequence a run.
+
+    A graph half-way to slots, whose attention asks for cache lengths already, is fed with them too.
+    """
+
+    def __init__(self, model: Path, session: Any = None) -> None:
+        super().__init__(model, session)
+        self._caches: dict[int, dict[str, Array]] = {}
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+        return {row: self._run(row, tokens) for row, tokens in rows.items()}
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """See ``GraphRunner``."""
+        return {_present(name): content[0] for name, content in self._caches[row].items()}
+
+    def _run(self, row: int, tokens: Tokens) -> Logits:
+        past = self._caches.setdefault(row, self._zero_cache(1, 0))
+        start = past[self.cache_names[0]].shape[2]
+        total = start + len(tokens)
+        feed = {
+            "input_ids": tokens[None],
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(start, total)[None],
+            "seqlens_k": np.array([total - 1], np.int32),
+            "total_sequence_length": np.array(total, np.int32),
+            "logits_positions": np.arange(len(tokens))[None],
+        }
+        feed = {name: value for name, value in feed.items() if name in self.inputs} | past
+        with running(self.model):
+            results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
+        self._caches[row] = {name: results[_present(name)] for name in self.cache_names}
+        logits: Logits = results["logits"][0]
+        return logits
+
+
+class SlotRunner(GraphRunner):
+    """Slots of one shared buffer: one batched run where the kernel allows it, else a run per sequence."""
+
+    def __init__(self, model: Path, session: Any = None, *, slots: int = 4, max_length: int = 256) -> None:
+        super().__init__(model, session)
+        self._cache = self._zero_cache(slots, max_length)
+        self._lengths = np.zeros(slots, np.int64)
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+        fresh = all(self._lengths[row] == 0 for row in rows)
+        if fresh or all(len(tokens) == 1 for tokens in rows.values()):
+            return self._run(rows)
+        return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """See ``GraphRunner``."""
+        length = self._lengths[row]
+        return {_present(name): content[row, :, :length] for name, content in self._cache.items()}
+
+    def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        first, last = min(rows), max(rows)
+        window = slice(first, last + 1)
+        widest = max(len(tokens) for tokens in rows.values())
+        ids = np.zeros((last + 1 - first, widest), np.int64)
+        counts = np.ones(len(ids), np.int64)
+        for row, tokens in rows.items():
+            ids[row - first, : len(tokens)], counts[row - first] = tokens, len(tokens)
+        ends = self._lengths[window] + counts
+        feed: dict[str, Array] = {
+            "input_ids": ids,
+            "seqlens_k": (ends - 1).astype(np.int32),
+            "total_sequence_length": np.array(ends.max(), np.int32),
+            "logits_positions": np.broadcast_to(np.arange(widest), ids.shape).copy(),
+        }
+        logits = self._bind_and_run(feed, window)
+        for row, tokens in rows.items():
+            self._lengths[row] += len(tokens)
+        return {row: logits[row - first, : len(tokens)] for row, tokens in rows.items()}
+
+    def _bind_and_run(self, feed: dict[str, Array], window: slice) -> Logits:
+        """Run with inputs and outputs of the cache on the same memory."""
+        import onnxruntime
+
+        binding = self.session.io_binding()
+        for name, value in feed.items():
+            binding.bind_cpu_input(name, value)
+        for name in self.cache_names:
+            buffer = onnxruntime.OrtValue.ortvalue_from_numpy(self._cache[name][window])
+            binding.bind_ortvalue_input(name, buffer)
+            binding.bind_ortvalue_output(_present(name), buffer)
+        binding.bind_output("logits")
+        with running(self.model):
+            self.session.run_with_iobinding(binding)
+        logits: Logits = binding.get_outputs()[-1].numpy()  # in the order they were bound
+        return logits
+
+
+def runner(model: Path, session: Any = None, *, slots: int = 4, max_length: int = 256) -> GraphRunner:
+    """Open a graph by whichever of the two contracts its inputs follow."""
+    session = open_session(model) if session is None else session
+    names = {value.name for value in session.get_inputs()}
+    if "seqlens_k" in names and "attention_mask" not in names:
+        return SlotRunner(model, session, slots=slots, max_length=max_length)
+    return PortableRunner(model, session)
+
+
+def is_decoder(graph: ir.Graph) -> bool:
+    """Return whether a graph follows one of the two contracts."""
+    inputs = [str(value.name) for value in graph.inputs]
+    outputs = [value.name for value in graph.outputs]
+    return "input_ids" in inputs and "logits" in outputs and any(map(_is_cache, inputs))
+
+
+def _is_cache(name: str) -> bool:
+    return name.startswith("past_key_values.")
+
+
+def _present(name: str) -> str:
+    return name.replace("past_key_values", "present")
