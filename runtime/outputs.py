@@ -18,9 +18,18 @@ class Logprob:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model wants called."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text, as the model wrote it: not checked against the function's schema
+
+
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated continuation."""
+    """One generated continuation. In a chat, ``text`` is the answer without reasoning and tool calls."""
 
     index: int
     text: str = ""
@@ -29,6 +38,8 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     logprobs: list[dict[int, Logprob]] | None = None  # one dict a token, by token id
     cumulative_logprob: float | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class StopStrings:
         if found is not None:
             end, stop = found
             return text[: end if self._include else end - len(stop)], stop
-        held = max(_overlap(text, stop) for stop in self._strings)
+        held = max(overlap(text, stop) for stop in self._strings)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
@@ -54,7 +54,7 @@ class StopStrings:
         return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of ``text`` with which ``stop`` begins."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,72 @@
+"""Messages as gpt-oss writes them, each with a channel: reasoning, tool calls, and the answer.
+
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...``; a recipient in a
+header, ``to=functions.name``, makes a tool call. See https://github.com/openai/harmony.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .base import Message, MessageParser, is_json
+
+_BODY = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+
+
+class HarmonyParser(MessageParser):
+    """A header, a body, and so on."""
+
+    marker = "<|channel|>"
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+        self._header: str | None = ""  # None within a body
+        self._channel = ""
+        self._recipient = ""
+        self._arguments = ""
+
+    def _advance(self, *, final: bool) -> bool:
+        if self._header is None:
+            return self._advance_body(final=final)
+        text, marker = self._until(_BODY, final=final)
+        self._header += text
+        if marker:
+            self._open(self._header)
+        elif final and "<|" not in self._header:  # no message in this form at all
+            self.message.content.add(self._header)
+        return bool(marker)
+
+    def _open(self, header: str) -> None:
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        self._channel = channel.group(1) if channel else "final"
+        self._recipient = recipient.group(1) if recipient else ""
+        self._header, self._arguments = None, ""
+        if not self._recipient:
+            self._put("\n")
+
+    def _advance_body(self, *, final: bool) -> bool:
+        text, marker = self._until(*_ENDS, final=final)
+        if self._recipient:
+            self._arguments += text
+        else:
+            self._put(text)
+        if self._recipient and (marker or final):
+            self._call(cut=not marker)
+        if marker or final:
+            self._header = ""
+        return bool(marker)
+
+    def _call(self, *, cut: bool) -> None:
+        arguments = self._arguments.strip()
+        if cut and not is_json(arguments):
+            self.message.content.add(arguments)
+        else:
+            self.message.call(self._recipient, arguments)
+        self._recipient = ""
+
+    def _put(self, text: str) -> None:
+        analysis = self._channel == "analysis"
+        (self.message.reasoning if analysis else self.message.content).add(text)

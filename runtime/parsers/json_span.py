@@ -1,0 +1,37 @@
+"""Where a JSON object or list that arrives in pieces ends."""
+
+from __future__ import annotations
+
+import re
+
+_SIGNIFICANT = re.compile(r'["\\{}\[\]]')
+_ESCAPE = re.compile(r"\\.|\"", re.DOTALL)
+
+
+class JsonSpan:
+    """Counts brackets outside of strings; the first must open at the beginning."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._at = 0
+        self._in_string = False
+
+    def end(self, text: str) -> int | None:
+        """Where the value ends in ``text``, None if it does not yet; each text begins with the one before."""
+        while True:
+            pattern = _ESCAPE if self._in_string else _SIGNIFICANT
+            found = pattern.search(text, self._at)
+            if found is None:
+                # A backslash at the very end belongs to what comes next.
+                self._at = len(text) - (self._in_string and text.endswith("\\"))
+                return None
+            self._at = found.end()
+            match found.group():
+                case '"':
+                    self._in_string = not self._in_string
+                case "{" | "[":
+                    self._depth += 1
+                case "}" | "]":
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        return self._at

@@ -1,0 +1,51 @@
+"""Tool calls as Llama 3 writes them: the message is ``{"name": ..., "parameters": {...}}``, or several.
+
+``<|python_tag|>`` may stand in front. See https://github.com/meta-llama/llama-models (prompt format of 3.1).
+"""
+
+from __future__ import annotations
+
+from .base import Message, MessageParser
+from .json_span import JsonSpan
+
+_TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;"
+
+
+class LlamaParser(MessageParser):
+    """A message that begins with an object consists of calls, separated by semicolons; others are content."""
+
+    marker = _TAG
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+        self._calls = True  # whether only calls have come so far
+        self._span = JsonSpan()
+
+    def _advance(self, *, final: bool) -> bool:
+        if not self._calls:
+            text, marker = self._until(_TAG, final=final)
+            self.message.content.add(text)
+            self._calls = bool(marker)
+            return self._calls
+        if not self._text.startswith("{"):
+            return self._skip(final=final)
+        end = self._span.end(self._text)
+        if end is None and not final:
+            return False
+        call, self._span = self._text[:end], JsonSpan()
+        self._calls = self.message.call_json(call)
+        if self._calls:
+            self._text = self._text[len(call) :]
+        return bool(self._text)
+
+    def _skip(self, *, final: bool) -> bool:
+        """Leave out what may stand between calls; anything else begins content."""
+        self._text = self._text.lstrip(_BETWEEN if self.message.tool_calls else None)
+        if self._text.startswith(_TAG):
+            self._text = self._text[len(_TAG) :]
+            return True
+        if not self._text or (_TAG.startswith(self._text) and not final):
+            return False
+        self._calls = self._text.startswith("{")
+        return True

@@ -1,0 +1,163 @@
+"""What each style of writing means, and that it does not depend on how it is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carryall.runtime.errors import UsageError
+from carryall.runtime.parsers.base import MessageParser
+from carryall.runtime.parsers.json_span import JsonSpan
+from carryall.runtime.parsers.registry import STYLES, message_parser
+
+MARKERS = {name: style.marker for name, style in STYLES.items()}
+TEMPLATES = {**MARKERS, "think": "<think></think>", "magistral": "[THINK][/THINK][TOOL_CALLS]"}
+TEMPLATES["qwen"] = TEMPLATES["think"] + TEMPLATES["hermes"]
+
+
+def parser(name: str, prompt: str = "") -> MessageParser:
+    found = message_parser(TEMPLATES[name], prompt, tools=True)
+    assert found is not None
+    return found
+
+
+def parsed(one: MessageParser, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """Content, reasoning, and the calls' names and arguments."""
+    for piece in pieces:
+        one.push(piece)
+    one.end()
+    message = one.message
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return message.content.text, message.reasoning.text, calls
+
+
+W, T = ("get_weather", '{"city": "Paris"}'), ("now", "{}")
+WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+NOW = '{"name": "now", "arguments": {}}'
+CUT = '{"name": "get_weather", "argum'
+
+CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
+    ("hermes", "Hello", ("Hello", "", [])),
+    ("hermes", f"<tool_call>\n{WEATHER}\n</tool_call>", ("", "", [W])),
+    ("hermes", f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n<tool_call>{NOW}</tool_call>\n",
+     ("Let me see.", "", [W, T])),
+    ("hermes", f"<tool_call>{WEATHER}", ("", "", [W])),
+    ("hermes", f"x <tool_call>{CUT}", (f"x <tool_call>{CUT}", "", [])),
+    ("hermes", "<tool_call>no JSON</tool_call> y", ("<tool_call>no JSON</tool_call> y", "", [])),
+    ("hermes", "1 < 2 <tool", ("1 < 2 <tool", "", [])),
+    ("llama", '{"name": "get_weather", "parameters": {"city": "Paris"}}', ("", "", [W])),
+    ("llama", f"<|python_tag|>{WEATHER}; {NOW}", ("", "", [W, T])),
+    ("llama", '{"answer": 42} it is', ('{"answer": 42} it is', "", [])),
+    ("llama", "Plain {words}", ("Plain {words}", "", [])),
+    ("llama", f"; x<|python_tag|>{NOW}", ("; x", "", [T])),
+    ("llama", CUT, (CUT, "", [])),
+    ("mistral", f"[TOOL_CALLS] [{WEATHER}, {NOW}]", ("", "", [W, T])),
+    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}',
+     ("", "", [W, T])),
+    ("mistral", 'So: [TOOL_CALLS]now{} ', ("So:", "", [T])),
+    ("mistral", f"[TOOL_CALLS] [{CUT}", (f"[TOOL_CALLS][{CUT}", "", [])),
+    ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+     ("Yes.", "Hm.", [])),
+    ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary "
+     'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', ("", "a", [W])),
+    ("harmony", "<|channel|>commentary<|message|>First.<|end|><|start|>assistant to=functions.now"
+     "<|channel|>commentary json<|message|>{}", ("First.", "", [T])),
+    ("harmony", '<|channel|>commentary to=functions.now<|message|>{"a', ('{"a', "", [])),
+    ("harmony", "no channels", ("no channels", "", [])),
+    ("think", "<think>\nhm\n</think>\n\nYes.", ("Yes.", "hm", [])),
+    ("think", "Yes. <think>", ("Yes. <think>", "", [])),
+    ("qwen", f"<think>\n\n</think>\n\n<tool_call>{NOW}</tool_call>", ("", "", [T])),
+    ("qwen", f"<think><tool_call>{NOW}</tool_call>", ("", f"<tool_call>{NOW}</tool_call>", [])),
+    ("magistral", f"[THINK]hm[/THINK]Ok[TOOL_CALLS][{NOW}]", ("Ok", "hm", [T])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_what_it_means(name: str, text: str, expected: Any) -> None:
+    assert parsed(parser(name), text) == expected
+    assert parsed(parser(name), *text) == expected  # character by character
+
+
+def test_a_prompt_may_open_the_reasoning() -> None:
+    assert parsed(parser("think", "...<think>\n"), "hm</think>Yes.") == ("Yes.", "hm", [])
+    assert parsed(parser("think", "...<think>\n\n</think>\n\n"), "Yes.") == ("Yes.", "", [])
+
+
+FRAGMENTS = [
+    *MARKERS.values(), "</tool_call>", "<think>", "</think>", "[ARGS]", "<|message|>", "<|end|>", "<|call|>",
+    "<|start|>assistant", "<|channel|>final", "<|channel|>analysis", " to=functions.now", WEATHER, NOW, CUT,
+    "[", "]", "{", "}", '"', "\\", ";", " ", "\n", "text", "<", "é",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    name=st.sampled_from(sorted(TEMPLATES)),
+    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12),
+    opened=st.booleans(),
+    cuts=st.lists(st.integers(0, 300), max_size=12),
+)
+def test_how_it_is_cut_changes_nothing(
+    name: str, fragments: list[str], opened: bool, cuts: list[int]
+) -> None:
+    text, prompt = "".join(fragments), "<think>" * opened
+    borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    assert parsed(parser(name, prompt), *pieces) == parsed(parser(name, prompt), text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(sorted(TEMPLATES)), fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+def test_what_was_understood_is_not_taken_back(name: str, fragments: list[str]) -> None:
+    one = parser(name)
+    content = reasoning = ""
+    calls = 0
+    for fragment in [*fragments, None]:
+        if fragment is None:
+            one.end()
+        else:
+            one.push(fragment)
+        message = one.message
+        assert message.content.text.startswith(content)
+        assert message.reasoning.text.startswith(reasoning)
+        assert len(message.tool_calls) >= calls
+        content, reasoning, calls = message.content.text, message.reasoning.text, len(message.tool_calls)
+
+
+@given(
+    st.recursive(st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)), st.data()
+)
+def test_the_end_of_a_json_value(value: Any, data: st.DataObject) -> None:
+    text = json.dumps([value], ensure_ascii=data.draw(st.booleans()))
+    behind = data.draw(st.sampled_from(["", " ", "}", "x{"]))
+    cut = data.draw(st.integers(0, len(text) - 1))
+    span = JsonSpan()
+    assert span.end(text[:cut]) is None
+    assert span.end(text + behind) == len(text)
+
+
+def test_ids_are_what_mistral_s_templates_demand() -> None:
+    one = parser("mistral")
+    one.push(f"[TOOL_CALLS][{NOW}, {NOW}]")
+    ids = [call.id for call in one.message.tool_calls]
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call) for call in ids)
+    assert len(set(ids)) == 2
+
+
+def test_without_tools_or_reasoning_there_is_nothing_to_parse() -> None:
+    assert message_parser(MARKERS["hermes"]) is None
+    assert message_parser("no markers", tools=True) is None
+    assert message_parser(MARKERS["harmony"]) is not None
+
+
+def test_a_style_may_be_chosen() -> None:
+    one = message_parser("no markers", tools=True, style="hermes")
+    assert one is not None
+    assert parsed(one, f"<tool_call>{NOW}</tool_call>")[2] == [T]
+    with pytest.raises(UsageError, match="no style of tool calls 'x', only harmony, mistral"):
+        message_parser("", tools=True, style="x")
