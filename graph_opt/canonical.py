@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .passes.contract_names import ContractNamesPass
+from .passes.fold_transposes import FoldTransposesPass
 from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
 from .passes.fuse_norm import FuseRMSNormPass
@@ -42,6 +43,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         PositionIdsPass(),
         GemmToMatMulPass(),
         TiedHeadPass(),
+        FoldTransposesPass(),
         SimplifyShapesPass(),
         SplitProjectionsPass(),
         FuseRMSNormPass(),

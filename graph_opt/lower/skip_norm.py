@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, weight
+from ..edit import (
+    MICROSOFT,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    sole_consumer,
+    weight,
+)
 from ..passes.base import GraphPass
 
 _LOWERED = {
@@ -51,7 +61,9 @@ def _misfit(node: ir.Node, add: ir.Node) -> str | None:
 
 def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
     attributes = {"epsilon": float_attribute(node, "epsilon", 1e-5)}
-    operands = [*add.inputs, *node.inputs[1:]]
+    summands, bias, added = _without_bias(add)
+    vectors = [*node.inputs[1:], None][: 2 if node.op_type == "LayerNormalization" else 1]
+    operands = [*summands, *vectors, *([bias] if bias is not None else [])]
     fused = insert(add, _LOWERED[node.op_type], operands, attributes, domain=MICROSOFT, num_outputs=4)
     fused.name = node.name
     for unused in fused.outputs[1:3]:
@@ -60,3 +72,24 @@ def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
     graph.remove(node, safe=True)
     replace(add.outputs[0], fused.outputs[3])
     graph.remove(add, safe=True)
+    remove_unused(graph, added)
+
+
+def _without_bias(add: ir.Node) -> tuple[list[ir.Value | None], ir.Value | None, ir.Node | None]:
+    """Return the summands, the bias vector that one of them ends with, and the addition of that bias."""
+    for index, summand in enumerate(add.inputs):
+        inner = summand.producer() if summand is not None else None
+        if (
+            inner is None
+            or inner.op_type != "Add"
+            or inner.domain
+            or sole_consumer(inner.outputs[0]) is not add
+        ):
+            continue
+        for x, bias in (inner.inputs, inner.inputs[::-1]):
+            tensor = weight(bias)
+            if tensor is not None and len(tensor.shape) == 1 and weight(x) is None:
+                others = list(add.inputs)
+                others[index] = x
+                return others, bias, inner
+    return list(add.inputs), None, None

@@ -26,10 +26,9 @@ class TiedHeadPass(GraphPass):
         if embedding is None or head is None:
             return
         table, matrix = embedding.inputs[0], head.inputs[1]
-        turned = table.producer() if table is not None else None
-        if turned is not None and turned.inputs[0] is matrix:
+        if _turned(table) is not None and _turned(table) is matrix:
             table = self._stored_once(graph, embedding, matrix)
-        elif not _is_transposed(weight(table), weight(matrix)):
+        elif _turned(matrix) is not table and not _is_transposed(weight(table), weight(matrix)):
             return
         if table is not None:
             _read_embedding(graph, head, table)
@@ -47,6 +46,14 @@ class TiedHeadPass(GraphPass):
         return table
 
 
+def _turned(value: ir.Value | None) -> ir.Value | None:
+    """Return the matrix that a value is the transpose of."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "Transpose" or node.domain:
+        return None
+    return node.inputs[0]
+
+
 def _embedding(graph: ir.Graph) -> ir.Node | None:
     found = (node for node in nodes_of(graph, "Gather") if node.inputs[1] is not None)
     return next((node for node in found if node.inputs[1] and node.inputs[1].name == "input_ids"), None)
@@ -60,7 +67,7 @@ def _head(graph: ir.Graph) -> ir.Node | None:
         if node is None or node.domain:
             return None
         if node.op_type == "MatMul":
-            tensor = weight(node.inputs[1])
+            tensor = weight(_turned(node.inputs[1]) or node.inputs[1])
             return node if tensor is not None and len(tensor.shape) == 2 else None
         value = next((x for x in node.inputs if x is not None and x.const_value is None), None)
     return None
@@ -85,10 +92,11 @@ def _read_embedding(graph: ir.Graph, head: ir.Node, table: ir.Value) -> None:
     x, matrix, tensor = head.inputs[0], head.inputs[1], weight(table)
     if x is None or matrix is None or tensor is None:
         raise AssertionError("unreachable: the head was checked")
+    stored = matrix.is_initializer()
     vocabulary, width = shape_of(tensor)
     replace(head.outputs[0], tied_product(head, x, table, vocabulary, width))
     remove_unused(graph, head)
-    if not matrix.uses():
+    if stored and not matrix.uses():
         graph.initializers.pop(str(matrix.name), None)
 
 
