@@ -135,10 +135,10 @@ def _columns(value: ir.Value, width: int) -> list[_Part] | str:
 def _cut(node: ir.Node, width: int) -> list[_Part] | None:
     rank = len(node.inputs[0].shape) if node.inputs[0] and node.inputs[0].shape is not None else 0
     if node.op_type == "Split" and int_attribute(node, "axis", 0) in (-1, rank - 1):
-        sizes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        sizes = _sizes(node, width)
         if sizes is None:
             return None
-        ends = sizes.cumsum().tolist()
+        ends = np.cumsum(sizes).tolist()
         return list(zip(node.outputs, [0, *ends[:-1]], ends, strict=True))
     if node.op_type != "Slice" or len(node.inputs) < 4:
         return None
@@ -150,6 +150,15 @@ def _cut(node: ir.Node, width: int) -> list[_Part] | None:
         return None
     start, end, _ = slice(start, end).indices(width)
     return [(node.outputs[0], start, end)] if start < end else None
+
+
+def _sizes(node: ir.Node, width: int) -> list[int] | None:
+    """Return the sizes of a Split's parts; equal ones, the last perhaps smaller, where it has none."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        sizes = constant(node.inputs[1])
+        return None if sizes is None else sizes.tolist()
+    whole = -(-width // len(node.outputs))
+    return [*[whole] * (len(node.outputs) - 1), width - whole * (len(node.outputs) - 1)]
 
 
 def _split(graph: ir.Graph, node: ir.Node, bias: ir.Value | None, parts: list[_Part]) -> None:
