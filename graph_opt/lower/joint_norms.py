@@ -1,4 +1,4 @@
-"""The norms of q and of k, each on a part of one product -> one norm on both parts, with a scale for each head.
+"""The norms of q and k, each on a part of one product -> one norm on both, with a scale for each head.
 
 onnxruntime's kernels take a scale of any shape that broadcasts; the standard operator takes a vector only.
 """
@@ -124,10 +124,10 @@ def _width(value: ir.Value) -> int:
 def _scale(graph: ir.Graph, query: _Branch, key: _Branch) -> ir.Value:
     """Register the scales [heads, head_dim] of q and k."""
     size = shape_of(query.scale)[0]
+    scales = [(branch.scale, branch.heads) for branch in (query, key)]  # the nodes will be gone
 
     def compute() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        rows = [np.tile(branch.scale.numpy(), (branch.heads, 1)) for branch in (query, key)]
-        return np.concatenate(rows)
+        return np.concatenate([np.tile(scale.numpy(), (heads, 1)) for scale, heads in scales])
 
     tensor = lazy(compute, query.scale.dtype, (query.heads + key.heads, size))
     return add_initializer(graph, f"{query.norm.inputs[1] and query.norm.inputs[1].name}+k", tensor)
