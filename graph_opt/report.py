@@ -116,7 +116,7 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
-        """Return the report for a terminal; with ``explain``, idle passes, near misses and their reasons too."""
+        """Return the report for a terminal; with ``explain``, idle passes, near misses and reasons too."""
         table = Table(
             title=f"{sum(self.before.values())} -> {sum(self.after.values())} nodes, {self.seconds:.2f} s"
         )

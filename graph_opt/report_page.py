@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import jinja2
 
-from .report import Report
+from .report import PassReport, Report
 
 _TEMPLATE = "report_page.html"
 _NUMBER = re.compile(r"\d+")
+_SHORT = 0.02  # of all time: shorter passes that change nothing share a row
 
 
 def to_html(report: Report) -> str:
@@ -69,28 +71,36 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _waterfall(report: Report) -> list[dict[str, Any]]:
-    """Return a row a pass: where its time lies, and what became of the nodes."""
+    """Return a row a pass: where its time lies, and what became of the nodes; idle neighbours share a row."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
     most = max([nodes, *(one.nodes for one in report.passes)], default=0)
-    for one in report.passes:
-        changes = [f"+{count} {op}" for op, count in one.added.items()]
-        changes += [f"-{count} {op}" for op, count in one.removed.items()]
-        rows.append(
-            {
-                "name": one.name,
-                "left": _percent(start, report.seconds),
-                "width": _percent(one.seconds, report.seconds),
-                "seconds": one.seconds,
-                "nodes": (nodes, one.nodes),
-                "nodes_width": _percent(one.nodes, most),
-                "fired": one.fired,
-                "refused": len(one.refusals),
-                "changes": ", ".join(changes),
-            }
-        )
-        start, nodes = start + one.seconds, one.nodes
+    for idle, neighbours in itertools.groupby(report.passes, lambda one: _is_idle(one, report)):
+        for group in [list(neighbours)] if idle else [[one] for one in neighbours]:
+            seconds = sum(one.seconds for one in group)
+            times = {"left": _percent(start, report.seconds), "width": _percent(seconds, report.seconds)}
+            rows.append(_pass_row(group, nodes, most) | times | {"seconds": seconds})
+            start, nodes = start + seconds, group[-1].nodes
     return rows
+
+
+def _is_idle(one: PassReport, report: Report) -> bool:
+    return not one.did_anything and one.seconds < _SHORT * report.seconds
+
+
+def _pass_row(group: list[PassReport], nodes: int, most: int) -> dict[str, Any]:
+    last, names = group[-1], [one.name for one in group]
+    changes = [f"+{count} {op}" for op, count in last.added.items()]
+    changes += [f"-{count} {op}" for op, count in last.removed.items()]
+    return {
+        "name": names[0] if len(group) == 1 else f"{len(group)} passes without a change",
+        "idle": not last.did_anything,
+        "nodes": (nodes, last.nodes),
+        "nodes_width": _percent(last.nodes, most),
+        "fired": last.fired,
+        "refused": len(last.refusals),
+        "changes": ", ".join(changes if len(group) == 1 else dict.fromkeys(names)),
+    }
 
 
 def _pairs(before: dict[str, int], after: dict[str, int]) -> list[dict[str, Any]]:

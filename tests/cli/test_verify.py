@@ -1,0 +1,138 @@
+"""``carryall verify`` and ``carryall optimize --verify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner, Result
+
+from carryall.cli import carryall
+
+WRONG_PASSES = '''
+import onnx_ir as ir
+
+from carryall.graph_opt.edit import nodes_of
+from carryall.graph_opt.passes.base import GraphPass
+
+
+class HarmlessPass(GraphPass):
+    """Renames a node."""
+
+    def rewrite(self, graph):
+        graph[0].name = "renamed"
+        self.fired += 1
+
+
+class WrongPass(GraphPass):
+    """Reads each gate's sigmoid as a tanh."""
+
+    def rewrite(self, graph):
+        for node in nodes_of(graph, "Sigmoid"):
+            node.op_type = "Tanh"
+            self.fired += 1
+'''
+NET = """<ir_version: 10, opset_import: ["": 20]>
+    net (float[batch, 3] x, int64[1] by) => (float[batch, 3] y, float[batch, 3] z)
+    <float[3] w = {1.0, 2.0, 3.0}> { y = Mul(x, w) c = Cast<to = 1>(by) z = OP(y, c) }"""
+
+
+@pytest.fixture
+def wrong_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong_passes_module.py").write_text(WRONG_PASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_passes_module", raising=False)
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args])
+
+
+def net(path: Path, op: str = "Add") -> Path:
+    ir.save(ir.from_onnx_text(NET.replace("OP", op)), path)
+    return path
+
+
+@pytest.mark.usefixtures("wrong_passes")
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_the_first_wrong_pass_is_named(tiny_package: Path, tmp_path: Path, target: str) -> None:
+    own = [f"--pass=wrong_passes_module.{name}Pass" for name in ("Harmless", "Wrong", "Harmless")]
+    out = tmp_path / "out"
+    result = run("optimize", tiny_package, out, "--target", target, "--verify", *own)
+    assert result.exit_code == 1
+    assert "It first does after pass Wrong." in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
+        "wrong_passes_module.py"
+    ]
+    assert run("optimize", tiny_package, out, "--verify", *own, "--disable", "Wrong").exit_code == 0
+
+
+def test_a_portable_and_a_lowered_graph_agree_on_given_tokens(tiny_package: Path, tmp_path: Path) -> None:
+    lowered = tmp_path / "lowered"
+    assert run("optimize", tiny_package, lowered, "--target", "cpu").exit_code == 0
+    ids = np.array([[5, 6, 7, 8], [9, 10, 0, 0]])
+    np.savez(tmp_path / "in.npz", input_ids=ids, attention_mask=np.array([[1, 1, 1, 1], [1, 1, 0, 0]]))
+    result = run("verify", tiny_package, lowered, "--inputs", tmp_path / "in.npz", "--steps", 3, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["steps"] == found["greedy_equal"] == 8  # two prompts and what follows
+    assert found["kl"] < 1e-6
+    assert set(found["outputs"]) == {
+        "logits",
+        *(f"present.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")),
+    }
+    assert all(error["max_rel"] < 1e-4 for error in found["outputs"].values())
+
+
+def test_any_two_graphs_run_on_made_up_or_given_tensors(tmp_path: Path) -> None:
+    first, same, other = (
+        net(tmp_path / name, op) for name, op in [("a.onnx", "Add"), ("b.onnx", "Add"), ("c.onnx", "Sub")]
+    )
+    assert run("verify", first, same).exit_code == 0
+    np.savez(tmp_path / "zero.npz", x=np.ones((2, 3), np.float32), by=np.array([0]))
+    assert run("verify", first, other, "--inputs", tmp_path / "zero.npz").exit_code == 0
+    np.savez(tmp_path / "one.npz", x=np.ones((2, 3), np.float32), by=np.array([1]))
+    result = run("verify", first, other, "--inputs", tmp_path / "one.npz", "--json")
+    assert result.exit_code == 1
+    assert "output z is above the bar 0.001 (--max-error)" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["outputs"]["y"] == {"max_abs": 0.0, "max_rel": 0.0}
+    assert found["outputs"]["z"] == {"max_abs": 2.0, "max_rel": 0.5}
+    assert run("verify", first, other, "--inputs", tmp_path / "one.npz", "--max-error", 0.6).exit_code == 0
+
+
+def test_given_inputs_must_fit(tiny_package: Path, tmp_path: Path) -> None:
+    graph = net(tmp_path / "a.onnx")
+    np.savez(tmp_path / "half.npz", x=np.ones((2, 3), np.float32))
+    (tmp_path / "text.npz").write_text("no tensors")
+    np.savez(tmp_path / "ids.npz", input_ids=np.array([[1, 2]]), attention_mask=np.array([[0, 0]]))
+    cases = [
+        ([graph, graph, "--inputs", tmp_path / "half.npz"], "wants the input by"),
+        ([graph, graph, "--inputs", tmp_path / "text.npz"], "no .npz file"),
+        ([graph, graph, "--inputs", tmp_path / "half.npz", "--prompt", "x"], "exclude each other"),
+        ([tiny_package, tiny_package, "--inputs", tmp_path / "ids.npz"], "a token in every row"),
+    ]
+    for arguments, words in cases:
+        result = run("verify", *arguments)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert words in result.stderr
+
+
+def test_optimize_verifies_graphs_that_are_no_decoders(tmp_path: Path) -> None:
+    result = run(
+        "optimize",
+        net(tmp_path / "a.onnx"),
+        tmp_path / "out.onnx",
+        "--verify",
+        "--report",
+        tmp_path / "r.json",
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["facts"]["verification"]["outputs"]["z"]["max_rel"] == 0
+    assert "outputs differ by 0 at most" in result.stdout
