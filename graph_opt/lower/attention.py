@@ -54,7 +54,7 @@ class GroupQueryAttentionPass(GraphPass):
         """Rewrite every attention that the kernel can compute."""
         self._meanings, self._tables = {}, {}
         for node in nodes_of(graph, "Attention"):
-            meaning = _misfit(node) or self._meaning(graph, node)
+            meaning = _misfit(node) or self._kernel_misfit(node) or self._meaning(graph, node)
             if isinstance(meaning, str):
                 self.refuse(node, meaning)
                 continue
@@ -70,7 +70,14 @@ class GroupQueryAttentionPass(GraphPass):
             return probe.MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
         if mask not in self._meanings:
             self._meanings[mask] = probe.mask_meaning(graph, mask, self.context_length)
-        return self._meanings[mask]
+        meaning = self._meanings[mask]
+        if isinstance(meaning, str) or meaning.window is None or self.kernels.sliding_window:
+            return meaning
+        return f"the kernel has no sliding window; a context of at most {meaning.window} needs none"
+
+    def _kernel_misfit(self, node: ir.Node) -> str | None:
+        capped = float_attribute(node, "softcap", 0.0) != 0
+        return "the kernel does not bound scores (softcap)" if capped and not self.kernels.softcap else None
 
     def _lower(self, graph: ir.Graph, node: ir.Node, meaning: probe.MaskMeaning) -> None:
         query, key, value, _, past_key, past_value = node.inputs[:6]
@@ -116,7 +123,11 @@ class GroupQueryAttentionPass(GraphPass):
 
     def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
         if angle not in self._tables:
-            table = probe.rope_table(graph, angle, self.context_length)
+            table = ir.tensor(
+                probe.rope_table(graph, angle, self.context_length).astype(
+                    (angle.dtype or ir.DataType.FLOAT).numpy()
+                )
+            )
             self._tables[angle] = add_initializer(graph, f"{angle.name}_table", table)
         return self._tables[angle]
 

@@ -79,7 +79,7 @@ def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
     stem, blocks, bits = found.stem, found.inputs // found.block_size, found.bits
     shape = (found.outputs, blocks, found.block_size * bits // 8)
     packed = lazy(lambda: _rows(found.values, found.axis), ir.DataType.UINT8, shape)
-    scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), ir.DataType.FLOAT, shape[:2])
+    scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), found.scales.dtype, shape[:2])
     operands: list[ir.Value] = [
         add_initializer(graph, f"{stem}.packed", packed),
         add_initializer(graph, f"{stem}.packed_scales", scales),
@@ -90,6 +90,14 @@ def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
         points = lazy(lambda: _zero_point_rows(offsets, found.axis), ir.DataType.UINT8, (found.outputs, row))
         operands.append(add_initializer(graph, f"{stem}.packed_zero_points", points))
     return operands
+
+
+def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
+    """Register the zero points that the kernel implies: the middle of the unsigned range."""
+    shape = (found.outputs, (found.inputs // found.block_size * found.bits + 7) // 8)
+    middle = np.uint8(0x88 if found.bits == 4 else 0x80)
+    points = lazy(lambda: np.full(shape, middle), ir.DataType.UINT8, shape)
+    return add_initializer(graph, f"{found.stem}.middle_zero_points", points)
 
 
 def _outputs_first(array: Array, axis: int) -> Array:

@@ -20,6 +20,14 @@ class Kernels:
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
         half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
+        sliding_window: GroupQueryAttention takes ``local_window_size``.
+        softcap: GroupQueryAttention bounds its scores.
+        norms_in_attention: GroupQueryAttention normalises the heads of q and k itself.
+        joint_norms: RMSNormalization takes a scale for each head, so that one norms q and k.
+        matmul_bias: MatMulNBits adds a bias.
+        matmul_zero_points: MatMulNBits wants zero points even where they are the middle of the range.
+        dequantize_blocks: DequantizeLinear takes blocked weights of every type that graphs here have.
+        opset: the newest of the standard's opsets whose operators have kernels.
     """
 
     rotary_in_attention: bool = True
@@ -32,6 +40,54 @@ class Kernels:
     dynamic_quantize_matmul: bool = True
     int8_kv: bool = True
     half_precision: bool = False
+    sliding_window: bool = True
+    softcap: bool = True
+    norms_in_attention: bool = False
+    joint_norms: bool = False
+    matmul_bias: bool = True
+    matmul_zero_points: bool = False
+    dequantize_blocks: bool = True
+    opset: int = 23
 
 
-CPU = Kernels()
+# onnxruntime 1.31, contrib_ops/cpu.
+CPU = Kernels(joint_norms=True)
+
+# onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
+#   bert/group_query_attention.cc: T fp16 or bf16, never fp32; cache of T, int8, fp8 or 4 bits; softcap,
+#     windows, packed QKV, rotary, q_norm_weight and k_norm_weight; head sizes in eights; several new tokens
+#     on a cache only at batch 1, as on the CPU.
+#   quantization/matmul_nbits.cc: fp32, fp16, bf16 (compute capability 8 up); 2, 4, 8 bits; blocks a power
+#     of 2 from 16 up; a bias; no int8 activations, so accuracy_level means nothing.
+#   quantization/gather_block_quantized.cc: uint8 of 4 or 8 bits to fp32, fp16, bf16.
+#   quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
+CUDA = Kernels(
+    accuracy_level=0,
+    dynamic_quantize_matmul=False,
+    half_precision=True,
+    norms_in_attention=True,
+    dequantize_blocks=False,
+)
+
+# onnxruntime-directml 1.24, core/providers/dml/DmlExecutionProvider/src/Operators:
+#   DmlOperatorGroupQueryAttention.cpp: fp32, fp16; reads q, k, v, caches, seqlens_k, and ignores do_rotary,
+#     local_window_size and softcap, so that these must stay outside; of several new tokens it takes the cache
+#     to be empty (``SlotPolicy.prompts_on_cache``).
+#   DmlOperatorMatMulNBits.cpp: 4 and 8 bits, insists on exactly four inputs.
+#   docs/OperatorKernels.md: SkipSimplifiedLayerNormalization, RotaryEmbedding, QuickGelu in fp32 and fp16;
+#     no GatherBlockQuantized; the standard's operators up to opset 21.
+DIRECTML = Kernels(
+    rotary_in_attention=False,
+    packed_qkv=False,
+    accuracy_level=0,
+    gather_block_quantized=False,
+    dynamic_quantize_matmul=False,
+    int8_kv=False,
+    half_precision=True,
+    sliding_window=False,
+    softcap=False,
+    matmul_bias=False,
+    matmul_zero_points=True,
+    dequantize_blocks=False,
+    opset=21,
+)

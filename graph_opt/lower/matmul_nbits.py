@@ -21,7 +21,7 @@ from ..edit import (
 )
 from ..lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
 from ..passes.base import GraphPass
-from .blocked_weight import BlockedWeight, blocked_weight, packed_operands
+from .blocked_weight import BlockedWeight, blocked_weight, middle_zero_points, packed_operands
 from .kernels import Kernels
 
 
@@ -76,8 +76,12 @@ class QuantizedWeightsPass(GraphPass):
 
     def _lower_product(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
         x, output = _around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
-        bias, output = _bias(output, found.outputs)
+        bias = None
+        if self.kernels.matmul_bias:
+            bias, output = _bias(output, found.outputs)
         operands: list[ir.Value | None] = [x, *self._operands(graph, found)]
+        if self.kernels.matmul_zero_points and found.zero_points is None:
+            operands.append(middle_zero_points(graph, found))
         if bias is not None:
             operands += [None] * (5 - len(operands)) + [bias]
         attributes = {

@@ -8,18 +8,26 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ...runtime.errors import UsageError
+from ..quantize.half import HalfPrecisionPass
 from ..rules.base import RulePass
 from .attention import GroupQueryAttentionPass
+from .dequantize_weights import DequantizeWeightsPass
 from .dynamic_int8 import DynamicProductsPass
 from .float_compute import FloatComputePass
+from .joint_norms import JointNormsPass
 from .kernels import CPU, Kernels
 from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from .logits import SelectLogitsPass
 from .matmul_nbits import QuantizedWeightsPass
 from .merge import MergeProjectionsPass, PackedQKVPass
+from .norms_in_attention import NormsInAttentionPass
+from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
 from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
+from .weight_only_products import WeightOnlyProductsPass
+
+_NEWEST = 23  # the portable graph's opset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +38,13 @@ class SlotOptions:
         context_length: most tokens a sequence will have; rope tables are this long.
         kernels: what the target's kernels take.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
+        compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
     """
 
     context_length: int
     kernels: Kernels = CPU
     kv_cache: str = "auto"
+    compute: ir.DataType | None = None
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -46,16 +56,19 @@ class SlotOptions:
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
     kernels, scales = options.kernels, CacheScales()
-    passes: list[ir.passes.PassBase] = [
-        *([] if kernels.half_precision else [FloatComputePass()]),
-        common.ShapeInferencePass(),
+    passes: list[ir.passes.PassBase] = [*_precision_passes(options), common.ShapeInferencePass()]
+    passes += [
         TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
         GroupQueryAttentionPass(options.context_length, kernels),
         common.RemoveUnusedNodesPass(),
         SlotInputsPass(),
         SelectLogitsPass(),
-        MergeProjectionsPass(),
     ]
+    if kernels.norms_in_attention:
+        passes.append(NormsInAttentionPass())
+    passes.append(MergeProjectionsPass())
+    if kernels.joint_norms:
+        passes.append(JointNormsPass())
     if kernels.dynamic_quantize_matmul:
         passes.append(DynamicProductsPass())
     if kernels.int8_kv and options.kv_cache != "float32":
@@ -66,4 +79,21 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(RulePass("QuickGelu", [QuickGelu()]))
-    return [*passes, QuantizedWeightsPass(kernels), common.RemoveUnusedNodesPass()]
+    passes.append(QuantizedWeightsPass(kernels))
+    if not kernels.dequantize_blocks:
+        passes.append(DequantizeWeightsPass())
+    if kernels.opset < _NEWEST:
+        passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
+    passes.append(common.RemoveUnusedNodesPass())
+    return [*passes, OlderOpsetPass(kernels.opset)]
+
+
+def _precision_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
+    passes: list[ir.passes.PassBase] = []
+    if not options.kernels.dynamic_quantize_matmul:
+        passes.append(WeightOnlyProductsPass())
+    if not options.kernels.half_precision:
+        passes.append(FloatComputePass())
+    elif options.compute is not None:
+        passes.append(HalfPrecisionPass(options.compute))
+    return passes

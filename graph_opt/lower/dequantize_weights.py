@@ -1,0 +1,78 @@
+"""DequantizeLinear of a stored weight -> the weight in floats, where the target has no kernel for it.
+
+Costs the memory that quantization saved, and is computed lazily, while the graph is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import add_initializer, int_attribute, nodes_of, replace, weight
+from ..lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
+from ..passes.base import GraphPass
+
+Wanted = Callable[[ir.Node], bool]
+
+
+class DequantizeWeightsPass(GraphPass):
+    """Store every weight as it is read.
+
+    Args:
+        unless: says of a DequantizeLinear that the target takes it as it is.
+    """
+
+    def __init__(self, unless: Wanted = lambda node: False) -> None:
+        super().__init__()
+        self._unless = unless
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite what has stored operands."""
+        for node in nodes_of(graph, "DequantizeLinear"):
+            tensors = [weight(value) for value in node.inputs if value is not None]
+            known = [tensor for tensor in tensors if tensor is not None]
+            if len(known) < len(tensors) or self._unless(node):
+                continue
+            name = str(known[0].name).removesuffix(".values")
+            floats = add_initializer(graph, f"{name}.floats", _floats(node, known))
+            replace(node.outputs[0], floats)
+            graph.remove(node, safe=True)
+            self.fired += 1
+
+
+def is_signed(node: ir.Node) -> bool:
+    """Whether a DequantizeLinear has signed values centred at zero, which TensorRT insists on."""
+    values = weight(node.inputs[0])
+    zero = weight(node.inputs[2]) if len(node.inputs) > 2 else None
+    signed = values is not None and values.dtype in (ir.DataType.INT4, ir.DataType.INT8)
+    return signed and (zero is None or not zero.numpy().any())
+
+
+def _floats(node: ir.Node, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:
+    values, scales = tensors[:2]
+    shape, dtype = shape_of(values), scales.dtype
+    axis, block = int_attribute(node, "axis", 1) % max(len(shape), 1), int_attribute(node, "block_size", 0)
+
+    def spread(parameters: Array) -> Array:
+        if block:
+            return np.repeat(parameters, block, axis=axis)[tuple(slice(size) for size in shape)]
+        if parameters.size == 1:
+            return parameters.reshape(())
+        return parameters.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+    def compute() -> Array:
+        content = _integers(values).astype(np.float32)
+        if len(tensors) > 2:
+            content -= spread(_integers(tensors[2]).astype(np.float32))
+        return (content * spread(scales.numpy().astype(np.float32))).astype(dtype.numpy())
+
+    return lazy(compute, dtype, shape)
+
+
+def _integers(tensor: ir.TensorProtocol) -> Array:
+    if tensor.dtype.bitwidth != 4:
+        return tensor.numpy()
+    patterns = unpack_nibbles(packed_bytes(tensor), shape_of(tensor)).astype(np.int8)
+    return np.where(patterns > 7, patterns - 16, patterns) if tensor.dtype == ir.DataType.INT4 else patterns

@@ -1,0 +1,75 @@
+"""GroupQueryAttention(RMSNormalization(q), RMSNormalization(k), v) -> one kernel that does the norms too.
+
+Every head of q and k is normalised by itself, before the rotary embedding: inputs 14 and 15 of the kernel,
+which the CUDA kernel has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..edit import MICROSOFT, float_attribute, int_attribute, nodes_of, remove_unused, static_size, weight
+from ..passes.base import GraphPass
+
+_WEIGHTS = (14, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadNorm:
+    """Reshape(RMSNormalization(Reshape(x))): what goes in, the scale, and epsilon."""
+
+    x: ir.Value
+    scale: ir.Value
+    epsilon: float
+
+
+class NormsInAttentionPass(GraphPass):
+    """Move the norms of q and k into the attention that reads them."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every attention both of whose norms fit."""
+        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            size = static_size(node.inputs[3], 3)
+            norms = [_head_norm(value, size) for value in node.inputs[:2]]
+            reasons = [norm for norm in norms if isinstance(norm, str)]
+            fitting = [norm for norm in norms if isinstance(norm, _HeadNorm)]
+            if reasons:
+                self.refuse(node, reasons[0])
+            elif len(fitting) == 2 and fitting[0].epsilon != fitting[1].epsilon:
+                self.refuse(node, "the norms of q and k have different epsilons")
+            elif len(fitting) == 2:
+                _absorb(graph, node, fitting)
+                self.fired += 1
+
+
+def _head_norm(value: ir.Value | None, size: int | None) -> _HeadNorm | str | None:
+    """Describe the norm that ``value`` comes from, say why it does not fit, or None if there is none."""
+    last = value.producer() if value is not None else None
+    middle = last.inputs[0] if last is not None and last.op_type == "Reshape" else None
+    norm = middle.producer() if middle is not None else None
+    if norm is None or norm.op_type != "RMSNormalization" or norm.inputs[0] is None:
+        return None
+    first, scale = norm.inputs[0].producer(), norm.inputs[1]
+    tensor = weight(scale)
+    if first is None or first.op_type != "Reshape" or first.inputs[0] is None or scale is None:
+        return "what is normalised is no reshape to heads"
+    if tensor is None or list(tensor.shape) != [size] or static_size(norm.inputs[0], 3) != size:
+        return "the norm does not work on single heads"
+    if int_attribute(norm, "axis", -1) not in (-1, 3) or any(
+        len(node.outputs[0].uses()) > 1 for node in (first, norm, last) if node is not None
+    ):
+        return "the norm has other readers, or more than one axis"
+    return _HeadNorm(first.inputs[0], scale, float_attribute(norm, "epsilon", 1e-5))
+
+
+def _absorb(graph: ir.Graph, node: ir.Node, norms: list[_HeadNorm]) -> None:
+    if len(node.inputs) <= _WEIGHTS[-1]:
+        node.resize_inputs(_WEIGHTS[-1] + 1)
+    for position, (place, norm) in enumerate(zip(_WEIGHTS, norms, strict=True)):
+        old = node.inputs[position]
+        node.replace_input_with(position, norm.x)
+        node.replace_input_with(place, norm.scale)
+        remove_unused(graph, old.producer() if old is not None else None)
+    node.attributes.add(ir.AttrFloat32("qk_norm_epsilon", norms[0].epsilon))

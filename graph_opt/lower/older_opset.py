@@ -1,0 +1,113 @@
+"""The standard's newest operators in older ones, for targets that have kernels for those.
+
+    RMSNormalization(x, scale)              -> x / sqrt(mean(x^2) + epsilon) * scale, in fp32
+    RotaryEmbedding(x, cos, sin, positions) -> com.microsoft RotaryEmbedding(x, positions, cos, sin)
+
+and the graph then claims the older opset, whose operators are otherwise the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, shared_constant
+from ..passes.base import GraphPass
+
+
+class DecomposeNormsPass(GraphPass):
+    """Write every RMSNormalization out, as B. Zhang and R. Sennrich define it (arXiv:1910.07467)."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite norms of the last axis."""
+        for node in nodes_of(graph, "RMSNormalization"):
+            x, scale = node.inputs[0], node.inputs[1]
+            if x is None or scale is None or int_attribute(node, "axis", -1) != -1:
+                self.refuse(node, "it normalises more than the last axis")
+                continue
+            dtype = x.dtype or ir.DataType.FLOAT
+            wide = _cast(node, x, ir.DataType.FLOAT)
+            square = insert(node, "Pow", [wide, _scalar(graph, 2.0)]).outputs[0]
+            last = shared_constant(graph, "norms.last_axis", np.array([-1], np.int64))
+            mean = insert(node, "ReduceMean", [square, last], {"keepdims": 1}).outputs[0]
+            epsilon = _scalar(graph, float_attribute(node, "epsilon", 1e-5))
+            root = insert(node, "Sqrt", [insert(node, "Add", [mean, epsilon]).outputs[0]]).outputs[0]
+            normal = _cast(node, insert(node, "Div", [wide, root]).outputs[0], dtype)
+            replace(node.outputs[0], insert(node, "Mul", [normal, scale]).outputs[0])
+            graph.remove(node, safe=True)
+            self.fired += 1
+
+
+class MicrosoftRotaryPass(GraphPass):
+    """Use ONNX Runtime's own RotaryEmbedding where angles come from a table."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite ropes on [batch, sequence, heads * head_dim]."""
+        for node in nodes_of(graph, "RotaryEmbedding"):
+            if len(node.inputs) < 4 or node.inputs[3] is None or not int_attribute(node, "num_heads", 0):
+                self.refuse(node, "its angles are no table, or its heads are an axis")
+                continue
+            x, cos, sin, positions = node.inputs
+            attributes = {"interleaved": int_attribute(node, "interleaved", 0)}
+            if part := int_attribute(node, "rotary_embedding_dim", 0):
+                attributes |= {
+                    "rotary_embedding_dim": part,
+                    "num_heads": int_attribute(node, "num_heads", 0),
+                }
+            operands = [x, positions, cos, sin]
+            rotated = insert(node, "RotaryEmbedding", operands, attributes, domain=MICROSOFT)
+            rotated.name = node.name
+            replace(node.outputs[0], rotated.outputs[0])
+            graph.remove(node, safe=True)
+            self.fired += 1
+
+
+class OlderOpsetPass(GraphPass):
+    """Claim an older opset of the standard.
+
+    Args:
+        version: the opset.
+
+    Raises:
+        GraphError: an operator is not in it, or has an attribute or input that it had not yet.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self.version = version
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Check every node, then lower the number."""
+        if graph.opset_imports.get("", self.version) <= self.version:
+            return
+        for node in graph:
+            reason = _unknown(node, self.version) if not node.domain else None
+            if reason is not None:
+                raise GraphError(f"{node.op_type} {node.name} cannot be in opset {self.version}: {reason}")
+            node.version = None
+        graph.opset_imports[""] = self.version
+        self.fired += 1
+
+
+def _unknown(node: ir.Node, version: int) -> str | None:
+    if not onnx.defs.has(node.op_type, max_inclusive_version=version):
+        return "it has no such operator"
+    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version)
+    extra = sorted(set(node.attributes) - set(schema.attributes))
+    if extra:
+        return f"it has no attribute {extra[0]}"
+    return "it has more inputs" if len(node.inputs) > schema.max_input else None
+
+
+def _cast(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    if value.dtype == dtype:
+        return value
+    cast = insert(node, "Cast", [value], {"to": dtype.value}).outputs[0]
+    cast.type, cast.shape = ir.TensorType(dtype), value.shape
+    return cast
+
+
+def _scalar(graph: ir.Graph, number: float) -> ir.Value:
+    return shared_constant(graph, f"norms.constant_{number:g}", np.array(number, np.float32))

@@ -1,0 +1,202 @@
+"""The lists of cuda, directml and tensorrt, computed by the CPU's kernels of the same operators."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt import pipeline
+from carryall.graph_opt.edit import MICROSOFT, insert, nodes_of
+from carryall.graph_opt.lower.float_compute import FloatComputePass
+from carryall.graph_opt.lower.kernels import CUDA, DIRECTML, Kernels
+from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.standard import standard_passes
+from carryall.graph_opt.passes.base import GraphPass
+from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.half import HalfPrecisionPass
+from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
+from carryall.graph_opt.runners import GraphRunner, PortableRunner, SlotRunner
+from carryall.runtime.errors import GraphError
+
+CONTEXT = 16  # the original context of phi3's long rope
+FP16, BF16 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "qwen3": {},
+    "gemma3_text": {"head_dim": 16},
+    "gpt2": {},
+    "phi3": {},
+    "smollm3": {"head_dim": 16},
+    "mistral": {"head_dim": 16},
+    "qwen2": {"head_dim": 16},
+}
+QUICK = [*list(FAMILIES)[:4], *(pytest.param(name, marks=pytest.mark.slow) for name in list(FAMILIES)[4:])]
+
+
+class NormsOutsidePass(GraphPass):
+    """Undo ``NormsInAttentionPass`` as the kernel is documented: the CPU's refuses norms."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            if len(node.inputs) < 16:
+                continue
+            heads = [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")]
+            sizes = np.array([heads[0], heads[1], heads[1]]) * int(node.inputs[14].shape[0])  # type: ignore
+            split = ir.Value(name=f"{node.name}.sizes", const_value=ir.tensor(sizes, name=f"{node.name}.s"))
+            graph.register_initializer(split)
+            parts = insert(node, "Split", [node.inputs[0], split], {"axis": -1}, num_outputs=3).outputs
+            epsilon = node.attributes["qk_norm_epsilon"].as_float()
+            for place, count in enumerate(heads):
+                node.replace_input_with(place, _normalised(graph, node, parts[place], place, count, epsilon))
+            node.replace_input_with(2, parts[2])
+            node.resize_inputs(14)
+            del node.attributes["qk_norm_epsilon"]
+            self.fired += 1
+
+
+def _normalised(
+    graph: ir.Graph, node: ir.Node, value: ir.Value, place: int, heads: int, epsilon: float
+) -> ir.Value:
+    def shape(*sizes: int) -> ir.Value:
+        name = f"{node.name}.{place}.{len(sizes)}"
+        constant = ir.Value(name=name, const_value=ir.tensor(np.array(sizes), name=name))
+        graph.register_initializer(constant)
+        return constant
+
+    four = insert(node, "Reshape", [value, shape(0, 0, heads, -1)]).outputs[0]
+    operands = [four, node.inputs[14 + place]]
+    normal = insert(node, "RMSNormalization", operands, {"epsilon": epsilon}).outputs[0]
+    return insert(node, "Reshape", [normal, shape(0, 0, -1)]).outputs[0]
+
+
+def save(model: ir.Model, path: Path) -> Path:
+    ir.save(model, path, external_data=f"{path.name}.data")
+    return path
+
+
+def lower(model: ir.Model, kernels: Kernels, compute: ir.DataType | None) -> ir.Model:
+    options = SlotOptions(context_length=CONTEXT, kernels=kernels, compute=compute)
+    report = pipeline.run(model, slot_passes(options), debug=True)[1]
+    assert "Attention" not in report.after
+    return model
+
+
+def worst(first: GraphRunner, second: GraphRunner) -> float:
+    """Largest difference of logits, of the largest: a prompt, single tokens, a piece on a cache."""
+    rng, result = np.random.default_rng(0), 0.0
+    for run in ({0: 5, 1: 3}, {0: 1, 1: 1}, {1: 4}, {0: 1, 1: 1}):
+        rows = {row: rng.integers(0, 256, count) for row, count in run.items()}
+        left, right = first.forward(rows), second.forward(rows)
+        for row in rows:
+            result = max(result, float(np.abs(left[row] - right[row]).max() / np.abs(left[row]).max()))
+    return result
+
+
+def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, ir.Model]:
+    """What the logits should be, and a model to lower."""
+    checkpoint = write_tiny(family, folder / "checkpoint", **{**FAMILIES[family], **overrides})
+    path = save(export_model(checkpoint), folder / "portable.onnx")
+    return PortableRunner(path), export_model(checkpoint)
+
+
+@pytest.mark.parametrize("compute", [FP16, BF16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("family", QUICK)
+def test_cuda_graphs_compute_the_model(family: str, compute: ir.DataType, tmp_path: Path) -> None:
+    """fp16 in the CPU's fp16 kernels; bf16, which the CPU has none for, widened again."""
+    expected, model = portable(family, tmp_path)
+    lower(model, CUDA, compute)
+    undo: list[ir.passes.PassBase] = [NormsOutsidePass()]
+    pipeline.run(model, undo if compute == FP16 else [*undo, FloatComputePass()])
+    bar = 1.5e-2 if compute == FP16 else 4e-2
+    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    assert worst(expected, lowered) < bar
+
+
+@pytest.mark.parametrize("compute", [None, FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("family", QUICK)
+def test_directml_graphs_compute_the_model(family: str, compute: ir.DataType | None, tmp_path: Path) -> None:
+    expected, model = portable(family, tmp_path, **({"sliding_window": CONTEXT} if family != "gpt2" else {}))
+    lower(model, DIRECTML, compute)
+    assert model.graph.opset_imports[""] == 21
+    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kernels", [CUDA, DIRECTML], ids=["cuda", "directml"])
+def test_quantized_weights_mean_the_same(kernels: Kernels, bits: int, tmp_path: Path) -> None:
+    checkpoint = write_tiny("qwen3", tmp_path / "checkpoint", tie_word_embeddings=True)
+    form = BlockFormat(bits=bits, block_size=16, symmetric=True)
+    exact, model = export_model(checkpoint), export_model(checkpoint)
+    for one in (exact, model):
+        pipeline.run(one, [WeightOnlyQuantizationPass(form)])
+    path = save(exact, tmp_path / "portable.onnx")
+    lower(model, kernels, FP16)
+    counts = [node.op_type for node in model.graph]
+    assert "DequantizeLinear" not in counts
+    assert counts.count("MatMulNBits") >= 8
+    if kernels is DIRECTML:
+        assert all(len(node.inputs) == 4 for node in nodes_of(model.graph, "MatMulNBits", MICROSOFT))
+    pipeline.run(model, [NormsOutsidePass()])
+    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    assert worst(PortableRunner(path), lowered) < 1e-2
+
+
+@pytest.mark.parametrize("compute", [None, FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("family", QUICK)
+def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | None, tmp_path: Path) -> None:
+    expected, model = portable(family, tmp_path)
+    pipeline.run(model, [HalfPrecisionPass(compute)] if compute else [])
+    pipeline.run(model, standard_passes(), debug=True)
+    assert {node.domain for node in model.graph} == {""}
+    assert not {"Attention", "RMSNormalization", "RotaryEmbedding"} & {node.op_type for node in model.graph}
+    lowered = PortableRunner(save(model, tmp_path / "lowered.onnx"))
+    assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
+
+
+def test_windows_and_soft_caps_that_directml_would_ignore_are_refused(tmp_path: Path) -> None:
+    model = export_model(write_tiny("mistral", tmp_path / "checkpoint", head_dim=16))
+    with pytest.raises(GraphError, match="was not lowered to GroupQueryAttention"):
+        pipeline.run(model, slot_passes(SlotOptions(context_length=CONTEXT, kernels=DIRECTML)))
+    # 5 tokens are the window of the tiny model: no token is ever out of sight.
+    model = export_model(tmp_path / "checkpoint")
+    pipeline.run(model, slot_passes(SlotOptions(context_length=5, kernels=DIRECTML)))
+
+
+def test_layers_cost_as_many_nodes_on_cuda_with_head_norms_as_without(tmp_path: Path) -> None:
+    counts = []
+    for layers in (2, 3):
+        folder = tmp_path / str(layers)
+        model = export_model(write_tiny("qwen3", folder, num_hidden_layers=layers))
+        counts.append(len(list(lower(model, CUDA, FP16).graph)))
+    assert counts[1] - counts[0] <= 11
+    bare = dataclasses.replace(CUDA, norms_in_attention=False)
+    model = lower(export_model(write_tiny("qwen3", tmp_path / "bare")), bare, FP16)
+    assert len(list(model.graph)) > counts[0]
+
+
+def test_what_stays_is_valid_in_the_standards_own_evaluator(tmp_path: Path) -> None:
+    """TensorRT's graph is nothing but the standard: its reference evaluator runs it."""
+    expected, model = portable("qwen3", tmp_path)
+    pipeline.run(model, standard_passes())
+    tokens = np.arange(4)
+    feed: dict[str, Any] = {
+        "input_ids": tokens[None],
+        "attention_mask": np.ones((1, 4), np.int64),
+        "position_ids": tokens[None],
+    }
+    for value in model.graph.inputs:
+        if str(value.name).startswith("past"):
+            feed[str(value.name)] = np.zeros((1, 2, 0, 16), np.float32)
+    for value in model.graph.initializers.values():
+        value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)  # type: ignore[union-attr]
+    logits = ReferenceEvaluator(ir.to_proto(model)).run(["logits"], feed)[0]  # type: ignore[index]
+    np.testing.assert_allclose(logits[0], expected.forward({0: tokens})[0], atol=1e-4)

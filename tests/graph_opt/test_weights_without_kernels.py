@@ -1,0 +1,112 @@
+"""Weights and products that a target has no kernel for: the same numbers in other operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graph_asserts import apply, evaluate, graph
+
+from carryall.graph_opt.lower.dequantize_weights import DequantizeWeightsPass, is_signed
+from carryall.graph_opt.lower.older_opset import OlderOpsetPass
+from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
+from carryall.runtime.errors import GraphError
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((3, 32)).astype(np.float32)
+BLOCKED = """g (float[3, 32] x) => (float[3, 6] y) {
+    w = DequantizeLinear<axis = 0, block_size = 16>(q, s%s)
+    y = MatMul(x, w)
+}"""
+DYNAMIC = """g (float[3, K] x) => (float[3, 6] y) {
+    xq, xs, xz = DynamicQuantizeLinear(x)
+    product = MatMulInteger(xq, w, xz)
+    whole = Cast<to = 1>(product)
+    scale = Mul(xs, ws)
+    scaled = Mul(whole, scale)
+    y = Add(scaled, b)
+}"""
+
+
+def integers(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    low, high = (-8, 8) if dtype == ml_dtypes.int4 else (0, 16) if dtype == ml_dtypes.uint4 else (-100, 100)
+    return RNG.integers(low, high, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_blocked_weights_become_floats(dtype: Any, zero_points: bool) -> None:
+    tensors = {"q": integers(dtype, (32, 6)), "s": RNG.random((2, 6)).astype(np.float32)}
+    if zero_points:
+        tensors["z"] = integers(dtype, (2, 6))
+    model = graph(BLOCKED % (", z" if zero_points else ""), **tensors)
+    (expected,) = evaluate(model, {"x": X})
+    assert apply(DequantizeWeightsPass(), model) == []
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+    np.testing.assert_allclose(evaluate(model, {"x": X})[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_a_column_and_in_all(axis: int) -> None:
+    for scales in (RNG.random((32, 6)[axis]), np.array(0.25)):
+        text = BLOCKED.replace("axis = 0, block_size = 16", f"axis = {axis}") % ""
+        model = graph(text, q=integers(np.int8, (32, 6)), s=scales.astype(np.float32))
+        (expected,) = evaluate(model, {"x": X})
+        apply(DequantizeWeightsPass(), model)
+        np.testing.assert_allclose(evaluate(model, {"x": X})[0], expected, rtol=1e-6)
+
+
+def test_only_what_is_signed_around_zero_stays_for_tensorrt() -> None:
+    scales = np.ones((2, 6), np.float32)
+    for dtype, zeros, stays in (
+        (np.int8, None, True),
+        (ml_dtypes.int4, 0, True),
+        (ml_dtypes.int4, 1, False),
+        (ml_dtypes.uint4, 8, False),
+    ):
+        tensors = {"q": integers(dtype, (32, 6)), "s": scales}
+        if zeros is not None:
+            tensors["z"] = np.full((2, 6), zeros).astype(dtype)
+        model = graph(BLOCKED % ("" if zeros is None else ", z"), **tensors)
+        apply(DequantizeWeightsPass(unless=is_signed), model)
+        assert ("DequantizeLinear" in [node.op_type for node in model.graph]) is stays
+
+
+def test_computed_scales_are_left_alone() -> None:
+    text = BLOCKED.replace("x)", "x, float[2, 6] s)") % ""
+    model = graph(text, q=integers(np.int8, (32, 6)))
+    apply(DequantizeWeightsPass(), model)
+    assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul"]
+
+
+@pytest.mark.parametrize(("rows", "block"), [(32, 32), (48, 16), (24, 0)])
+def test_dynamic_products_become_weight_only(rows: int, block: int) -> None:
+    """What is left of the rounding is none of the activations: the weights' own values, exactly."""
+    x, w = RNG.standard_normal((3, rows)).astype(np.float32), integers(np.int8, (rows, 6))
+    scales, bias = RNG.random(6).astype(np.float32), RNG.random(6).astype(np.float32)
+    model = graph(DYNAMIC, w=w, ws=scales, b=bias)
+    rounded = evaluate(model, {"x": x})[0]
+    assert apply(WeightOnlyProductsPass(), model) == []
+    assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul", "Add"]
+    size = model.graph[0].attributes.get("block_size")
+    assert (size.as_int() if size else 0) == block
+    got = evaluate(model, {"x": x})[0]
+    np.testing.assert_allclose(got, x @ (w * scales) + bias, rtol=1e-5, atol=1e-4)
+    assert 0 < np.abs(got - rounded).max() < 0.05 * np.abs(got).max()
+
+
+def test_an_operator_that_the_older_opset_lacks_is_named() -> None:
+    model = graph("g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = RMSNormalization(x, w) }")
+    with pytest.raises(
+        GraphError, match=r"RMSNormalization .*cannot be in opset 21: it has no such operator"
+    ):
+        OlderOpsetPass(21)(model)
+    model = graph("g (float[2, 4] x) => (float16[2, 4] y) { y = Cast<to = 10, saturate = 1>(x) }")
+    with pytest.raises(GraphError, match="it has no attribute saturate"):
+        OlderOpsetPass(18)(model)
+    assert apply(OlderOpsetPass(21), model) == []
+    assert model.graph.opset_imports[""] == 21
+    assert isinstance(model, ir.Model)
