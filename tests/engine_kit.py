@@ -10,6 +10,7 @@ from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.sampling_params import SamplingParams
 
@@ -31,13 +32,19 @@ def make_engine(
     kv_tokens: int | None = None,
     max_queue: int | None = None,
     prefix_cache: bool = False,
+    proposer: Proposer | None = None,
+    adaptive: bool = False,
 ) -> tuple[Engine, NullRunner]:
-    """An engine on a toy model."""
+    """An engine on a toy model; proposals are made whether or not they pay, unless asked otherwise."""
     runner = make_runner(max_slots=max_slots, context_length=context_length)
     config = EngineConfig(
-        max_step_tokens=max_step_tokens, kv_bytes=kv_tokens, max_queue=max_queue, prefix_cache=prefix_cache
+        max_step_tokens=max_step_tokens,
+        kv_bytes=kv_tokens,
+        max_queue=max_queue,
+        prefix_cache=prefix_cache,
+        adaptive_speculation=adaptive,
     )
-    return Engine(runner, config), runner
+    return Engine(runner, config, proposer), runner
 
 
 def make_request(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_DECAY = 0.9  # of what is known of a request with each further trial
-_SHARED_DECAY = 0.98
+_MEMORY = 16.0  # tokens tried that count, of a request
+_DOUBT = (
+    0.25  # of a request's successes forgotten when a proposal is wrong at once: the text may have changed
+)
+_SHARED_MEMORY = 256.0
 _PRIOR = 0.6
-_WEIGHT = 3.0  # trials that the prior is worth
+_WEIGHT = 2.0  # tokens that the prior is worth
 
 
 @dataclass(slots=True)
@@ -20,7 +23,12 @@ class _Trials:
     def rate(self, prior: float) -> float:
         return (_WEIGHT * prior + self.accepted) / (_WEIGHT + self.tried)
 
-    def observe(self, accepted: int, rejected: bool, decay: float) -> None:
+    def doubt(self) -> None:
+        lost = _DOUBT * self.accepted
+        self.tried, self.accepted = self.tried - lost, self.accepted - lost
+
+    def observe(self, accepted: int, rejected: bool, memory: float) -> None:
+        decay = (1.0 - 1.0 / memory) ** (accepted + rejected)
         self.tried = decay * self.tried + accepted + rejected
         self.accepted = decay * self.accepted + accepted
 
@@ -45,9 +53,12 @@ class Acceptance:
 
     def observe(self, request_id: str, evidence: int, accepted: int, *, rejected: bool) -> None:
         """Take note of a proposal's fate."""
-        self._shared.setdefault(evidence, _Trials()).observe(accepted, rejected, _SHARED_DECAY)
+        self._shared.setdefault(evidence, _Trials()).observe(accepted, rejected, _SHARED_MEMORY)
         own = self._own.setdefault(request_id, {})
-        own.setdefault(evidence, _Trials()).observe(accepted, rejected, _DECAY)
+        trials = own.setdefault(evidence, _Trials())
+        if rejected and not accepted:
+            trials.doubt()
+        trials.observe(accepted, rejected, _MEMORY)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""

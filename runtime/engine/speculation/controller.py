@@ -1,8 +1,8 @@
 """Which proposals are worth their cost.
 
-A step lasts longer with proposals, and gives more tokens if they are accepted. Both are learned, and a proposal
-is made where the tokens expected from it would take longer to decode one by one. Where that is not so, a small
-share of the time buys trials, so that a request whose text changes is noticed.
+A step lasts longer with proposals, and gives more tokens if they are accepted. Both are learned, and a
+proposal is made where the tokens expected from it would take longer to decode one by one. Where that is not
+so, a small share of the time buys trials, so that a request whose text changes is noticed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from .proposer import Proposer
 
 _TRIAL_SHARE = 0.01  # of the time, for proposals that are not expected to pay
 _TRIAL_TOKENS = 2
+_SUREST = 0.99
 _LOSS_SHARE = 0.015  # of the time, the most that proposals may cost, whatever was expected of them
-_MOST_SAVED = 6.0  # plain steps' worth of past gains that may be lost again
+_MOST_SAVED = 50.0  # plain steps' worth of past gains that may be lost again
 _FREE_LOSS = 3.0  # the same for a beginner
+_MOST_LOST = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,15 @@ class Outcome:
     proposed: int
     accepted: int
     rejected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Lengths of proposals by candidate, the tokens expected to be accepted, and the seconds they add."""
+
+    counts: dict[int, int]
+    tokens: float
+    seconds: float
 
 
 class Controller:
@@ -67,13 +78,15 @@ class Controller:
             self._trial_budget = plain
         if self._account < 0.0:
             return counts
-        ranked = sorted(
-            ((*self._best(candidate, plain, rows), i) for i, candidate in enumerate(candidates)), reverse=True
-        )
-        for _, count, i in ranked[: self._how_many(ranked, candidates, rows)]:
+        chosen = self._most_saved(candidates, rows, plain / rows)
+        if chosen.counts:
+            # A token is worth the time that it takes at the speed reached so (Dinkelbach, 1967).
+            faster = (plain + chosen.seconds) / (rows + chosen.tokens)
+            chosen = self._most_saved(candidates, rows, faster, chosen)
+        else:
+            chosen = self._trial(candidates, rows)
+        for i, count in chosen.counts.items():
             counts[i] = count
-        if not any(counts):
-            self._try(candidates, ranked[0][2], rows, counts)
         return counts
 
     def learn(self, outcomes: Sequence[Outcome], rows: int, seconds: float | None) -> None:
@@ -86,9 +99,7 @@ class Controller:
         """
         for each in outcomes:
             where = each.candidate
-            self.acceptance.observe(
-                where.request_id, where.evidence, each.accepted, rejected=each.rejected
-            )
+            self.acceptance.observe(where.request_id, where.evidence, each.accepted, rejected=each.rejected)
         if seconds is None:
             return
         if not outcomes:
@@ -102,43 +113,50 @@ class Controller:
             proposer = outcomes[0].candidate.proposer
             took = self.costs.observe(proposer, rows, len(outcomes), proposed, seconds)
             gain = sum(each.accepted for each in outcomes) * plain / rows - (took - plain)
-        self._account = min(_MOST_SAVED * plain, self._account + gain + _LOSS_SHARE * plain)
+        balance = self._account + gain + _LOSS_SHARE * plain
+        self._account = max(-_MOST_LOST * plain, min(_MOST_SAVED * plain, balance))
         self._trial_budget = min(2 * plain, self._trial_budget + _TRIAL_SHARE * plain)
 
-    def _best(self, candidate: Candidate, plain: float, rows: int) -> tuple[float, int]:
-        """Seconds that the best length of a proposal saves, its row's own cost aside, and that length.
-
-        The n-th token is accepted with probability rate^n, so that it pays as long as this share of the
-        time that a token takes otherwise exceeds what verifying it costs.
-        """
-        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), 0.99)
-        value = plain / rows
-        _, cost = self.costs.coefficients(candidate.proposer, rows)
-        count = candidate.most if cost <= 0.0 else int(math.log(min(1.0, cost / value)) / math.log(rate))
-        count = max(1, min(count, candidate.most))
-        return value * _expected(rate, count) - cost * count, count
-
-    def _how_many(
-        self, ranked: Sequence[tuple[float, int, int]], candidates: Sequence[Candidate], rows: int
-    ) -> int:
-        """How many of the ranked proposals together save most."""
-        best, chosen, saved = 0.0, 0, 0.0
-        for number, (saves, _, i) in enumerate(ranked, start=1):
-            saved += saves
-            total = saved - self.costs.extra(candidates[i].proposer, rows, number, 0)
-            if total > best:
-                best, chosen = total, number
+    def _most_saved(
+        self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None
+    ) -> _Choice:
+        """The proposals that together save most, where a token is worth ``value`` seconds."""
+        ranked = sorted(
+            ((*self._best(candidate, rows, value), i) for i, candidate in enumerate(candidates)), reverse=True
+        )
+        best, chosen, saved = 0.0, default or _Choice({}, 0.0, 0.0), 0.0
+        total, tokens = 0, 0.0
+        for number, (saves, count, expected, i) in enumerate(ranked, start=1):
+            saved, total, tokens = saved + saves, total + count, tokens + expected
+            proposer = candidates[i].proposer
+            balance = saved - self.costs.added(proposer, rows, number, 0)
+            if balance > best:
+                best = balance
+                counts = {place: count for _, count, _, place in ranked[:number]}
+                chosen = _Choice(counts, tokens, self.costs.added(proposer, rows, number, total))
         return chosen
 
-    def _try(self, candidates: Sequence[Candidate], i: int, rows: int, counts: list[int]) -> None:
-        """Make a proposal that is not expected to pay, if the budget for trials allows."""
+    def _best(self, candidate: Candidate, rows: int, value: float) -> tuple[float, int, float]:
+        """What the best length of a proposal saves, its row's own cost aside; that length; tokens accepted.
+
+        The n-th token is accepted with probability rate^n, so that it pays as long as this share of a token's
+        value exceeds what verifying it costs.
+        """
+        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
+        _, cost = self.costs.coefficients(candidate.proposer, rows)
+        share = min(1.0, cost / value)
+        count = candidate.most if share <= 0.0 else int(math.log(share) / math.log(rate))
+        count = max(1, min(count, candidate.most))
+        expected = rate * (1.0 - rate**count) / (1.0 - rate)
+        return value * expected - cost * count, count, expected
+
+    def _trial(self, candidates: Sequence[Candidate], rows: int) -> _Choice:
+        """A proposal that is not expected to pay, if the budget for trials allows."""
+        rates = [self.acceptance.rate(each.request_id, each.evidence) for each in candidates]
+        i = max(range(len(candidates)), key=rates.__getitem__)
         count = min(_TRIAL_TOKENS, candidates[i].most)
-        cost = self.costs.extra(candidates[i].proposer, rows, 1, count)
-        if cost <= self._trial_budget:
-            self._trial_budget -= cost
-            counts[i] = count
-
-
-def _expected(rate: float, count: int) -> float:
-    """Tokens accepted of ``count``, each with ``rate`` once those before it were."""
-    return rate * (1.0 - rate**count) / (1.0 - rate)
+        cost = self.costs.added(candidates[i].proposer, rows, 1, count)
+        if cost > self._trial_budget:
+            return _Choice({}, 0.0, 0.0)
+        self._trial_budget -= cost
+        return _Choice({i: count}, 0.0, cost)

@@ -1,4 +1,4 @@
-"""Proposals from a demanded form: what a grammar leaves no choice about, such as the names in a JSON object."""
+"""Proposals from a demanded form: what a grammar leaves no choice about, such as names in a JSON object."""
 
 from __future__ import annotations
 

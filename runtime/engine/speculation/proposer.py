@@ -23,7 +23,10 @@ class Proposer(Protocol):
     max_tokens: int
 
     def evidence(self, request: Request) -> int | None:
-        """How well founded a proposal would be: a small number, whose success is learned; None if there is none."""
+        """How well founded a proposal would be, None if there is none.
+
+        The success of each of these small numbers is learned.
+        """
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
         """Per request, the tokens that may follow, at most so many; only where there is evidence."""

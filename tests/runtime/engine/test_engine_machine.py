@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from engine_kit import VOCAB, alone, make_engine, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from speculation_kit import Oracle
 
 from carryall.providers.base import Row
 from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
+from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.sampling_params import SamplingParams
 
 POISON = VOCAB - 1  # a prompt token that makes every run with it fail
 CONTEXT = 64
+PROPOSERS = (None, PromptLookup, lambda: Oracle(lie_every=4), lambda: Oracle(max_tokens=9))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -29,14 +33,28 @@ class EngineMachine(RuleBasedStateMachine):
         max_step_tokens=st.integers(5, 40),
         kv_tokens=st.one_of(st.none(), st.integers(CONTEXT, 2 * CONTEXT)),
         prefix_cache=st.booleans(),
+        proposer=st.sampled_from(PROPOSERS),
+        adaptive=st.booleans(),
     )
-    def start(self, max_slots: int, max_step_tokens: int, kv_tokens: int | None, prefix_cache: bool) -> None:
+    def start(
+        self,
+        max_slots: int,
+        max_step_tokens: int,
+        kv_tokens: int | None,
+        prefix_cache: bool,
+        proposer: Callable[[], Proposer] | None,
+        adaptive: bool,
+    ) -> None:
+        made = proposer() if proposer is not None else None
+        self.most_proposed = made.max_tokens if made is not None else 0
         self.engine, self.runner = make_engine(
             max_slots=max_slots,
             max_step_tokens=max_step_tokens,
             kv_tokens=kv_tokens,
             context_length=CONTEXT,
             prefix_cache=prefix_cache,
+            proposer=made,
+            adaptive=adaptive,
         )
         self.copy_prefix = self.runner.copy_prefix
         self.runner.copy_prefix = self.copy_or_fail  # type: ignore[method-assign]
@@ -112,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.check_integrity()
             for request in self.all:
                 grown = len(request.output_token_ids) - before[request.request_id]
-                assert 0 <= grown <= 1
+                assert 0 <= grown <= 1 + self.most_proposed
                 assert request in changed or not grown
 
     @rule(count=st.integers(1, 3))
@@ -134,7 +152,9 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats.running + stats.waiting == sum(not r.finished for r in self.all)
         held = sum(request.num_computed for request in self.all if request.slot is not None)
-        assert self.runner.held_tokens() <= stats.kv_tokens
+        # Refused proposals stay in their slots until something is written over them.
+        refused = self.most_proposed * stats.slots
+        assert self.runner.held_tokens() <= stats.kv_tokens + refused
         assert held <= stats.kv_tokens
 
     def teardown(self) -> None:
@@ -147,7 +167,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.step()
             self.engine.check_integrity()
         assert not self.engine.has_work, "somebody starves"
-        assert self.runner.held_tokens() == self.engine.stats().idle_kv_tokens
+        left = self.runner.held_tokens() - self.engine.stats().idle_kv_tokens
+        assert 0 <= left <= self.most_proposed * self.engine.stats().slots
         self.engine.clear_prefix_cache()
         assert self.runner.held_tokens() == 0, "a slot's memory leaks"
         for request in self.all:

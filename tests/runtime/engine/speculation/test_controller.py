@@ -1,0 +1,158 @@
+"""Proposals are made where they pay, and cost next to nothing elsewhere; time is simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from speculation_kit import Oracle
+
+from carryall.runtime.engine.speculation.controller import Candidate, Controller, Outcome
+from carryall.runtime.engine.speculation.costs import StepCosts
+
+
+class Simulation:
+    """Requests that decode side by side, each with one proposal a step.
+
+    Args:
+        rates: the true chance that a request's next proposed token is accepted.
+        batched: whether the simulated device verifies several rows at once.
+        shared: seconds of a run, whatever is in it.
+        token: seconds of each token in a run.
+        noise: standard deviation of the logarithm of a step's time.
+    """
+
+    def __init__(
+        self,
+        rates: list[float],
+        *,
+        batched: bool = False,
+        shared: float = 1.0,
+        token: float = 0.2,
+        noise: float = 0.0,
+    ) -> None:
+        self.rates = rates
+        self.controller = Controller(batched=batched)
+        self.seconds = 0.0
+        self.tokens = 0
+        self.proposed = 0
+        self._batched, self._shared, self._token, self._noise = batched, shared, token, noise
+        self._rng = np.random.default_rng(0)
+        self._oracle = Oracle()
+
+    def run(self, steps: int) -> float:
+        """Tokens a second, relative to none ever being proposed."""
+        begin = self.seconds, self.tokens
+        for _ in range(steps):
+            self._step()
+        plain = len(self.rates) / self._duration([0] * len(self.rates))
+        return (self.tokens - begin[1]) / (self.seconds - begin[0]) / plain
+
+    def _step(self) -> None:
+        rows = len(self.rates)
+        candidates = [Candidate(i, str(i), self._oracle, 0, 16) for i in range(rows)]
+        counts = self.controller.choose(candidates, rows)
+        outcomes = []
+        for candidate, count, rate in zip(candidates, counts, self.rates, strict=True):
+            accepted = int(min(count, self._rng.geometric(1.0 - rate) - 1))
+            self.tokens += 1 + accepted
+            self.proposed += count
+            if count:
+                outcomes.append(Outcome(candidate, count, accepted, accepted < count))
+        seconds = self._duration(counts) * float(np.exp(self._noise * self._rng.normal()))
+        self.seconds += seconds
+        self.controller.learn(outcomes, rows, seconds)
+
+    def _duration(self, counts: list[int]) -> float:
+        if self._batched:
+            return self._shared + self._token * (len(counts) + sum(counts))
+        alone = [self._shared + self._token * (1 + count) for count in counts if count]
+        together = len(counts) - len(alone)
+        return sum(alone) + (self._shared + self._token * together if together else 0.0)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_hopeless_proposals_cost_less_than_three_percent(batched: bool, rows: int, noise: float) -> None:
+    simulation = Simulation([0.02] * rows, batched=batched)
+    simulation.run(30)
+    gain = simulation.run(1000)
+    assert gain > 0.97
+    assert simulation.proposed
+
+
+@pytest.mark.parametrize(("token", "least"), [(0.05, 6.0), (0.2, 3.3), (0.5, 1.9)])
+def test_good_proposals_pay(token: float, least: float) -> None:
+    assert Simulation([0.97], token=token).run(400) > least
+
+
+def test_each_request_gets_what_it_deserves() -> None:
+    simulation = Simulation([0.95, 0.02, 0.95, 0.02], batched=True, token=0.05)
+    simulation.run(50)
+    counts = simulation.controller.choose(
+        [Candidate(i, str(i), simulation._oracle, 0, 16) for i in range(4)], 4
+    )
+    assert min(counts[0], counts[2]) > 3
+    assert counts[1] == counts[3] == 0
+
+
+def test_large_batches_are_left_alone_where_rows_are_verified_one_by_one() -> None:
+    assert Simulation([0.9], token=0.2).run(300) > 2.0
+    many = Simulation([0.9] * 16, token=0.02)
+    many.run(50)
+    before = many.proposed
+    assert many.run(300) > 0.97
+    assert many.proposed - before < 300
+
+
+def test_a_text_that_changes_is_noticed() -> None:
+    simulation = Simulation([0.02])
+    simulation.run(200)
+    simulation.rates = [0.95]
+    simulation.run(150)
+    assert simulation.run(100) > 2.5
+    simulation.rates = [0.02]
+    assert simulation.run(200) > 0.93
+
+
+def test_a_step_that_was_disturbed_does_not_count_for_much() -> None:
+    simulation = Simulation([0.95])
+    simulation.run(50)
+    for _ in range(3):
+        simulation.controller.learn([], 1, 100.0)
+    assert simulation.run(50) > 2.5
+
+
+def test_nothing_is_proposed_before_a_plain_step_was_measured() -> None:
+    controller, candidate = Controller(batched=True), Candidate(0, "a", Oracle(), 0, 8)
+    assert controller.choose([candidate], 1) == [0]
+    controller.learn([], 1, 1.0)
+    assert controller.choose([candidate], 1) != [0]
+    assert controller.choose([], 1) == []
+
+
+def test_a_learned_rate_is_a_request_s_own_and_the_beginning_of_others() -> None:
+    acceptance = Controller(batched=True).acceptance
+    first = acceptance.rate("a", 1)
+    for _ in range(30):
+        acceptance.observe("a", 1, 0, rejected=True)
+        acceptance.observe("b", 1, 4, rejected=False)
+    assert acceptance.rate("a", 1) < 0.3 < acceptance.rate("c", 1) < acceptance.rate("b", 1)
+    assert acceptance.rate("a", 2) == first
+    acceptance.forget("a")
+    assert acceptance.rate("a", 1) == acceptance.rate("c", 1)
+
+
+def test_costs_are_learned_by_proposer() -> None:
+    costs, rng = StepCosts(batched=True), np.random.default_rng(0)
+    for rows in (1, 4):
+        costs.observe_plain(rows, 1.0 + 0.1 * rows)
+    for _ in range(60):
+        rows, tokens = int(rng.choice([1, 4])), int(rng.integers(1, 9))
+        costs.observe("a", rows, 1, tokens, 1.0 + 0.1 * rows + 0.05 + 0.02 * tokens)
+    row, token = costs.coefficients("a", 1)
+    assert row == pytest.approx(0.05, abs=0.02)
+    assert token == pytest.approx(0.02, abs=0.004)
+    assert costs.added("a", 4, 2, 6) == pytest.approx(0.22, abs=0.05)
+    assert costs.coefficients("b", 1) != (row, token)
+    assert costs.plain(2) is None
