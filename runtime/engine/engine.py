@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,15 @@ from ..errors import (
 )
 from ..sampling_params import SamplingParams
 from .compiling import CompilingRequests
+from .config import EngineConfig as EngineConfig
 from .deadlines import Deadlines
+from .kv_tiers.chunk import Tier
+from .kv_tiers.mover import KVMover, make_tier
+from .prompt_costs import PromptCosts
 from .request import Request
-from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, sample
+from .sampler import NO_TOKEN, Sample, sample
 from .scheduler import Scheduler, StepPlan
-from .slots import Release, SlotTable
+from .slots import Release, Save, SlotTable
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
@@ -38,33 +42,10 @@ _NOTHING_TO_DRAW = (
     "no token can be drawn: the logits are not finite numbers, or the options forbid all tokens"
 )
 
+# Seconds a step may spend on bringing KV back, beside running streams and without them.
+_RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
+
 Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """How the engine schedules.
-
-    Args:
-        max_step_tokens: most tokens of one step.
-        step_stretch: how many times longer than without prompts a step may take, by what was measured, while
-            streams run. Smaller values keep them smooth, larger ones finish prompts sooner.
-        max_queue: most requests that may wait; None is no limit.
-        kv_bytes: most bytes of KV that all requests together may hold; None leaves it to the slots.
-        prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
-        compile_seconds: how long a request waits for its grammar before it is refused.
-        logits_processors: change the logits of whole batches, in this order, before tokens are drawn.
-        adaptive_speculation: propose tokens only as far as that pays; False always proposes all it can.
-    """
-
-    max_step_tokens: int = 512
-    step_stretch: float = 2.25
-    max_queue: int | None = None
-    kv_bytes: int | None = None
-    prefix_cache: bool = True
-    compile_seconds: float = 10.0
-    logits_processors: tuple[BatchLogitsProcessor, ...] = ()
-    adaptive_speculation: bool = True
 
 
 class Engine:
@@ -74,10 +55,15 @@ class Engine:
         runner: holds the model and the KV cache; the engine closes it.
         config: how to schedule.
         proposer: proposes tokens to check several at a time; the engine closes it.
+        identity: changes whenever the model does; KV kept on disk is found by it.
     """
 
     def __init__(
-        self, runner: Runner, config: EngineConfig | None = None, proposer: Proposer | None = None
+        self,
+        runner: Runner,
+        config: EngineConfig | None = None,
+        proposer: Proposer | None = None,
+        identity: str = "",
     ) -> None:
         self.config = config or EngineConfig()
         self.info = info = runner.info
@@ -95,11 +81,15 @@ class Engine:
         )
         self._runner = runner
         self._slots = SlotTable(info.max_slots, kv_tokens)
+        costs = PromptCosts()
+        self._mover = KVMover(runner, self._tier(identity), identity, costs)
         self._scheduler = Scheduler(
             self._slots,
             self.config.max_step_tokens,
             prefix_cache=self.config.prefix_cache,
             stretch=self.config.step_stretch,
+            costs=costs,
+            stored=self._mover if self._mover.active else None,
         )
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
@@ -184,6 +174,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             **dataclasses.asdict(self._counters),
             **dataclasses.asdict(self._scheduler.cache.counters),
+            **dataclasses.asdict(self._mover.counters),
             **dataclasses.asdict(self._speculator.counters),
         )
 
@@ -201,9 +192,20 @@ class Engine:
     def close(self) -> list[Request]:
         """Cancel everything and free the runner; return the requests that were cut off."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
+        self._scheduler.cache.clear(save=True)
+        self._apply_operations()
+        self._mover.close()
         self._runner.close()
         self._speculator.close()
         return cut
+
+    def _tier(self, identity: str) -> Tier | None:
+        """What the options ask for to keep KV in outside of the runner."""
+        config = self.config
+        folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
+        if folder is not None and not identity:
+            raise UsageError("prefix_cache_dir needs to know the model: load it with LLM, or give identity")
+        return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, self.info.kv_layout)
 
     def _check_options(self, params: SamplingParams) -> None:
         unknown = [token for token in params.token_ids if not 0 <= token < self.info.vocab_size]
@@ -353,6 +355,9 @@ class Engine:
             self._scheduler.lose(slot)
         if lost:
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
+        self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
+        for request in plan.restoring:
+            self._scheduler.cache.progress(request)
         self._speculator.lengthen(plan, self._scheduler)
         for i in plan.drawing():
             plan.requests[i].prepare_draw()
@@ -364,6 +369,9 @@ class Engine:
         for operation in self._slots.take_operations():
             if isinstance(operation, Release):
                 self._runner.release(operation.slot)
+                continue
+            if isinstance(operation, Save):
+                self._mover.save(operation.slot, operation.keys)
                 continue
             try:
                 self._runner.copy_prefix(operation.source, operation.target, operation.length)

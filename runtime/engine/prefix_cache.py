@@ -8,9 +8,11 @@ holds all positions, also those outside of a sliding window, so all of this hold
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from .kv_tiers.chunk import CHUNK_TOKENS, ChunkKeys
 from .prefix_tree import PrefixMatch, PrefixTree
 from .request import Request
 from .slots import SlotTable
@@ -18,6 +20,17 @@ from .slots import SlotTable
 # A slot is taken over, its tail lost, if at least this share of it is wanted; else the prefix is copied.
 # Computing a token is some 100 times dearer than copying one, but a given tail is seldom asked for again.
 _TAKE_OVER = 0.9
+# Shorter gains than this are computed: a chunk that comes back may overlap what is there.
+_WORTH_RESTORING = CHUNK_TOKENS // 2
+
+
+class StoredPrefixes(Protocol):
+    """What lies in tiers outside of the runner; see ``kv_tiers``."""
+
+    identity: str
+
+    def available(self, keys: Sequence[bytes]) -> int:
+        """Tokens that can be had from the beginning on, if restoring them is worth it."""
 
 
 @dataclass(slots=True)
@@ -35,10 +48,15 @@ class PrefixCache:
     Args:
         slots: the books of all slots.
         enabled: False lets every slot go with its request.
+        stored: what lies outside of the slots; None is nothing.
     """
 
-    def __init__(self, slots: SlotTable, *, enabled: bool = True) -> None:
+    def __init__(
+        self, slots: SlotTable, *, enabled: bool = True, stored: StoredPrefixes | None = None
+    ) -> None:
         self.enabled = enabled
+        self._stored = stored
+        self._keys: dict[int, list[bytes]] = {}  # idle slot -> names of its chunks
         self.counters = PrefixCounters()
         self._slots = slots
         self._tree = PrefixTree()
@@ -48,6 +66,14 @@ class PrefixCache:
         if not self.enabled or request.awaits_prompt_logprobs:
             return PrefixMatch()
         return self._tree.match(request.token_slice(0, request.num_tokens - 1), request.cache_salt)
+
+    def stored(self, request: Request) -> int:
+        """How many of a request's tokens the tiers hold; looked up once for each time that it queues."""
+        if self._stored is None or not self.enabled or request.awaits_prompt_logprobs:
+            return 0
+        if request.stored is None:
+            request.stored = self._stored.available(self._chunk_keys(request, request.num_tokens - 1))
+        return request.stored
 
     def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
         """Evict idle slots, except ``spared`` ones, until ``num_tokens`` more fit; tell whether they do."""
@@ -94,18 +120,23 @@ class PrefixCache:
         self._tree.insert(slot, request.token_slice(0, count), count, request.cache_salt)
         for other in self._tree.prefixes(slot):
             if self._slots.is_idle(other):
-                self.evict(other)
+                self.evict(other, save=False)
         self._slots.park(slot, count)
+        if self._stored is not None:
+            self._keys[slot] = self._chunk_keys(request, count)
 
-    def evict(self, slot: int) -> None:
-        """Let an idle slot go."""
+    def evict(self, slot: int, *, save: bool = True) -> None:
+        """Let an idle slot go; ``save`` its content in the tiers."""
         self._tree.remove(slot)
+        keys = self._keys.pop(slot, None)
+        if save and keys:
+            self._slots.save(slot, keys)
         self._slots.evict(slot)
 
-    def clear(self) -> None:
+    def clear(self, *, save: bool = False) -> None:
         """Let all idle slots go."""
         for slot in self._slots.idle:
-            self.evict(slot)
+            self.evict(slot, save=save)
 
     def price_of_move(self, target: int) -> tuple[int, int]:
         """Idle tokens that a move to ``target`` copies elsewhere, and idle tokens that it loses."""
@@ -135,6 +166,8 @@ class PrefixCache:
             held = not self._slots.is_free(slot)
             if (slot in self._tree) != (held and self.enabled):
                 raise RuntimeError(f"slot {slot}: in the prefix tree or in use, not both")
+        if not self._keys.keys() <= set(self._slots.idle):
+            raise RuntimeError(f"chunks are named for slots {sorted(self._keys)}, which are not all idle")
         for slot in self._slots.idle:
             facts = self._slots.tokens(slot), self._tree.length(slot), self._tree.computed(slot)
             if len(set(facts)) != 1:
@@ -166,6 +199,7 @@ class PrefixCache:
         if not self.make_room(wanted - self._slots.tokens(slot), [slot]):
             return False
         self._tree.remove(slot)
+        self._keys.pop(slot, None)
         self._slots.take_over(slot, request.num_tokens)
         request.slot = slot
         return True
@@ -180,6 +214,8 @@ class PrefixCache:
         request.num_computed = match.length
         if not self.enabled:
             return
+        stored = self.stored(request)
+        request.restorable = stored if stored - match.length >= _WORTH_RESTORING else 0
         tokens = request.token_slice(0, request.num_tokens)
         self._tree.insert(request.slot, tokens, match.length, request.cache_salt)
         self.counters.prefix_queries += 1
@@ -191,3 +227,12 @@ class PrefixCache:
         self._slots.move(source, target)
         if self.enabled:
             self._tree.rename(source, target)
+        if source in self._keys:
+            self._keys[target] = self._keys.pop(source)
+
+    def _chunk_keys(self, request: Request, count: int) -> list[bytes]:
+        """Names of the full chunks among the request's first ``count`` tokens."""
+        assert self._stored is not None  # noqa: S101 -- nobody asks otherwise
+        if request.chunk_keys is None:
+            request.chunk_keys = ChunkKeys(self._stored.identity, request.cache_salt)
+        return request.chunk_keys.extend(request.token_slice(0, count))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import RequestError
 from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ..sampling_params import SamplingParams
+from .kv_tiers.chunk import ChunkKeys
 from .logits_processors import LogitsProcessor
 from .sampler import Sample, TokenLogprob, token_logprobs
 from .sampling_state import SamplingState
@@ -127,6 +128,9 @@ class Request:
         self.num_computed = 0
         self.overtaken = 0  # times that a later request was admitted first
         self.resumes = False  # preempted, and not admitted again yet
+        self.chunk_keys: ChunkKeys | None = None
+        self.stored: int | None = None  # tokens whose KV the tiers held when last looked, None if nobody has
+        self.restorable = 0  # tokens up to which KV comes back from the tiers
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)

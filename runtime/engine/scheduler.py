@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...providers.base import Row
 from .fairness import OUTPUT_WEIGHT, VirtualCounters
-from .prefix_cache import PrefixCache
+from .prefix_cache import PrefixCache, StoredPrefixes
 from .prefix_tree import PrefixMatch
 from .prompt_costs import PromptCosts
 from .request import Request, RequestStatus
@@ -44,6 +44,7 @@ class StepPlan:
     rows: list[Row] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
+    restoring: list[Request] = field(default_factory=list)  # get KV from the tiers instead of a row
 
     def add(self, request: Request, num_tokens: int) -> int:
         """Run up to ``num_tokens`` of the request's next tokens; return how many."""
@@ -107,6 +108,8 @@ class Scheduler:
         max_step_tokens: most tokens of one step; at least ``slots.num_slots``.
         prefix_cache: whether requests find KV that others computed.
         stretch: how much longer a step may take for the prompt tokens beside its decode rows.
+        costs: what prompt tokens cost, learned here.
+        stored: KV outside of the slots; None is none.
     """
 
     def __init__(
@@ -116,10 +119,12 @@ class Scheduler:
         *,
         prefix_cache: bool = False,
         stretch: float = float("inf"),
+        costs: PromptCosts | None = None,
+        stored: StoredPrefixes | None = None,
     ) -> None:
         self.preemptions = 0
-        self.costs = PromptCosts()
-        self.cache = PrefixCache(slots, enabled=prefix_cache)
+        self.costs = costs or PromptCosts()
+        self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
         self._stretch = stretch
@@ -155,6 +160,8 @@ class Scheduler:
         for request in self._running:
             if request.num_uncomputed == 1:
                 plan.add(request, 1)
+            elif request.restorable > request.num_computed:
+                plan.restoring.append(request)
             else:
                 prefilling.append(request)
         budget = self._prompt_budget(len(plan.rows))
@@ -212,7 +219,7 @@ class Scheduler:
         self.cache.leave(request, keep=keep)
         request.num_computed = 0
         request.status = RequestStatus.WAITING
-        request.resumes = True
+        request.resumes, request.stored, request.restorable = True, None, 0
         self._waiting.push(request)
         self.preemptions += 1
 
@@ -295,6 +302,9 @@ class Scheduler:
             self._waiting.remove(request)
             self._served.chosen(request.tenant)
             self._start(request, match)
+            if request.restorable:
+                plan.restoring.append(request)
+                continue
             budget -= plan.add(request, min(request.num_uncomputed, budget))
 
     def _choose(self) -> tuple[Request, PrefixMatch] | None:
@@ -307,13 +317,13 @@ class Scheduler:
         head = candidates[0]
         if head.resumes or head.overtaken >= _MOST_OVERTAKEN:
             return head, self.cache.match(head)
-        best = None
+        best, longest = None, -1
         for request in candidates:
             match = self.cache.match(request)
-            awaited = match.known - match.length >= _WORTH_WAITING
-            better = best is None or match.length > best[1].length
-            if request.priority == head.priority and better and not awaited:
-                best = request, match
+            length = max(match.length, self.cache.stored(request))
+            awaited = match.known - length >= _WORTH_WAITING
+            if length > longest and not awaited:
+                best, longest = (request, match), length
         return best
 
     def _start(self, request: Request, match: PrefixMatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,7 +24,15 @@ class Copy:
     length: int
 
 
-Operation = Release | Copy
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A slot whose chunks of KV, so named, are worth keeping elsewhere."""
+
+    slot: int
+    keys: tuple[bytes, ...]
+
+
+Operation = Release | Copy | Save
 
 
 class SlotTable:
@@ -110,6 +118,10 @@ class SlotTable:
     def copy(self, source: int, target: int, length: int) -> None:
         """Let the runner copy a prefix."""
         self._operations.append(Copy(source, target, length))
+
+    def save(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Let the slot's chunks be kept elsewhere before it is released."""
+        self._operations.append(Save(slot, tuple(keys)))
 
     def take_operations(self) -> list[Operation]:
         """What the runner has to do since the last call, in this order."""

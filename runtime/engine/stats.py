@@ -28,6 +28,9 @@ class EngineStats:
         prefix_queries: times a request looked for KV of its prefix, when it got its slot.
         prefix_hits: times it found some.
         prefix_cached_tokens: tokens whose KV it found.
+        kv_saved_tokens: tokens whose KV went to host memory or disk.
+        kv_restored_tokens: tokens whose KV came back from there.
+        kv_lost_chunks: pieces of 64 tokens that were gone or damaged when they were wanted.
         proposed_tokens: tokens that speculation, or a demanded form, proposed.
         accepted_tokens: those of them that became output.
     """
@@ -50,6 +53,9 @@ class EngineStats:
     prefix_queries: int
     prefix_hits: int
     prefix_cached_tokens: int
+    kv_saved_tokens: int
+    kv_restored_tokens: int
+    kv_lost_chunks: int
     proposed_tokens: int
     accepted_tokens: int
 

@@ -63,6 +63,7 @@ class WaitingQueue:
         self._counters = counters or VirtualCounters()
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []  # a heap of the levels there are, and of some that are gone
+        self._noted: set[int] = set()
         self._size = 0
         self._lines = 0  # made so far
 
@@ -80,7 +81,9 @@ class WaitingQueue:
         level = self._levels.get(request.priority)
         if level is None:
             level = self._levels[request.priority] = _Level()
-            heapq.heappush(self._priorities, request.priority)
+            if request.priority not in self._noted:
+                self._noted.add(request.priority)
+                heapq.heappush(self._priorities, request.priority)
         if not request.resumes and request.tenant not in level.lines:
             self._lines += 1
             level.lines[request.tenant] = _Line(self._lines)
@@ -94,7 +97,7 @@ class WaitingQueue:
         while self._priorities:
             level = self._levels.get(self._priorities[0])
             if level is None:
-                heapq.heappop(self._priorities)
+                self._noted.remove(heapq.heappop(self._priorities))
             elif level.resumed.live:
                 return level.resumed.first(count)
             else:

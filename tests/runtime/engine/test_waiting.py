@@ -6,6 +6,7 @@ from engine_kit import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carryall.runtime.engine.fairness import VirtualCounters
 from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.waiting import WaitingQueue
 
@@ -49,7 +50,7 @@ def test_removed_requests_are_not_kept_alive() -> None:
     for request in made[1:]:
         queue.remove(request)
     assert len(queue) == 1
-    assert len(queue._heap) < 25
+    assert len(queue._levels[0].lines[None].heap) < 25
 
 
 def test_a_request_pushed_again_returns_to_its_place() -> None:
@@ -61,3 +62,48 @@ def test_a_request_pushed_again_returns_to_its_place() -> None:
     assert queue.first(3) == [second]
     queue.push(first)
     assert queue.first(3) == [first, second]
+
+
+def test_the_least_served_tenant_is_next() -> None:
+    counters = VirtualCounters()
+    queue = WaitingQueue(counters)
+    made = [make_request(str(i), [1], cache_salt="ab"[i >= 4]) for i in range(6)]
+    for i, request in enumerate(made):
+        request.arrival_index = i
+        counters.join(request.tenant)
+        queue.push(request)
+    order = []
+    while queue:
+        head = queue.first(1)[0]
+        order.append(head.request_id)
+        queue.remove(head)
+        counters.chosen(head.tenant)
+        counters.charge(head.tenant, 10.0 if head.tenant == "a" else 15.0)
+    assert order == ["0", "4", "1", "5", "2", "3"]
+
+
+def test_resumed_requests_come_before_all_tenants_of_their_priority() -> None:
+    queue = WaitingQueue()
+    made = requests([0, 0, -1])
+    made[1].resumes = True
+    for request in made:
+        queue.push(request)
+    assert queue.first(3) == [made[2]]
+    queue.remove(made[2])
+    assert queue.first(3) == [made[1]]
+
+
+def test_lines_that_come_and_go_leave_nothing_behind() -> None:
+    counters = VirtualCounters()
+    queue = WaitingQueue(counters)
+    for i in range(500):
+        request = make_request(str(i), [1], cache_salt=str(i % 7))
+        request.arrival_index = i
+        counters.join(request.tenant)
+        queue.push(request)
+        assert queue.first(1) == [request]
+        queue.remove(request)
+        counters.charge(request.tenant, 1.0)
+        counters.leave(request.tenant)
+    assert not queue._levels
+    assert len(queue._priorities) <= 1

@@ -1,0 +1,1 @@
+"""KV that left the runner: host memory, then files."""

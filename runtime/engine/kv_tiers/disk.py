@@ -1,0 +1,144 @@
+"""The tier of files: prefixes that survive a restart, shared by all processes that run the same model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .chunk import Parts, size_of
+from .kv_file import DamagedFileError, read_chunk, write_chunk
+
+_log = logging.getLogger(__name__)
+
+_ABANDONED_SECONDS = 3600
+_SHRINK_TO = 0.9  # of the budget, so that not every write must look for something to delete
+
+
+class DiskTier:
+    """Chunks as files, least recently used deleted first. Files are written by a thread of its own.
+
+    Several processes may use one folder: files appear whole or not at all, carry the hash of their content,
+    and one that disappears meanwhile is simply not there. A damaged file is deleted.
+
+    Args:
+        folder: where; made if missing.
+        max_bytes: of all files together, the other processes' included.
+        max_pending_bytes: of chunks not written yet; beyond that new ones are given up.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, max_pending_bytes: int = 2**29) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.given_up = 0
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._max_pending_bytes = max_pending_bytes
+        self._pending: dict[bytes, Parts] = {}  # guarded by _change, as are the next two
+        self._pending_bytes = 0
+        self._closed = False
+        self._change = threading.Condition()
+        self._sweep()
+        self._held_bytes = sum(stat.st_size for _, stat in self._files())
+        self._thread = threading.Thread(target=self._write, name="carryall-kv-files", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._pending or self._path(key).exists()
+
+    def get(self, key: bytes) -> Parts | None:
+        """The chunk, mapped from its file."""
+        with self._change:
+            pending = self._pending.get(key)
+        if pending is not None:
+            return pending
+        path = self._path(key)
+        try:
+            parts = read_chunk(path, key)
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (DamagedFileError, OSError) as error:
+            _log.warning("the cached prefix %s is dropped: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        return parts
+
+    def put(self, key: bytes, parts: Parts) -> None:
+        """Let the thread write a chunk; it is given up if too many wait already."""
+        with self._change:
+            size = size_of(parts)
+            if self._closed or self._pending_bytes + size > self._max_pending_bytes:
+                self.given_up += 1
+                return
+            if key not in self._pending:
+                self._pending[key] = parts
+                self._pending_bytes += size
+                self._change.notify_all()
+
+    def flush(self) -> None:
+        """Return when everything is written."""
+        with self._change:
+            self._change.wait_for(lambda: not self._pending)
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        with self._change:
+            self._max_pending_bytes = 0
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._folder / name[:2] / f"{name}.kv"
+
+    def _write(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
+                    return
+                key, parts = next(iter(self._pending.items()))
+            self._write_one(key, parts)
+            with self._change:
+                del self._pending[key]
+                self._pending_bytes -= size_of(parts)
+                self._change.notify_all()
+
+    def _write_one(self, key: bytes, parts: Parts) -> None:
+        path = self._path(key)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self._held_bytes += write_chunk(path, key, parts)
+            if self._held_bytes > self._max_bytes:
+                self._shrink()
+        except OSError as error:
+            self.given_up += 1
+            _log.warning("the prefix %s is not kept: %s", path, error)
+
+    def _shrink(self) -> None:
+        """Delete the least recently used files, whoever wrote them."""
+        files = sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns)
+        self._held_bytes = sum(stat.st_size for _, stat in files)
+        for path, stat in files:
+            if self._held_bytes <= _SHRINK_TO * self._max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            self._held_bytes -= stat.st_size
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self._folder.glob("??/*.kv"):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                yield path, path.stat()
+
+    def _sweep(self) -> None:
+        """Delete what killed processes left half-written."""
+        for path in self._folder.glob("??/*.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()

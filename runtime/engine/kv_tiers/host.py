@@ -1,0 +1,52 @@
+"""The tier in host memory: where preempted requests wait, and what was evicted last."""
+
+from __future__ import annotations
+
+from .chunk import Parts, Tier, size_of
+
+
+class HostTier:
+    """Chunks in memory, least recently used first out.
+
+    Args:
+        max_bytes: how much to hold.
+        below: takes what there is no room for.
+    """
+
+    def __init__(self, max_bytes: int, below: Tier | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._below = below
+        self._chunks: dict[bytes, Parts] = {}  # least recently used first
+        self.held_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._chunks or (self._below is not None and key in self._below)
+
+    def get(self, key: bytes) -> Parts | None:
+        """The chunk, from here or from below."""
+        if key not in self._chunks:
+            return self._below.get(key) if self._below is not None else None
+        self._chunks[key] = self._chunks.pop(key)
+        return self._chunks[key]
+
+    def put(self, key: bytes, parts: Parts) -> None:
+        """Keep a chunk; older ones go down."""
+        if key in self._chunks:
+            return
+        self._chunks[key] = parts
+        self.held_bytes += size_of(parts)
+        while self.held_bytes > self._max_bytes:
+            self._drop(next(iter(self._chunks)))
+
+    def close(self) -> None:
+        """Everything goes down."""
+        while self._chunks:
+            self._drop(next(iter(self._chunks)))
+        if self._below is not None:
+            self._below.close()
+
+    def _drop(self, key: bytes) -> None:
+        parts = self._chunks.pop(key)
+        self.held_bytes -= size_of(parts)
+        if self._below is not None and key not in self._below:
+            self._below.put(key, parts)

@@ -1,0 +1,99 @@
+"""One chunk of KV as a file that proves its own content.
+
+magic and version | sha256 of all that follows | length of the header | header, JSON | arrays
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import uuid
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 -- makes NumPy know bfloat16 by name
+import numpy as np
+import numpy.typing as npt
+
+from .chunk import Parts
+
+_MAGIC = b"carryall-kv 1\n"
+_DIGEST = hashlib.sha256().digest_size
+_LENGTH = struct.Struct("<I")
+_ALIGNMENT = 64
+
+
+class DamagedFileError(ValueError):
+    """The file is not what was written, or is another version's."""
+
+
+def write_chunk(path: Path, key: bytes, parts: Parts) -> int:
+    """Write a chunk under a temporary name and rename it; readers see all of it or nothing.
+
+    Returns:
+        The file's size.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    arrays = [np.asarray(part) for part in parts]
+    facts = {"key": key.hex(), "parts": [[array.dtype.name, array.shape] for array in arrays]}
+    header = json.dumps(facts).encode()
+    before = len(_MAGIC) + _DIGEST + _LENGTH.size
+    header += b" " * (-(before + len(header)) % _ALIGNMENT)
+    body = [_LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
+    digest = hashlib.sha256()
+    for piece in body:
+        digest.update(piece)
+    scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            file.writelines([_MAGIC, digest.digest(), *body])
+            size = file.tell()
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return size
+
+
+def read_chunk(path: Path, key: bytes) -> Parts:
+    """Map a chunk's file and check it.
+
+    Returns:
+        Read-only arrays on the mapped file.
+
+    Raises:
+        DamagedFileError: the content is not what was written for this key.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size <= len(_MAGIC) + _DIGEST + _LENGTH.size:
+            raise DamagedFileError("too short")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = memoryview(data)
+    body = len(_MAGIC) + _DIGEST
+    if view[: len(_MAGIC)] != _MAGIC:
+        raise DamagedFileError("of another format or version")
+    if hashlib.sha256(view[body:]).digest() != view[len(_MAGIC) : body]:
+        raise DamagedFileError("the content does not have the hash that was noted")
+    (length,) = _LENGTH.unpack(view[body : body + _LENGTH.size])
+    begin = body + _LENGTH.size
+    header = json.loads(bytes(view[begin : begin + length]))
+    if header["key"] != key.hex():
+        raise DamagedFileError("of other tokens")
+    return _arrays(view[begin + length :], header["parts"])
+
+
+def _arrays(view: memoryview, facts: list[Any]) -> Parts:
+    parts: list[npt.NDArray[Any]] = []
+    offset = 0
+    for name, shape in facts:
+        dtype = np.dtype(name)
+        count = math.prod(shape)
+        parts.append(np.frombuffer(view, dtype, count, offset).reshape(shape))
+        offset += count * dtype.itemsize
+    return parts

@@ -1,0 +1,165 @@
+"""KV that left its slot comes back: restored = computed, whatever happens to the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_kit import GREEDY, alone, make_request, make_runner, run
+
+from carryall.providers.null import NullRunner
+from carryall.runtime.engine.engine import Engine, EngineConfig
+from carryall.runtime.engine.request import Request
+from carryall.runtime.errors import ProviderRuntimeError, UsageError
+
+PROMPT = np.random.default_rng(0).integers(0, 256, 200).tolist()
+
+
+def open_engine(
+    folder: Path | None = None, *, identity: str = "toy", max_slots: int = 2, **options: Any
+) -> tuple[Engine, NullRunner]:
+    runner = make_runner(max_slots=max_slots)
+    return Engine(runner, EngineConfig(prefix_cache_dir=folder, **options), identity=identity), runner
+
+
+def ask(name: str, salt: str | None = None) -> Request:
+    return make_request(name, [*PROMPT, len(name)], GREEDY, cache_salt=salt)
+
+
+def fill(folder: Path) -> None:
+    """Run a request, and leave its KV in files."""
+    engine, _ = open_engine(folder)
+    run(engine, [ask("first")])
+    engine.close()
+    assert len(list(folder.glob("??/*.kv"))) == 3
+
+
+def check(folder: Path, restored: int, lost: int = 0, **options: Any) -> None:
+    """Run a request in a new engine; it must find so much, and give what it gives alone."""
+    engine, _ = open_engine(folder, **options)
+    request = ask("second")
+    assert run(engine, [request]) == [alone(request)]
+    stats = engine.stats()
+    assert (stats.kv_restored_tokens, stats.kv_lost_chunks) == (restored, lost)
+    assert request.metrics.cached_tokens == restored
+    engine.close()
+
+
+def test_a_prefix_survives_a_restart(tmp_path: Path) -> None:
+    fill(tmp_path)
+    check(tmp_path, restored=192)
+
+
+def test_another_model_s_files_are_not_found(tmp_path: Path) -> None:
+    fill(tmp_path)
+    check(tmp_path, restored=0, identity="other")
+
+
+def test_salts_keep_tenants_apart(tmp_path: Path) -> None:
+    engine, _ = open_engine(tmp_path)
+    run(engine, [ask("a", salt="x")])
+    engine.close()
+    engine, _ = open_engine(tmp_path)
+    for name, salt, found in (("b", "y", 0), ("c", None, 0), ("d", "x", 192)):
+        request = ask(name, salt)
+        assert run(engine, [request]) == [alone(request)]
+        assert request.metrics.cached_tokens == found
+    engine.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign"])
+def test_what_is_damaged_is_computed_again(tmp_path: Path, damage: str) -> None:
+    fill(tmp_path)
+    engine, _ = open_engine(tmp_path)
+    request = ask("second")
+    engine.add(request)
+    path = max(tmp_path.glob("??/*.kv"), key=lambda file: file.stat().st_mtime_ns)
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-9] ^= 4
+    path.write_bytes(content[:-9] if damage == "cut" else content)
+    if damage == "gone":
+        path.unlink()
+    if damage == "foreign":
+        path.write_bytes(bytes(content).replace(b"carryall-kv 1", b"carryall-kv 0"))
+    assert run(engine) == []
+    assert request.output_token_ids == alone(request)
+    stats = engine.stats()
+    assert stats.kv_restored_tokens in (0, 64, 128)
+    assert stats.kv_lost_chunks <= 1  # one that is gone before it is looked for is no loss
+    engine.close()
+    check(tmp_path, restored=192)  # written again
+
+
+def test_a_preempted_request_gets_its_kv_back() -> None:
+    engine, runner = open_engine(kv_bytes=300, swap_bytes=10**6)
+    requests = [make_request(name, 140, GREEDY) for name in "ab"]
+    assert run(engine, requests) == [alone(request) for request in requests]
+    stats = engine.stats()
+    assert stats.preemptions >= 1
+    assert stats.kv_restored_tokens >= 128
+    assert stats.computed_tokens < 2 * (140 + 12) + 64
+    engine.close()
+    assert runner.closed
+
+
+def test_a_runner_that_fails_to_take_or_give_kv_costs_only_time(tmp_path: Path) -> None:
+    fill(tmp_path)
+    engine, runner = open_engine(tmp_path)
+    write_kv, calls = runner.write_kv, 0
+
+    def failing(slot: int, start: int, length: int, parts: Sequence[Any]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            del runner._hashes[slot][start:]
+            raise ProviderRuntimeError("device fell over")
+        write_kv(slot, start, length, parts)
+
+    runner.write_kv = failing  # type: ignore[method-assign]
+    request = ask("second")
+    assert run(engine, [request]) == [alone(request)]
+    assert engine.stats().kv_restored_tokens == 64
+
+    def unreadable(slot: int, start: int, length: int) -> list[Any]:
+        raise ProviderRuntimeError("device fell over")
+
+    runner.read_kv = unreadable  # type: ignore[method-assign]
+    run(engine, [make_request(str(n), 100, GREEDY) for n in range(3)])
+    assert engine.stats().kv_saved_tokens == 0
+    engine.close()
+
+
+def test_restoring_shares_steps_with_running_requests(tmp_path: Path) -> None:
+    fill(tmp_path)
+    engine, _ = open_engine(tmp_path)
+    runs, restored = make_request("runs", 5, GREEDY), ask("second")
+    engine.add(runs)
+    engine.step()
+    engine.add(restored)
+    engine.step()
+    assert len(runs.output_token_ids) == 2
+    assert run(engine) == []
+    assert restored.output_token_ids == alone(restored)
+    engine.close()
+
+
+def test_a_tier_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
+    fill(tmp_path)
+    engine, _ = open_engine(tmp_path)
+    engine._mover._seconds_per_token = 1.0
+    engine._scheduler.costs.observe(0, 100, 0.1)
+    assert run(engine, [request := ask("second")]) == [alone(request)]
+    assert engine.stats().kv_restored_tokens == 0
+    engine.close()
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="identity"):
+        open_engine(tmp_path, identity="")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be used"):
+        open_engine(tmp_path / "file")

@@ -1,0 +1,145 @@
+"""Host memory and files below it: budgets, order of leaving, other processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carryall.runtime.engine.kv_tiers.chunk import CHUNK_TOKENS, ChunkKeys
+from carryall.runtime.engine.kv_tiers.disk import DiskTier
+from carryall.runtime.engine.kv_tiers.host import HostTier
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def chunk(number: int) -> list[np.ndarray]:
+    return [np.full(25, number, np.int32)]  # 100 bytes
+
+
+def value(parts: object) -> int | None:
+    return None if parts is None else int(parts[0][0])  # type: ignore[index]
+
+
+def test_names_tell_tokens_models_and_salts_apart() -> None:
+    tokens = np.arange(3 * CHUNK_TOKENS)
+    keys = ChunkKeys("model", None).extend(tokens)
+    assert len(set(keys)) == 3
+    assert ChunkKeys("model", None).extend(tokens[:-1]) == keys[:2]
+    for identity, salt in (("other", None), ("model", "salt"), ("model", "")):
+        assert not set(ChunkKeys(identity, salt).extend(tokens)) & set(keys)
+    changed = tokens.copy()
+    changed[0] += 1
+    assert not set(ChunkKeys("model", None).extend(changed)) & set(keys)
+
+
+def test_names_grow_with_the_sequence() -> None:
+    tokens = np.arange(300)
+    growing = ChunkKeys("model", None)
+    for end in range(0, 301, 20):
+        assert growing.extend(tokens[:end]) == ChunkKeys("model", None).extend(tokens[:end])
+
+
+def test_the_host_tier_gives_way_downwards_least_recently_used_first(tmp_path: Path) -> None:
+    below = DiskTier(tmp_path, 10**6)
+    tier = HostTier(250, below)
+    tier.put(key(1), chunk(1))
+    tier.put(key(2), chunk(2))
+    assert value(tier.get(key(1))) == 1
+    tier.put(key(3), chunk(3))
+    assert tier.held_bytes == 200
+    below.flush()
+    assert key(2) in below
+    assert key(1) not in below
+    assert [value(tier.get(key(n))) for n in (1, 2, 3, 4)] == [1, 2, 3, None]
+    tier.close()
+    assert tier.held_bytes == 0
+    later = DiskTier(tmp_path, 10**6)
+    assert [value(later.get(key(n))) for n in (1, 2, 3)] == [1, 2, 3]
+    later.close()
+
+
+def test_without_a_tier_below_what_has_no_room_is_gone() -> None:
+    tier = HostTier(150)
+    tier.put(key(1), chunk(1))
+    tier.put(key(2), chunk(2))
+    assert key(1) not in tier
+    assert value(tier.get(key(2))) == 2
+    tier.close()
+
+
+def test_files_stay_within_their_budget(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 1500)
+    for number in range(1, 9):
+        tier.put(key(number), chunk(number))
+        tier.flush()
+        if number > 1:
+            assert tier.get(key(1)) is not None  # always the most recently used
+        os.utime(tier._path(key(1)), (2e9, 2e9))
+    tier.close()
+    held = list(tmp_path.glob("??/*.kv"))
+    assert sum(path.stat().st_size for path in held) <= 1500
+    assert tier._path(key(1)) in held
+    assert tier._path(key(2)) not in held
+
+
+def test_a_damaged_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(key(1), chunk(1))
+    tier.flush()
+    path = tier._path(key(1))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert key(1) in tier
+    assert tier.get(key(1)) is None
+    assert key(1) not in tier
+    assert "is dropped" in caplog.text
+    tier.close()
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    ours, theirs = DiskTier(tmp_path, 10**6), DiskTier(tmp_path, 10**6)
+    for number in range(20):
+        ours.put(key(number), chunk(number))
+        theirs.put(key(number), chunk(number))
+    ours.flush()
+    theirs.flush()
+    assert [value(theirs.get(key(n))) for n in range(20)] == list(range(20))
+    mapped = ours.get(key(5))
+    theirs._path(key(5)).unlink()
+    assert value(mapped) == 5
+    assert ours.get(key(5)) is None
+    assert not list(tmp_path.glob("??/*.tmp"))
+    ours.close()
+    theirs.close()
+
+
+def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = DiskTier(tmp_path, 10**6, max_pending_bytes=150)
+    (tmp_path / key(1).hex()[:2]).write_text("no folder")
+    tier.put(key(1), chunk(1))
+    tier.flush()
+    assert tier.given_up == 1
+    assert "is not kept" in caplog.text
+    tier.put(key(2), chunk(2) * 2)
+    assert tier.given_up == 2
+    assert key(2) not in tier
+    tier.close()
+    tier.put(key(3), chunk(3))
+    assert tier.given_up == 3
+
+
+def test_leftovers_of_killed_processes_are_swept(tmp_path: Path) -> None:
+    (tmp_path / "ab").mkdir()
+    old, new = tmp_path / "ab" / "x.kv.1.tmp", tmp_path / "ab" / "x.kv.2.tmp"
+    old.write_text("")
+    new.write_text("")
+    os.utime(old, (1e9, 1e9))
+    DiskTier(tmp_path, 10**6).close()
+    assert not old.exists()
+    assert new.exists()
