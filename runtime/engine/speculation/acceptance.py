@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _MEMORY = 16.0  # tokens tried that count, of a request
-_DOUBT = (
-    0.25  # of a request's successes forgotten when a proposal is wrong at once: the text may have changed
-)
+# When a proposal is wrong at once, the text may have changed: so much of a request's successes is forgotten.
+_DOUBT = 0.25
 _SHARED_MEMORY = 256.0
 _PRIOR = 0.6
 _WEIGHT = 2.0  # tokens that the prior is worth

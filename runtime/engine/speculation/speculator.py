@@ -37,13 +37,14 @@ class Speculator:
         self._controller = Controller(batched=batched)
         self._max_step_tokens = max_step_tokens
         self._adaptive = adaptive
-        self._decoding: list[int] = []
-        self._made: dict[int, Candidate] = {}  # by row
+        self._decoding = 0  # rows
+        self._made: dict[str, Candidate] = {}  # by request
 
     def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Append proposals to the plan's decoding rows, as far as they find room."""
         self._made.clear()
-        self._decoding = decoding = plan.decoding()
+        decoding = plan.decoding()
+        self._decoding = len(decoding)
         candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
         if not candidates:
             return
@@ -58,22 +59,23 @@ class Speculator:
             if len(tokens) and scheduler.lend(request, len(tokens)):
                 budget -= len(tokens)
                 plan.lengthen(candidate.index, tokens)
-                self._made[candidate.index] = candidate
+                self._made[candidate.request_id] = candidate
 
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
         """Take note of how the plan's proposals fared, and how long the step took."""
         outcomes = []
-        for i, candidate in self._made.items():
-            request, proposed = plan.requests[i], plan.proposed[i]
-            rejected = accepted[i] < proposed and not request.finished
-            outcomes.append(Outcome(candidate, proposed, accepted[i], rejected))
+        for request, proposed, right in zip(plan.requests, plan.proposed, accepted, strict=True):
+            if not proposed:
+                continue
+            rejected = right < proposed and not request.finished
+            outcomes.append(Outcome(self._made[request.request_id], proposed, right, rejected))
             self.counters.proposed_tokens += proposed
-            self.counters.accepted_tokens += accepted[i]
+            self.counters.accepted_tokens += right
             request.metrics.proposed_tokens += proposed
-            request.metrics.accepted_tokens += accepted[i]
-        rows = len(self._decoding)
-        if self._adaptive and rows:
-            self._controller.learn(outcomes, rows, seconds if rows == len(plan.rows) else None)
+            request.metrics.accepted_tokens += right
+        undisturbed = len(outcomes) == len(self._made) and self._decoding == len(plan.rows)
+        if self._adaptive and self._decoding:
+            self._controller.learn(outcomes, self._decoding, seconds if undisturbed else None)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
