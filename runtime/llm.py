@@ -83,7 +83,7 @@ class LLM:
         config = engine_config or EngineConfig()
         if not prefix_cache:
             config = dataclasses.replace(config, prefix_cache=False)
-        self._engine = Engine(model.runner, config)
+        self._engine = Engine(model.runner, config, identity=model.identity)
         self._turn = FairLock()
         self._closed = False
 

@@ -28,6 +28,7 @@ class LoadedModel:
         tokenizer: None where the model came without; prompts must be token ids then.
         chat_template: the checkpoint's own.
         defaults: end tokens and sampling options.
+        identity: changes whenever the model or its lowering does; empty if unknown.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    identity: str = ""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -99,5 +101,7 @@ def load_model(
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
     defaults = GenerationDefaults.from_folder(files.folder)
-    runner = target.runner(lowered_model(files, target, config, progress), config)
-    return LoadedModel(files.name, runner, tokenizer, chat_template, defaults)
+    lowered = lowered_model(files, target, config, progress)
+    identity = files.content_key if lowered == files.model_path else lowered.parent.name
+    runner = target.runner(lowered, config)
+    return LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)

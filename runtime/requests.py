@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -53,6 +54,8 @@ class RequestFactory:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> RequestGroup:
         """Requests for the continuations of one prompt, text or token ids.
 
@@ -77,6 +80,8 @@ class RequestFactory:
             "prompt": text,
             "priority": priority,
             "cache_salt": cache_salt,
+            "tenant": tenant,
+            "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
             Request(

@@ -97,7 +97,7 @@ class AsyncLLM:
         loaded = model if isinstance(model, LoadedModel) else load_model(model, **options)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
-        self._engine = Engine(loaded.runner, engine_config)
+        self._engine = Engine(loaded.runner, engine_config, identity=loaded.identity)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}
@@ -113,6 +113,8 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt; yield its whole state as it grows. Closing the generator cancels the request.
 
@@ -122,13 +124,17 @@ class AsyncLLM:
             request_id: unique among those in progress; None makes one.
             priority: lower is served first.
             cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
+            tenant: who asks; the model is shared out fairly between tenants. None takes the salt.
+            timeout: seconds after which the request ends, "cancelled" by "deadline", however far it is.
 
         Raises:
             RequestError: the request is at fault.
             QueueFullError: too many requests are waiting.
             EngineClosedError: the engine was shut down meanwhile.
         """
-        stream = await self.add_request(prompt, params, request_id, priority, cache_salt)
+        stream = await self.add_request(
+            prompt, params, request_id, priority, cache_salt, tenant, timeout
+        )
         try:
             async for output in stream:
                 yield output
@@ -142,6 +148,8 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> RequestStream:
         """Queue a request to read, or cancel, through the stream returned; see ``generate``."""
         params = params or self._requests.default_params(None)
@@ -152,6 +160,8 @@ class AsyncLLM:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
+            timeout=timeout,
         )
         long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
         group = await asyncio.to_thread(make) if long else make()
