@@ -82,7 +82,7 @@ class Conversation:
         said: list[str] = []
         try:
             for piece, _ in generation.stream_text(
-                self._llm, self._requests.chat_prompt(asked), self._params
+                self._llm, self._requests.chat_prompt(asked).token_ids, self._params
             ):
                 said.append(piece)
                 yield piece

@@ -80,7 +80,7 @@ def _prompt(argument: str) -> str:
 
 
 def _written(loaded: LoadedModel, message: str) -> list[int]:
-    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}])
+    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}]).token_ids
 
 
 def _document(model: str, prompt: str, output: RequestOutput) -> dict[str, Any]:

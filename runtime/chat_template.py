@@ -72,7 +72,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: there is no such template, it fails, or it tries something forbidden.
         """
-        source = self._source(template, with_tools=bool(tools))
+        source = self.source(template, with_tools=bool(tools))
         given = {
             **self._special_tokens,
             **variables,
@@ -82,7 +82,12 @@ class ChatTemplate:
         }
         return _render(source, given)
 
-    def _source(self, template: str | None, *, with_tools: bool) -> str:
+    def source(self, template: str | None, *, with_tools: bool) -> str:
+        """The source of a template, by its name, or itself.
+
+        Raises:
+            ChatTemplateError: there is no such template.
+        """
         if template is not None and template not in self._templates:
             if "{" in template:
                 return template

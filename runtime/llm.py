@@ -18,7 +18,7 @@ from .errors import EngineClosedError, UsageError
 from .fair_lock import FairLock
 from .loading import LoadedModel, load_model
 from .outputs import RequestOutput
-from .requests import Prompt, RequestFactory
+from .requests import ChatPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
@@ -93,7 +93,7 @@ class LLM:
         """Continue prompts, all in one batch.
 
         Args:
-            prompts: one or several; each a text or token ids.
+            prompts: one or several; each a text, token ids, or what ``render_chat`` made.
             sampling_params: for all, or one for each. None takes the checkpoint's own options, and 16 tokens
                 unless it states ``max_new_tokens``.
 
@@ -115,6 +115,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        tool_style: str | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answer conversations, written as the checkpoint's chat template says.
@@ -125,23 +126,37 @@ class LLM:
             tools: JSON schemas of functions that the model may call.
             add_generation_prompt: end the prompt with the beginning of the answer.
             chat_template: another template: a name, or Jinja source.
+            tool_style: how the model writes tool calls, such as ``hermes``; None leaves it to the template.
             variables: whatever else the template understands, such as ``enable_thinking``.
+
+        Returns:
+            One result a conversation. ``text`` of its outputs is the answer; what the model thought or wants
+            called is in ``reasoning_content`` and ``tool_calls``.
 
         Raises:
             ChatTemplateError: the template is missing, fails, or tries something forbidden.
         """
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "chat_template": chat_template,
+            "tool_style": tool_style,
+        }
         prompts = [
-            self._requests.chat_prompt(
-                cast(Sequence[Message], conversation),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template,
-                **variables,
-            )
+            self.render_chat(cast(Sequence[Message], conversation), tools=tools, **options, **variables)
             for conversation in listed
         ]
         return self._run(prompts, self._params(sampling_params, len(prompts), None))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> ChatPrompt:
+        """A conversation, as a prompt for ``generate`` and ``stream``; see ``RequestFactory.chat_prompt``."""
+        return self._requests.chat_prompt(messages, tools=tools, **options)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -252,4 +267,4 @@ class LLM:
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is one prompt: a text, or a list of integers."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    return isinstance(prompts, str | ChatPrompt) or (len(prompts) > 0 and isinstance(prompts[0], Integral))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
@@ -16,13 +18,24 @@ from .engine.request_group import RequestGroup, sample_params
 from .errors import InvalidSamplingError, RequestError, UsageError
 from .loading import LoadedModel
 from .output_text import OutputText
+from .parsers.base import MessageParser
+from .parsers.registry import message_parser
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .grammars import GrammarCompiler
 
-Prompt = str | Sequence[int]
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it, and how its answer is to be read."""
+
+    token_ids: list[int]
+    new_parser: Callable[[], MessageParser | None]
+
+
+Prompt = str | Sequence[int] | ChatPrompt
 
 
 class RequestFactory:
@@ -57,7 +70,7 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
     ) -> RequestGroup:
-        """Requests for the continuations of one prompt, text or token ids.
+        """Requests for the continuations of one prompt.
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
@@ -65,6 +78,7 @@ class RequestFactory:
         """
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        new_parser = prompt.new_parser if isinstance(prompt, ChatPrompt) else _no_parser
         tokenizer = self._model.tokenizer
         if params.stop and tokenizer is None:
             raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
@@ -88,7 +102,9 @@ class RequestFactory:
                 f"{name}-{i}" if i else name,
                 token_ids,
                 own_params,
-                text=OutputText(tokenizer, token_ids, params) if tokenizer is not None else None,
+                text=OutputText(tokenizer, token_ids, params, new_parser())
+                if tokenizer is not None
+                else None,
                 **shared,
             )
             for i, own_params in enumerate(sample_params(params))
@@ -106,22 +122,37 @@ class RequestFactory:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        tool_style: str | None = None,
         **variables: Any,
-    ) -> list[int]:
-        """Token ids of a conversation; see ``ChatTemplate.render``.
+    ) -> ChatPrompt:
+        """A conversation as a prompt; see ``ChatTemplate.render``.
+
+        Args:
+            messages: as there.
+            tools: as there.
+            add_generation_prompt: as there.
+            chat_template: as there.
+            tool_style: how the model writes tool calls, a name from ``parsers.registry.STYLES``; None leaves
+                it to the chat template to tell.
+            **variables: as there.
 
         Raises:
             ChatTemplateError: the template is missing, fails, or tries something forbidden.
+            UsageError: no such style.
         """
-        text = self._model.chat_template.render(
+        template = self._model.chat_template
+        text = template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             template=chat_template,
             **variables,
         )
+        source = template.source(chat_template, with_tools=bool(tools))
+        new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=tool_style)
+        new_parser()  # an unknown style is found out now
         # The template wrote its special tokens itself.
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False), new_parser)
 
     def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
         """The grammar of a structured output, compiled or about to be."""
@@ -155,7 +186,13 @@ class RequestFactory:
         return {self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in texts}
 
 
-def _token_ids(prompt: Sequence[int]) -> list[int]:
+def _no_parser() -> None:
+    return None
+
+
+def _token_ids(prompt: Sequence[int] | ChatPrompt) -> list[int]:
+    if isinstance(prompt, ChatPrompt):
+        return prompt.token_ids
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:

@@ -14,7 +14,7 @@ from ..chat_template import Message
 from ..errors import CarryallError, EngineClosedError, RequestError
 from ..loading import LoadedModel, LoadOptions, load_model
 from ..outputs import RequestOutput
-from ..requests import Prompt, RequestFactory
+from ..requests import ChatPrompt, Prompt, RequestFactory
 from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineConfig
@@ -119,7 +119,7 @@ class AsyncLLM:
         """Continue a prompt; yield its whole state as it grows. Closing the generator cancels the request.
 
         Args:
-            prompt: text or token ids.
+            prompt: text, token ids, or what ``render_chat`` made.
             params: None takes the checkpoint's own options, without limit on the tokens.
             request_id: unique among those in progress; None makes one.
             priority: lower is served first.
@@ -179,18 +179,10 @@ class AsyncLLM:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> list[int]:
-        """Token ids of a conversation, as a prompt for ``generate``; see ``ChatTemplate.render``."""
-        return self._requests.chat_prompt(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            **variables,
-        )
+        **options: Any,
+    ) -> ChatPrompt:
+        """A conversation, as a prompt for ``generate``; see ``RequestFactory.chat_prompt``."""
+        return self._requests.chat_prompt(messages, tools=tools, **options)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError
-from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, ToolCall
 from ..sampling_params import SamplingParams
 from .kv_tiers.chunk import ChunkKeys
 from .logits_processors import LogitsProcessor
@@ -31,7 +31,17 @@ class RequestStatus(enum.Enum):
 class OutputText(Protocol):
     """Turns tokens into the request's text; see ``runtime/output_text.py``."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """The text so far, or the content of an answer."""
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """An answer's reasoning."""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """An answer's tool calls."""
 
     def push(self, token_id: int, *, check_stop: bool) -> str | None:
         """Add a token; return the stop string that it completed."""
@@ -264,6 +274,8 @@ class Request:
             stop_reason=self.stop_reason,
             logprobs=logprobs,
             cumulative_logprob=cumulative,
+            reasoning_content=self._text.reasoning_content if self._text is not None else None,
+            tool_calls=self._text.tool_calls if self._text is not None else [],
         )
         return RequestOutput(
             request_id=self.request_id,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from ..errors import ProviderRuntimeError, RequestCancelled
 from ..outputs import CompletionOutput, RequestOutput
-from .messages import Delta, Generation, Usage
+from .messages import Choice, Delta, Generation, Usage
 
 
 @dataclass(slots=True)
@@ -18,6 +18,9 @@ class _Sent:
     characters: int = 0
     tokens: int = 0
     logprobs: int = 0
+    reasoning: int = 0
+    tool_calls: int = 0
+    prompt_logprobs: int = 0
     finished: bool = False
 
 
@@ -45,12 +48,18 @@ class DeltaTracker:
         self, output: RequestOutput, completion: CompletionOutput, usage: Usage | None
     ) -> Delta | None:
         sent = self._sent.setdefault(completion.index, _Sent())
+        prompt = (output.prompt_logprobs or []) if completion.index == 0 else []
+        # They are sent at once, and are complete when the first token is there.
+        prompt = prompt[sent.prompt_logprobs :] if completion.token_ids or completion.finish_reason else []
         delta = Delta(
             request_id=output.request_id,
             index=completion.index,
             text=completion.text[sent.characters :],
             token_ids=completion.token_ids[sent.tokens :],
             logprobs=(completion.logprobs or [])[sent.logprobs :],
+            reasoning=(completion.reasoning_content or "")[sent.reasoning :],
+            tool_calls=completion.tool_calls[sent.tool_calls :],
+            prompt_logprobs=prompt,
             finish_reason=None if sent.finished else completion.finish_reason,
             stop_reason=None if sent.finished else completion.stop_reason,
             usage=usage,
@@ -58,9 +67,12 @@ class DeltaTracker:
         sent.characters += len(delta.text)
         sent.tokens += len(delta.token_ids)
         sent.logprobs += len(delta.logprobs)
+        sent.reasoning += len(delta.reasoning)
+        sent.tool_calls += len(delta.tool_calls)
+        sent.prompt_logprobs += len(delta.prompt_logprobs)
         sent.finished = completion.finish_reason is not None
-        news = delta.text or delta.token_ids or delta.finish_reason or delta.usage
-        return delta if news else None
+        news = delta.text or delta.token_ids or delta.reasoning or delta.tool_calls
+        return delta if news or delta.finish_reason or delta.usage else None
 
 
 def _usage(output: RequestOutput) -> Usage:
@@ -72,7 +84,7 @@ def _usage(output: RequestOutput) -> Usage:
 
 
 async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
-    """Return the concatenation of a request's deltas.
+    """Return the concatenation of a request's deltas, for each of its continuations.
 
     Raises:
         RequestCancelled: the stream ended before the request did.
@@ -80,14 +92,28 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
     async with aclosing(deltas):
         parts = [delta async for delta in deltas]
     last = parts[-1] if parts else None
-    if last is None or last.usage is None or last.finish_reason not in ("stop", "length"):
+    if last is None or last.usage is None:
         raise RequestCancelled("the request was cancelled before it was finished")
+    indices = sorted({part.index for part in parts})
     return Generation(
         request_id=last.request_id,
+        choices=[_choice(index, [part for part in parts if part.index == index]) for index in indices],
+        usage=last.usage,
+        prompt_logprobs=[entry for part in parts for entry in part.prompt_logprobs],
+    )
+
+
+def _choice(index: int, parts: Sequence[Delta]) -> Choice:
+    end = next((part for part in parts if part.finish_reason is not None), None)
+    if end is None or end.finish_reason not in ("stop", "length"):
+        raise RequestCancelled("the request was cancelled before it was finished")
+    return Choice(
+        index=index,
         text="".join(part.text for part in parts),
         token_ids=[token for part in parts for token in part.token_ids],
         logprobs=[entry for part in parts for entry in part.logprobs],
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        usage=last.usage,
+        finish_reason=end.finish_reason,
+        stop_reason=end.stop_reason,
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=[call for part in parts for call in part.tool_calls],
     )

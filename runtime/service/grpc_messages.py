@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ def from_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> Ge
         params=SamplingParams.from_dict({**limit, **defaults, **_options(message.sampling)}),
         request_id=message.request_id or None,
         priority=message.priority,
+        cache_salt=message.cache_salt or None,
     )
 
 
@@ -43,10 +45,33 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
         case "token_ids":
             return list(message.token_ids.ids)
         case "chat":
-            turns = message.chat.messages
-            return Conversation([{"role": turn.role, "content": turn.content} for turn in turns])
+            return _conversation(message.chat)
         case _:
             raise RequestError("the request has no prompt; set one of text, token_ids, chat")
+
+
+def _conversation(chat: pb.Chat) -> Conversation:
+    try:
+        tools = [json.loads(tool) for tool in chat.tools]
+        return Conversation([_turn(turn) for turn in chat.messages], tools)
+    except ValueError as error:
+        raise RequestError(f"a tool, or the arguments of a tool call, are not JSON: {error}") from error
+
+
+def _turn(message: pb.ChatMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments or "{}")},
+            }
+            for call in message.tool_calls
+        ]
+    return turn
 
 
 def _options(message: pb.SamplingOptions) -> dict[str, Any]:
@@ -80,13 +105,18 @@ def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:
         text_delta=delta.text,
         token_ids=delta.token_ids,
         logprobs=[
-            pb.TokenLogprobs(
-                chosen=_logprob(candidates[token]),
-                top=[_logprob(entry) for entry in by_rank(candidates, top_logprobs)],
-            )
+            _token_logprobs(token, candidates, top_logprobs)
             for token, candidates in zip(delta.token_ids, delta.logprobs, strict=False)
         ],
         finish_reason=FINISH_REASONS[delta.finish_reason],
+        reasoning_delta=delta.reasoning,
+        tool_calls=[
+            pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in delta.tool_calls
+        ],
+        # The prompt's own token comes first in each.
+        prompt_logprobs=[
+            _token_logprobs(next(iter(entry)), entry, len(entry)) for entry in delta.prompt_logprobs if entry
+        ],
     )
     if isinstance(delta.stop_reason, str):
         message.stop_string = delta.stop_reason
@@ -97,6 +127,12 @@ def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:
         message.usage.completion_tokens = delta.usage.completion_tokens
         message.usage.cached_tokens = delta.usage.cached_tokens
     return message
+
+
+def _token_logprobs(token: int, candidates: Mapping[int, Logprob], top: int) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        chosen=_logprob(candidates[token]), top=[_logprob(entry) for entry in by_rank(candidates, top)]
+    )
 
 
 def _logprob(entry: Logprob) -> pb.Logprob:

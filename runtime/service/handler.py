@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 from ..engine.async_llm import AsyncLLM
 from ..errors import EngineClosedError, ServiceUnavailableError
+from ..requests import Prompt
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel
@@ -59,10 +61,13 @@ class LLMHandler:
             ProviderRuntimeError: the model failed to run.
         """
         with self._in_progress() as llm:
-            prompt = request.prompt
-            if isinstance(prompt, Conversation):
-                prompt = await asyncio.to_thread(llm.render_chat, prompt.messages)
-            outputs = llm.generate(prompt, request.params, request.request_id, request.priority)
+            outputs = llm.generate(
+                await _prompt(llm, request.prompt),
+                request.params,
+                request.request_id,
+                request.priority,
+                request.cache_salt,
+            )
             tracker = DeltaTracker()
             async with aclosing(outputs):
                 async for output in outputs:
@@ -93,3 +98,13 @@ class LLMHandler:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+async def _prompt(llm: AsyncLLM, prompt: str | list[int] | Conversation) -> Prompt:
+    """A prompt as the engine takes it. A template may take its time, so it has a thread to itself."""
+    if not isinstance(prompt, Conversation):
+        return prompt
+    render = functools.partial(
+        llm.render_chat, prompt.messages, tools=prompt.tools or None, **prompt.variables
+    )
+    return await asyncio.to_thread(render)

@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..outputs import FinishReason, Logprob
+from ..outputs import FinishReason, Logprob, ToolCall
 from ..sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat messages, as the model's chat template takes them: each with a `role` and a `content`."""
+    """Chat messages, as the model's chat template takes them: each with a `role` and a `content`.
+
+    Args:
+        tools: JSON schemas of functions that the model may call.
+        variables: whatever else the template understands.
+    """
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)
 
 
 Prompt = str | list[int] | Conversation  # list[int]: token ids
@@ -26,12 +33,14 @@ class GenerationRequest:
 
     Args:
         priority: a smaller number is served first.
+        cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
     """
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     request_id: str | None = None
     priority: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +61,36 @@ class Delta:
     text: str = ""
     token_ids: Sequence[int] = ()
     logprobs: Sequence[dict[int, Logprob]] = ()  # one a token, if asked for
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()  # each is whole
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # all of them at once, if asked for
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None  # in the last delta of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Choice:
     """The whole of one continuation."""
 
-    request_id: str
+    index: int
     text: str
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]]
     finish_reason: FinishReason
     stop_reason: str | int | None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """All continuations of a request, by index."""
+
+    request_id: str
+    choices: list[Choice]
     usage: Usage
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

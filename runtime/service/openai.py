@@ -8,6 +8,7 @@ An option that would have to be ignored to be accepted is an error.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,14 +17,19 @@ from typing import Any
 from ..errors import RequestError
 from ..outputs import Logprob
 from ..sampling_params import SamplingParams
-from .messages import Conversation, Generation, GenerationRequest, Prompt, Usage, by_rank
+from .messages import Choice, Conversation, Generation, GenerationRequest, Prompt, Usage, by_rank
 
 Json = dict[str, Any]
 
 # Describe the caller or the bill, not the generation. One model is loaded, whatever `model` says.
 IGNORED = ("metadata", "model", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
 # Accepted with the one value that asks for what is done anyway.
-ONLY: dict[str, Any] = {"best_of": 1, "echo": False, "n": 1, "stream": False, "stream_options": None}
+ONLY: dict[str, Any] = {
+    "echo": False,
+    "parallel_tool_calls": True,
+    "stream": False,
+    "stream_options": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,15 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
     if "max_completion_tokens" in options:
         options["max_tokens"] = options.pop("max_completion_tokens")
     options.setdefault("max_tokens", None)  # unlike completions, chat has no default limit
-    return _request(Conversation([_turn(message) for message in messages]), options)
+    tools = _objects("tools", options.pop("tools", []))
+    choice = options.pop("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise RequestError(f"'tool_choice' may be 'auto' or 'none', not {choice!r}")
+    variables = options.pop("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise RequestError(f"'chat_template_kwargs' must be an object, not {variables!r}")
+    turns = [_turn(message) for message in messages]
+    return _request(Conversation(turns, tools if choice == "auto" else [], variables), options)
 
 
 def _options(body: Mapping[str, Any]) -> Json:
@@ -102,7 +116,11 @@ def _request(prompt: Prompt, options: Json) -> GenerationRequest:
     priority = options.pop("priority", 0)
     if not isinstance(priority, int):
         raise RequestError(f"'priority' must be a whole number, not {priority!r}")
-    return GenerationRequest(prompt=prompt, params=SamplingParams.from_dict(options), priority=priority)
+    salt = options.pop("cache_salt", None)
+    if salt is not None and not isinstance(salt, str):
+        raise RequestError(f"'cache_salt' must be a text, not {salt!r}")
+    params = SamplingParams.from_dict(options)
+    return GenerationRequest(prompt=prompt, params=params, priority=priority, cache_salt=salt)
 
 
 def _is_token_ids(value: Any) -> bool:
@@ -111,42 +129,112 @@ def _is_token_ids(value: Any) -> bool:
     )
 
 
+def _objects(name: str, value: Any) -> list[Json]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RequestError(f"'{name}' must be a list of objects")
+    return value
+
+
 def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _turn(message: Any) -> Json:
-    """Return one message, its content as one text."""
+    """Return one message as templates want it: its content one text, arguments of tool calls as objects."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list) and all(map(_is_text_part, content)):
         content = "".join(part["text"] for part in content)
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str) or not isinstance(message.get("role"), str):
         raise RequestError("each message must be an object with a text 'role' and a text 'content'")
-    return {**message, "content": content}
+    turn = {**message, "content": content}
+    if calls:
+        turn["tool_calls"] = [_past_call(call) for call in _objects("tool_calls", calls)]
+    return turn
+
+
+def _past_call(call: Json) -> Json:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError("each of 'tool_calls' must have a 'function' with a text 'name'")
+    arguments = function.get("arguments", {})
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError as error:
+        raise RequestError(
+            f"the arguments of tool call '{function['name']}' are not JSON: {error}"
+        ) from error
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def completion_response(request: GenerationRequest, result: Generation, model: str) -> Json:
     """Answer a body of /v1/completions."""
-    choice = {"text": result.text, "logprobs": _completion_logprobs(result)}
-    return _response("cmpl", "text_completion", result, model, choice)
+    choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": _completion_logprobs(choice),
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in result.choices
+    ]
+    return _response("cmpl", "text_completion", result, model, choices)
 
 
 def chat_response(request: GenerationRequest, result: Generation, model: str) -> Json:
     """Answer a body of /v1/chat/completions."""
-    logprobs = _chat_logprobs(result, request.params.logprobs)
-    choice = {"message": {"role": "assistant", "content": result.text}, "logprobs": logprobs}
-    return _response("chatcmpl", "chat.completion", result, model, choice)
+    choices = [
+        {
+            "index": choice.index,
+            "message": _message(choice),
+            "logprobs": _chat_logprobs(choice, request.params.logprobs),
+            "finish_reason": "tool_calls" if _calls_tools(choice) else choice.finish_reason,
+        }
+        for choice in result.choices
+    ]
+    return _response("chatcmpl", "chat.completion", result, model, choices)
 
 
-def _response(prefix: str, kind: str, result: Generation, model: str, choice: Json) -> Json:
-    return {
+def _message(choice: Choice) -> Json:
+    """The answer; ``reasoning_content`` as DeepSeek's API and vLLM name it."""
+    message: Json = {"role": "assistant", "content": choice.text}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.tool_calls
+        ]
+    return message
+
+
+def _calls_tools(choice: Choice) -> bool:
+    return bool(choice.tool_calls) and choice.finish_reason == "stop"
+
+
+def _response(prefix: str, kind: str, result: Generation, model: str, choices: list[Json]) -> Json:
+    body = {
         "id": f"{prefix}-{result.request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, **choice, "finish_reason": result.finish_reason}],
+        "choices": choices,
         "usage": _usage(result.usage),
     }
+    if result.prompt_logprobs:
+        body["prompt_logprobs"] = [
+            None if entry is None else {str(token): _prompt_entry(one) for token, one in entry.items()}
+            for entry in result.prompt_logprobs
+        ]
+    return body
+
+
+def _prompt_entry(entry: Logprob) -> Json:
+    """As vLLM writes them."""
+    return {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": entry.text}
 
 
 def _usage(usage: Usage) -> Json:
@@ -158,7 +246,7 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _completion_logprobs(result: Generation) -> Json | None:
+def _completion_logprobs(result: Choice) -> Json | None:
     if not result.logprobs:
         return None
     chosen = [candidates[token] for candidates, token in zip(result.logprobs, result.token_ids, strict=True)]
@@ -171,7 +259,7 @@ def _completion_logprobs(result: Generation) -> Json | None:
     }
 
 
-def _chat_logprobs(result: Generation, wanted: int | None) -> Json | None:
+def _chat_logprobs(result: Choice, wanted: int | None) -> Json | None:
     if wanted is None:
         return None
     pairs = zip(result.token_ids, result.logprobs, strict=True)

@@ -45,6 +45,12 @@ def test_simple_forms() -> None:
     assert chat.request.prompt == Conversation([{"role": "user", "content": "Hi"}])
 
 
+def test_a_line_may_name_its_tenant() -> None:
+    line = parse({"prompt": "x", "cache_salt": "tenant"})
+    assert isinstance(line, BatchLine)
+    assert line.request.cache_salt == "tenant"
+
+
 def test_defaults_yield_to_the_line() -> None:
     line = parse({"prompt": "x", "max_tokens": 2}, max_tokens=9, temperature=0.5)
     assert isinstance(line, BatchLine)

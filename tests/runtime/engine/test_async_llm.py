@@ -26,6 +26,7 @@ from carryall.runtime.errors import (
 )
 from carryall.runtime.llm import LLM
 from carryall.runtime.outputs import RequestOutput
+from carryall.runtime.requests import Prompt
 from carryall.runtime.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -49,7 +50,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-async def last(llm: AsyncLLM, prompt: str | Sequence[int], params: SamplingParams = GREEDY) -> RequestOutput:
+async def last(llm: AsyncLLM, prompt: Prompt, params: SamplingParams = GREEDY) -> RequestOutput:
     return [output async for output in llm.generate(prompt, params)][-1]
 
 
@@ -287,8 +288,8 @@ def test_chat_prompts_are_token_ids_of_the_template(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path) as llm:
             prompt = llm.render_chat([{"role": "user", "content": "hi"}])
-            assert llm.tokenizer.decode(prompt, skip_special_tokens=False) == "<s>[user]hi"
-            assert (await last(llm, prompt)).prompt_token_ids == prompt
+            assert llm.tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == "<s>[user]hi"
+            assert (await last(llm, prompt)).prompt_token_ids == prompt.token_ids
             assert llm.context_length == 256
 
     run(test)

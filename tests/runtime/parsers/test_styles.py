@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -107,7 +108,7 @@ def test_how_it_is_cut_changes_nothing(
 ) -> None:
     text, prompt = "".join(fragments), "<think>" * opened
     borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     assert parsed(parser(name, prompt), *pieces) == parsed(parser(name, prompt), text)
 
 

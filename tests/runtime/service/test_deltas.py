@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.runtime.errors import ProviderRuntimeError, RequestCancelled
-from carryall.runtime.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from carryall.runtime.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 from carryall.runtime.service.deltas import DeltaTracker, collect
 from carryall.runtime.service.messages import Delta
 
@@ -26,9 +33,12 @@ def state(
         token_ids=list(range(tokens)),
         finish_reason=finish,
         logprobs=[{n: Logprob(n, -1.0, 1, "t")} for n in range(tokens)],
+        reasoning_content=TEXT[:characters] or None,
+        tool_calls=[ToolCall("id", "f", "{}")] * characters,
     )
     metrics = RequestMetrics(arrival=0.0, cached_tokens=2)
-    return RequestOutput("r", None, [1, 2, 3], [completion], finish is not None, metrics, error)
+    prompt: list[dict[int, Logprob] | None] = [None, *({n: Logprob(n, -1.0, 1, "t")} for n in (2, 3))]
+    return RequestOutput("r", None, [1, 2, 3], [completion], finish is not None, metrics, error, prompt)
 
 
 async def stream(deltas: list[Delta]) -> AsyncGenerator[Delta, None]:
@@ -46,8 +56,11 @@ def test_deltas_concatenate_to_the_whole(cuts: list[tuple[int, int]]) -> None:
         delta for output in [*states, state(20, len(TEXT), "stop")] for delta in tracker.advance(output)
     ]
     whole = asyncio.run(collect(stream(deltas)))
-    assert (whole.text, whole.token_ids, whole.finish_reason) == (TEXT, list(range(20)), "stop")
-    assert [next(iter(entry)) for entry in whole.logprobs] == whole.token_ids
+    (choice,) = whole.choices
+    assert (choice.text, choice.token_ids, choice.finish_reason) == (TEXT, list(range(20)), "stop")
+    assert (choice.reasoning, [call.name for call in choice.tool_calls]) == (TEXT, ["f"] * len(TEXT))
+    assert [next(iter(entry)) for entry in choice.logprobs] == choice.token_ids
+    assert len(whole.prompt_logprobs) == (3 if choice.token_ids else 0)
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.cached_tokens) == (3, 20, 2)
     assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
 

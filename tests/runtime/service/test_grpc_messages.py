@@ -9,7 +9,7 @@ import pytest
 
 from carryall.proto import carryall_pb2 as pb
 from carryall.runtime.errors import RequestError
-from carryall.runtime.outputs import Logprob
+from carryall.runtime.outputs import Logprob, ToolCall
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.grpc_messages import from_request, to_response
 from carryall.runtime.service.messages import Conversation, Delta, GenerationRequest, Usage
@@ -20,9 +20,11 @@ def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
     return from_request(message, defaults)
 
 
-def test_every_sampling_option_is_on_the_wire() -> None:
-    fields = [field.name for field in pb.SamplingOptions.DESCRIPTOR.fields]
-    assert sorted(fields) == sorted(field.name for field in dataclasses.fields(SamplingParams))
+def test_every_sampling_option_but_code_is_on_the_wire() -> None:
+    fields = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields}
+    assert fields == {field.name for field in dataclasses.fields(SamplingParams)} - {
+        "extra_args", "logits_processors"
+    }  # fmt: skip
 
 
 def test_options_left_out_have_their_defaults() -> None:
@@ -50,10 +52,12 @@ def test_lists_and_identity() -> None:
             token_ids={"ids": [3, 4]},
             request_id="r",
             priority=-1,
+            cache_salt="tenant",
             sampling={"stop": ["a"], "stop_token_ids": [5]},
         )
     )
     assert (request.prompt, request.request_id, request.priority) == ([3, 4], "r", -1)
+    assert request.cache_salt == "tenant"
     assert (request.params.stop, request.params.stop_token_ids) == (("a",), (5,))
 
 
@@ -90,6 +94,37 @@ def test_chat() -> None:
     assert request.params.max_tokens is None  # an answer has no limit unless one is given
 
 
+def test_tools_and_their_calls() -> None:
+    call = pb.ToolCall(id="c", name="now", arguments='{"zone": 1}')
+    messages = [
+        pb.ChatMessage(role="assistant", tool_calls=[call]),
+        pb.ChatMessage(role="tool", content="12:00", tool_call_id="c"),
+    ]
+    request = read(pb.GenerateRequest(chat={"messages": messages, "tools": ['{"type": "function"}']}))
+    function = {"name": "now", "arguments": {"zone": 1}}
+    assert request.prompt == Conversation(
+        [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "content": "12:00", "tool_call_id": "c"},
+        ],
+        [{"type": "function"}],
+    )
+    delta = Delta(request_id="r", index=1, reasoning="hm", tool_calls=[ToolCall("c", "now", '{"zone": 1}')])
+    message = to_response(delta, 0)
+    assert (message.index, message.reasoning_delta, list(message.tool_calls)) == (1, "hm", [call])
+
+
+def test_log_probabilities_of_the_prompt() -> None:
+    own, best = Logprob(9, -3.0, 4, "!"), Logprob(2, -0.1, 1, "?")
+    delta = Delta(request_id="r", index=0, prompt_logprobs=[None, {9: own, 2: best}])
+    (entry,) = to_response(delta, 0).prompt_logprobs
+    assert (entry.chosen.token_id, [top.token_id for top in entry.top]) == (9, [2])
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -100,6 +135,7 @@ def test_chat() -> None:
         (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"bad_words": [{}]}), "bad_words must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"structured_output": {}}), "needs one of json_schema"),
+        (pb.GenerateRequest(chat={"tools": ["{"]}), "are not JSON"),
     ],
 )
 def test_bad_requests_say_why(message: pb.GenerateRequest, reason: str) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from carryall.runtime.errors import RequestError
-from carryall.runtime.outputs import Logprob
+from carryall.runtime.outputs import Logprob, ToolCall
 from carryall.runtime.sampling_params import SamplingParams
-from carryall.runtime.service.messages import Conversation, Generation, GenerationRequest, Usage
+from carryall.runtime.service.messages import Choice, Conversation, Generation, GenerationRequest, Usage
 from carryall.runtime.service.openai import ENDPOINTS, chat_request, completion_request
 from carryall.runtime.structured_output import StructuredOutput
 
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
 TURNS = [{"role": "user", "content": "Hi"}]
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    """An assistant's message with a tool call."""
+    function = {"name": "now", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
 
 
 def test_completion_options_are_sampling_params() -> None:
@@ -97,7 +109,9 @@ def test_text_parts_are_joined() -> None:
         ("/v1/completions", {}, "'prompt' must be"),
         ("/v1/completions", {"prompt": ["a", "b"]}, "lines of their own"),
         ("/v1/completions", {"prompt": [1, True]}, "'prompt' must be"),
-        ("/v1/completions", {"prompt": "x", "n": 2}, "'n': 2 is not supported, only 1"),
+        ("/v1/completions", {"prompt": "x", "echo": True}, "'echo': True is not supported, only False"),
+        ("/v1/completions", {"prompt": "x", "cache_salt": 3}, "'cache_salt' must be a text"),
+        ("/v1/completions", {"prompt": "x", "logits_processors": ["os.exit"]}, "must be a list of functions"),
         ("/v1/completions", {"prompt": "x", "temprature": 1}, "did you mean 'temperature'"),
         ("/v1/completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens must be a whole number"),
         ("/v1/completions", {"prompt": "x", "priority": "high"}, "'priority' must be a whole number"),
@@ -109,7 +123,15 @@ def test_text_parts_are_joined() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "each message",
         ),
-        ("/v1/chat/completions", {"messages": TURNS, "tools": []}, "unknown sampling option 'tools'"),
+        ("/v1/chat/completions", {"messages": TURNS, "tools": ["now"]}, "'tools' must be a list of objects"),
+        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "required"}, "'tool_choice' may be"),
+        ("/v1/chat/completions", {"messages": TURNS, "chat_template_kwargs": 1}, "must be an object"),
+        ("/v1/chat/completions", {"messages": [call("{")]}, "of tool call 'now' are not JSON"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{**call("{}"), "tool_calls": [{}]}]},
+            "must have a 'function'",
+        ),
         ("/v1/chat/completions", {"messages": TURNS, "logprobs": 3}, "'logprobs' must be true or false"),
     ],
 )
@@ -118,16 +140,27 @@ def test_what_cannot_be_done_is_refused(url: str, body: dict[str, Any], message:
         ENDPOINTS[url].request(body)
 
 
-def generation(logprobs: list[dict[int, Logprob]]) -> Generation:
-    return Generation(
-        request_id="r1",
-        text="ab!",
-        token_ids=[7, 9][: len(logprobs) or 2],
-        logprobs=logprobs,
-        finish_reason="length",
-        stop_reason=None,
-        usage=Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3),
-    )
+def test_tools_and_past_calls_reach_the_template_as_objects() -> None:
+    answer = {"role": "tool", "content": "12:00", "tool_call_id": "c"}
+    body = {"messages": [*TURNS, call('{"zone": 1}'), answer], "tools": TOOLS, "cache_salt": "tenant"}
+    request = chat_request({**body, "chat_template_kwargs": {"enable_thinking": False}})
+    past = {**call({"zone": 1}), "content": ""}
+    assert request.prompt == Conversation([*TURNS, past, answer], TOOLS, {"enable_thinking": False})
+    assert request.cache_salt == "tenant"
+    assert chat_request({**body, "tool_choice": "none"}).prompt == Conversation([*TURNS, past, answer])
+
+
+def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation:
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": "ab!",
+        "token_ids": [7, 9][: len(logprobs) or 2],
+        "logprobs": logprobs,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
+    usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3)
+    return Generation(request_id="r1", choices=[Choice(**{**choice, **options})], usage=usage)
 
 
 CANDIDATES = [
@@ -177,3 +210,38 @@ def test_no_logprobs_unless_asked_for() -> None:
     for endpoint in ENDPOINTS.values():
         body = endpoint.response(GenerationRequest(prompt="x"), generation([]), "m")
         assert body["choices"][0]["logprobs"] is None
+
+
+def test_reasoning_and_tool_calls_have_openai_s_shape() -> None:
+    calls = [ToolCall("c1", "now", "{}"), ToolCall("c2", "f", '{"x": 1}')]
+    result = generation([], text="", reasoning="hm", tool_calls=calls, finish_reason="stop")
+    request = GenerationRequest(prompt=Conversation(TURNS))
+    body = ENDPOINTS["/v1/chat/completions"].response(request, result, "m")
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, "hm")
+    assert message["tool_calls"][1] == {
+        "id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}
+    }  # fmt: skip
+
+
+def test_bodies_are_what_openai_s_own_client_reads() -> None:
+    """With its models made strict, a missing or wrong field is an error."""
+    types = pytest.importorskip("openai.types")
+    from openai.types.chat import ChatCompletion
+
+    request = GenerationRequest(prompt=Conversation(TURNS), params=SamplingParams(logprobs=1))
+    result = generation(CANDIDATES, tool_calls=[ToolCall("c1", "now", "{}")], finish_reason="stop")
+    body = ENDPOINTS["/v1/chat/completions"].response(request, result, "m")
+    answer = ChatCompletion.model_validate(body, strict=True).choices[0]
+    assert answer.message.tool_calls is not None
+    assert answer.message.tool_calls[0].model_dump()["function"] == {"name": "now", "arguments": "{}"}
+    body = ENDPOINTS["/v1/completions"].response(request, generation(CANDIDATES), "m")
+    assert types.Completion.model_validate(body, strict=True).choices[0].text == "ab!"
+
+
+def test_log_probabilities_of_the_prompt() -> None:
+    result = dataclasses.replace(generation([]), prompt_logprobs=[None, {7: Logprob(7, -0.5, 1, "ab")}])
+    body = ENDPOINTS["/v1/completions"].response(GenerationRequest(prompt="x"), result, "m")
+    assert body["prompt_logprobs"] == [None, {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "ab"}}]
