@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from ..graph_opt.quantize.activations import Tokens
+from ..exporter.package import Package, fingerprint
+from ..graph_opt.quantize.activations import Report, Tokens
+from ..graph_opt.quantize.blockwise import Floats
+from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
 from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.moments import SecondMoments
-from ..graph_opt.quantize.sensitivity import dynamic_errors
-from ..graph_opt.quantize.smooth import SmoothQuantPass, largest_activations
+from ..graph_opt.quantize.ranges import input_histograms
+from ..graph_opt.quantize.sensitivity import Rounding, product_errors
+from ..graph_opt.quantize.smooth import largest_activations, smoothing_factors
 from ..runtime.calibration import MAX_TOKENS, calibration_windows
 from ..runtime.errors import UsageError
+from ..runtime.measurements import Arrays, cached_arrays
 from ..runtime.model_source import locate_model
 from ..runtime.tokenizer import Tokenizer
 from .models import default_context_length, graph_file
@@ -23,7 +32,7 @@ _GPTQ_TOKENS = 65536  # its moments have many more entries than there are channe
 
 
 class Calibration:
-    """Runs MODEL on a text, as far as that is asked for.
+    """Runs MODEL on a text, as far as that is asked for; what takes long is kept in the cache.
 
     Args:
         source: MODEL as the user called it.
@@ -42,12 +51,14 @@ class Calibration:
         self._scratch = scratch
         self._quiet = quiet
 
-    def kv_pass(self) -> QuantizeKVPass:
+    def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
         """Measure the scales of the KV cache."""
-        with progress("calibrate", quiet=self._quiet) as tell:
-            return QuantizeKVPass(
-                kv_scales(self._graph, self._windows, context_length=self._context_length, progress=tell)
-            )
+
+        def measure(tell: Report) -> Arrays:
+            return kv_scales(self._graph, self._windows, context_length=self._context_length, progress=tell)
+
+        scales = self._cached("kv", measure)
+        return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
 
     def moments(self) -> SecondMoments:
         """Measure what goes into the layers, those of large models when their turn comes."""
@@ -57,20 +68,54 @@ class Calibration:
             moments.measure_first(tell)
         return moments
 
-    def smooth_pass(self) -> SmoothQuantPass:
-        """Measure the channels between norms and layers."""
-        with progress("calibrate", quiet=self._quiet) as tell:
-            largest = largest_activations(
+    def smoothing(self) -> dict[str, Floats]:
+        """Measure what to divide the channels between norms and layers by."""
+
+        def measure(tell: Report) -> Arrays:
+            return largest_activations(
                 self._graph, self._windows, context_length=self._context_length, progress=tell
             )
-        return SmoothQuantPass(largest)
 
-    def sensitive_layers(self, max_error: float) -> dict[str, float]:
-        """Find the weights whose products dynamic int8 would change by more than ``max_error``."""
+        return smoothing_factors(self._graph, self._cached("channels", measure))
+
+    def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
+        """Measure the inputs of all layers, divided by ``factors`` where there are any."""
+
+        def measure(tell: Report) -> Arrays:
+            histograms = input_histograms(
+                self._graph,
+                self._windows,
+                context_length=self._context_length,
+                factors=factors,
+                progress=tell,
+            )
+            return {name: histogram.to_array() for name, histogram in histograms.items()}
+
+        found = self._cached("smooth inputs" if factors else "inputs", measure)
+        choose = CALIBRATORS[calibrator]
+        return {name: choose(Histogram.from_array(array)) for name, array in found.items()}
+
+    def sensitive_layers(
+        self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats]
+    ) -> dict[str, float]:
+        """Find the weights whose products rounding would change by more than ``max_error``."""
         longest = max(self._windows, key=len)
         with progress("calibrate", quiet=self._quiet) as tell:
-            errors = dynamic_errors(self._graph, longest, progress=tell)
+            errors = product_errors(self._graph, longest, rounding, factors=factors, progress=tell)
         return {name: error for name, error in errors.items() if error > max_error}
+
+    def _cached(self, what: str, measure: Callable[[Report], Arrays]) -> dict[str, Any]:
+        """What is measured on this model and text, now or earlier."""
+        tokens = np.concatenate(self._windows)
+        facts = {
+            "what": what,
+            "model": _content_key(self._source),
+            "text": hashlib.sha256(tokens.tobytes()).hexdigest(),
+            "windows": [len(window) for window in self._windows],
+            "context_length": self._context_length,
+        }
+        with progress("calibrate", quiet=self._quiet) as tell:
+            return cached_arrays(facts, lambda: measure(tell))
 
     @cached_property
     def _graph(self) -> Path:
@@ -95,3 +140,12 @@ class Calibration:
         return calibration_windows(
             tokenizer, self._text, context_length=self._context_length, max_tokens=max_tokens
         )
+
+
+def _content_key(source: str) -> str:
+    """What changes whenever the model does."""
+    path = locate_model(source)
+    if path.is_dir():
+        return Package.open(path).content_hash if Package.is_package(path) else fingerprint(path)
+    stats = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.name}*"))]
+    return f"{path.resolve()} {[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}"

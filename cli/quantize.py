@@ -15,8 +15,11 @@ import onnx_ir as ir
 from ..graph_opt import graph_facts
 from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.kv_cache import has_quantized_kv
+from ..graph_opt.quantize.calibrators import CALIBRATOR, CALIBRATORS
+from ..graph_opt.quantize.kv_cache import KV_FORMATS, has_quantized_kv
 from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quantization
+from ..graph_opt.quantize.sensitivity import Rounding, dynamic_rounding, static_rounding
+from ..graph_opt.quantize.smooth import SmoothQuantPass
 from ..graph_opt.quantize.weight_only import has_quantized_weights
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
@@ -60,14 +63,24 @@ NO_METHOD = "none"
 @click.option(
     "--smooth",
     is_flag=True,
-    help="With int8-dynamic: move large activation channels into the weights first (SmoothQuant).",
+    help="With int8-dynamic, int8-static: move large activation channels into the weights (SmoothQuant).",
 )
 @click.option(
     "--max-error",
     type=click.FloatRange(0, 1),
-    help="With int8-dynamic: layers off by more than this share, such as 0.05, keep float activations.",
+    help="With int8-dynamic, int8-static: layers off by more than this share, such as 0.05, keep float "
+    "activations.",
 )
-@click.option("--kv", type=click.Choice(["int8"]), help="Keep the KV cache in 8 bits, calibrated on a text.")
+@click.option(
+    "--calibrator",
+    type=click.Choice(list(CALIBRATORS)),
+    help=f"With int8-static: how the ranges of activations are chosen.  [default: {CALIBRATOR}]",
+)
+@click.option(
+    "--kv",
+    type=click.Choice(list(KV_FORMATS)),
+    help="Keep the KV cache in 8 bits, calibrated on a text: one scale a channel, or one a tensor.",
+)
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -85,6 +98,7 @@ def command(
     embedding: str | None,
     smooth: bool,
     max_error: float | None,
+    calibrator: str | None,
     kv: str | None,
     calibration: Path | None,
     as_json: bool,
@@ -102,6 +116,8 @@ def command(
         carryall quantize qwen3 qwen3-int4 --method int4 --block-size 32
         carryall quantize qwen3 qwen3-int4 --algorithm gptq --kv int8 --calibration prompts.jsonl
         carryall quantize qwen3 qwen3-int8 --method int8-dynamic --smooth
+        carryall quantize qwen3 qwen3-int8 --method int8-static --smooth --calibration prompts.jsonl
+        carryall quantize qwen3 qwen3-fp16 --method fp16
     """
     start = time.perf_counter()
     chosen = None
@@ -109,7 +125,7 @@ def command(
         chosen = quantization(
             method, block_size=block_size, symmetric=symmetric, algorithm=algorithm, embedding=embedding
         )
-    wanted = Wanted(chosen, kv, smooth, max_error)
+    wanted = Wanted(chosen, kv, smooth, max_error, calibrator)
     wanted.check(calibration)
     model, package = load_graph(source)
     _check(model, source, chosen, kv)
@@ -131,6 +147,7 @@ class Wanted:
     kv: str | None
     smooth: bool
     max_error: float | None
+    calibrator: str | None
 
     def check(self, calibration: Path | None) -> None:
         """Refuse options that would have no effect."""
@@ -139,15 +156,16 @@ class Wanted:
             raise UsageError("nothing to do: choose a --method, or --kv int8")
         if about_activations and (chosen is None or not chosen.computes_in_integers):
             raise UsageError(
-                "--smooth and --max-error are for a --method that quantizes activations: int8-dynamic"
+                "--smooth and --max-error are for a --method that quantizes activations: "
+                "int8-dynamic, int8-static"
             )
-        if self.smooth and self.max_error is not None:
-            raise UsageError("--max-error would judge the model before --smooth; choose one of them")
-        gptq = chosen is not None and chosen.needs_calibration
-        if calibration is not None and not (self.kv or about_activations or gptq):
+        measuring = chosen is not None and (chosen.needs_calibration or chosen.needs_ranges)
+        if self.calibrator is not None and (chosen is None or not chosen.needs_ranges):
+            raise UsageError("--calibrator is for --method int8-static")
+        if calibration is not None and not (self.kv or about_activations or measuring):
             raise UsageError(
-                "--calibration is for --kv int8, --algorithm gptq, --smooth and --max-error; "
-                "nothing else needs a text"
+                "--calibration is for --kv, --method int8-static, --algorithm gptq, --smooth and "
+                "--max-error; nothing else needs a text"
             )
 
     def passes(self, measured: Calibration) -> tuple[list[GraphPass], dict[str, Any]]:
@@ -155,15 +173,24 @@ class Wanted:
         passes: list[GraphPass] = []
         record: dict[str, Any] = {}
         if self.kv is not None:
-            passes.append(measured.kv_pass())
+            passes.append(measured.kv_pass(per_tensor=KV_FORMATS[self.kv]))
             record["kv_cache"] = self.kv
+        factors = measured.smoothing() if self.smooth else {}
         if self.smooth:
-            passes.append(measured.smooth_pass())
+            passes.append(SmoothQuantPass(factors))
             record["smooth"] = True
+        ranges: dict[str, float] | None = None
+        rounding: Rounding = dynamic_rounding
+        if self.chosen is not None and self.chosen.needs_ranges:
+            record["calibrator"] = self.calibrator or CALIBRATOR
+            ranges = measured.ranges(record["calibrator"], factors)
+            rounding = static_rounding(ranges)
         if self.chosen is not None:
-            vetoed = {} if self.max_error is None else measured.sensitive_layers(self.max_error)
+            vetoed = {}
+            if self.max_error is not None:
+                vetoed = measured.sensitive_layers(self.max_error, rounding, factors)
             moments = measured.moments() if self.chosen.needs_calibration else None
-            passes.append(self.chosen.quantizer(moments, exclude=vetoed))
+            passes.append(self.chosen.quantizer(moments, ranges=ranges, exclude=vetoed))
             record |= self.chosen.record() | ({"weight_only": sorted(vetoed)} if vetoed else {})
         return passes, record
 

@@ -18,6 +18,7 @@ class Kernels:
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
+        matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
         half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
         sliding_window: GroupQueryAttention takes ``local_window_size``.
@@ -38,6 +39,7 @@ class Kernels:
     accuracy_level: int = 4
     gather_block_quantized: bool = True
     dynamic_quantize_matmul: bool = True
+    matmul_integer_to_float: bool = True
     int8_kv: bool = True
     half_precision: bool = False
     sliding_window: bool = True
@@ -64,6 +66,7 @@ CPU = Kernels(joint_norms=True)
 CUDA = Kernels(
     accuracy_level=0,
     dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
     half_precision=True,
     norms_in_attention=True,
     dequantize_blocks=False,
@@ -82,6 +85,7 @@ DIRECTML = Kernels(
     accuracy_level=0,
     gather_block_quantized=False,
     dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
     int8_kv=False,
     half_precision=True,
     sliding_window=False,

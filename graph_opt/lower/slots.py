@@ -25,6 +25,7 @@ from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
 from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
+from .static_int8 import StaticProductsPass
 from .weight_only_products import WeightOnlyProductsPass
 
 _NEWEST = 23  # the portable graph's opset
@@ -71,6 +72,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(JointNormsPass())
     if kernels.dynamic_quantize_matmul:
         passes.append(DynamicProductsPass())
+    if kernels.matmul_integer_to_float:
+        passes.append(StaticProductsPass())
     if kernels.int8_kv and options.kv_cache != "float32":
         passes.append(Int8CachePass(scales))
     if kernels.packed_qkv:

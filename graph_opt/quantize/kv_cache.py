@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 _LEVELS = np.float32(127)
 _SMALLEST = np.float32(1e-6)  # of a magnitude, so that a channel of zeros has a scale
 _PAST = "past_key_values."
+KV_FORMATS = {"int8": False, "int8-tensor": True}  # by name, whether one scale holds a whole tensor
 
 
 def kv_scales(
@@ -70,7 +71,7 @@ class QuantizeKVPass(GraphPass):
     """Quantize what every ``Attention`` caches.
 
     Args:
-        scales: as ``kv_scales`` returns them.
+        scales: as ``kv_scales`` returns them, or a scale of shape [] for a whole tensor.
     """
 
     def __init__(self, scales: Mapping[str, Floats]) -> None:
@@ -91,8 +92,9 @@ class QuantizeKVPass(GraphPass):
 
     def _quantized(self, graph: ir.Graph, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
         stem = name.replace("past_key_values", "kv_cache")
-        scale = add_initializer(graph, f"{stem}.scale", self.scales[name])
-        zero = add_initializer(graph, f"{stem}.zero_point", np.zeros(len(self.scales[name]), np.int8))
+        content = np.asarray(self.scales[name], np.float32)
+        scale = add_initializer(graph, f"{stem}.scale", content)
+        zero = add_initializer(graph, f"{stem}.zero_point", np.zeros_like(content, np.int8))
         quantized = insert(node, "QuantizeLinear", [value, scale, zero], {"axis": 2})
         result = insert(node, "DequantizeLinear", [quantized.outputs[0], scale, zero], {"axis": 2})
         quantized.name, result.name = f"{stem}/QuantizeLinear", f"{stem}/DequantizeLinear"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,18 @@ from .dynamic_int8 import DynamicQuantizationPass
 from .gptq import gptq
 from .half import HALF_TYPES, HalfPrecisionPass
 from .moments import SecondMoments
+from .static_int8 import StaticQuantizationPass
 from .weight_only import WeightOnlyQuantizationPass
 
 METHODS: dict[str, BlockFormat | None] = {
     "int4": BlockFormat(bits=4, block_size=128),
     "int8": BlockFormat(bits=8, block_size=32),
     "int8-dynamic": BlockFormat(bits=8, block_size=32),
+    "int8-static": BlockFormat(bits=8, block_size=32),
     **dict.fromkeys(HALF_TYPES),
 }
 ALGORITHMS = ("rtn", "gptq")
-_DYNAMIC = "int8-dynamic"
+_DYNAMIC, _STATIC = "int8-dynamic", "int8-static"
 _BITS = {"int4": 4, "int8": 8}
 
 
@@ -51,18 +53,39 @@ class Quantization:
     @property
     def computes_in_integers(self) -> bool:
         """Whether activations are quantized too, so that layers may be excluded."""
-        return self.method == _DYNAMIC
+        return self.method in (_DYNAMIC, _STATIC)
 
-    def quantizer(self, moments: SecondMoments | None = None, *, exclude: Collection[str] = ()) -> GraphPass:
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether ``quantizer`` needs ranges of the activations."""
+        return self.method == _STATIC
+
+    def quantizer(
+        self,
+        moments: SecondMoments | None = None,
+        *,
+        ranges: Mapping[str, float] | None = None,
+        exclude: Collection[str] = (),
+    ) -> GraphPass:
         """Return the pass that does it.
 
         Args:
             moments: of the float model, for GPTQ.
+            ranges: of the activations of the float model, for static int8.
             exclude: weights whose activations stay float where a method quantizes them; values that stay
                 float where a method converts to 16 bits.
+
+        Raises:
+            UsageError: static int8 lacks its ranges.
         """
         if self.form is None:
             return HalfPrecisionPass(HALF_TYPES[self.method], keep_float=exclude)
+        if self.needs_ranges:
+            if ranges is None:
+                raise UsageError(
+                    f"{_STATIC} needs a calibration: carryall quantize IN OUT --method {_STATIC}"
+                )
+            return StaticQuantizationPass(self.form, ranges, exclude=exclude)
         if self.computes_in_integers:
             return DynamicQuantizationPass(self.form, exclude=exclude)
         calibrated = (
@@ -99,8 +122,8 @@ def quantization(
         raise UsageError(f"unknown quantization method '{method}'; the methods are: {', '.join(METHODS)}")
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown algorithm '{algorithm}'; the algorithms are: {', '.join(ALGORITHMS)}")
-    if method == _DYNAMIC and (algorithm != "rtn" or embedding is not None):
-        raise UsageError(f"method {_DYNAMIC} has neither algorithms nor a format of the embedding")
+    if method in (_DYNAMIC, _STATIC) and (algorithm != "rtn" or embedding is not None):
+        raise UsageError(f"method {method} has neither algorithms nor a format of the embedding")
     given = {"block_size": block_size, "symmetric": symmetric}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     base = METHODS[method]

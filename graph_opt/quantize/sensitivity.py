@@ -1,4 +1,4 @@
-"""How far dynamic 8-bit quantization takes each layer's products from the float ones, on calibration text.
+"""How far 8-bit quantization takes each layer's products from the float ones, on calibration text.
 
 One scale holds a whole activation tensor, so a few channels of large values, as large models have them
 (https://arxiv.org/abs/2208.07339), leave no levels for the others. Such layers are found by measuring.
@@ -6,7 +6,7 @@ One scale holds a whole activation tensor, so a few channels of large values, as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +14,31 @@ import onnx_ir as ir
 
 from ...runtime.errors import GraphError
 from ..edit import nodes_of, weight
-from ..lazy import Array
 from .activations import ActivationReader, Report, Tokens
 from .blockwise import Floats
-from .dynamic_int8 import quantize_columns
+from .calibrators import LEVELS
+from .integer_products import quantize_columns
 
 _INPUTS_AT_ONCE = 16  # activations held at a time
 
+Rounding = Callable[[str, Floats], Floats]  # (name of the value, value) -> what quantization leaves of it
 
-def dynamic_errors(model: Path, tokens: Tokens, *, progress: Report | None = None) -> dict[str, float]:
+
+def product_errors(
+    model: Path,
+    tokens: Tokens,
+    rounding: Rounding,
+    *,
+    factors: Mapping[str, Floats] | None = None,
+    progress: Report | None = None,
+) -> dict[str, float]:
     """Measure the error of every product with a weight.
 
     Args:
         model: a portable float graph.
         tokens: [n], run as one sequence.
+        rounding: of the products' inputs.
+        factors: by value, what ``SmoothQuantPass`` will divide its channels by.
         progress: told about every group of layers.
 
     Returns:
@@ -47,28 +58,15 @@ def dynamic_errors(model: Path, tokens: Tokens, *, progress: Report | None = Non
     for start in range(0, len(names), _INPUTS_AT_ONCE):
         part = names[start : start + _INPUTS_AT_ONCE]
         for name, activation in ActivationReader(model, part).read(tokens).items():
-            errors |= _errors(activation.reshape(-1, activation.shape[-1]), weights[name])
+            factor = (factors or {}).get(name, np.ones(activation.shape[-1], np.float32))
+            rows: Floats = (activation.reshape(-1, len(factor)) / factor).astype(np.float32)
+            errors |= _errors(rows, rounding(name, rows), factor, weights[name])
         if progress is not None:
             progress(start + len(part), len(names), "sensitivity")
     return errors
 
 
-def _errors(x: Floats, weights: Sequence[ir.Value]) -> dict[str, float]:
-    rounded = _rounded(x)
-    errors = {}
-    for source in weights:
-        tensor = weight(source)
-        if tensor is None:
-            raise GraphError(f"weight {source.name} has no content")
-        matrix = np.asarray(tensor.numpy(), np.float32)
-        values, scales = quantize_columns(matrix)
-        exact = x @ matrix
-        error = rounded @ (values * scales) - exact
-        errors[str(source.name)] = float(np.linalg.norm(error) / max(float(np.linalg.norm(exact)), 1e-30))
-    return errors
-
-
-def _rounded(x: Array) -> Floats:
+def dynamic_rounding(name: str, x: Floats) -> Floats:
     """Return what DynamicQuantizeLinear leaves of a tensor."""
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = max((high - low) / 255, 1e-30)
@@ -76,3 +74,30 @@ def _rounded(x: Array) -> Floats:
     levels = np.clip(np.rint(x / np.float32(scale)) + zero, 0, 255) - zero
     result: Floats = (levels * scale).astype(np.float32)
     return result
+
+
+def static_rounding(ranges: Mapping[str, float]) -> Rounding:
+    """Return the rounding of ``StaticQuantizationPass``; values without a range stay as they are."""
+
+    def rounding(name: str, x: Floats) -> Floats:
+        if name not in ranges:
+            return x
+        scale = np.float32(ranges[name] / LEVELS)
+        result: Floats = np.clip(np.rint(x / scale), -LEVELS - 1, LEVELS) * scale
+        return result
+
+    return rounding
+
+
+def _errors(x: Floats, rounded: Floats, factor: Floats, weights: Sequence[ir.Value]) -> dict[str, float]:
+    errors = {}
+    for source in weights:
+        tensor = weight(source)
+        if tensor is None:
+            raise GraphError(f"weight {source.name} has no content")
+        matrix = np.asarray(tensor.numpy(), np.float32) * factor[:, None]
+        values, scales = quantize_columns(matrix)
+        exact = x @ matrix
+        error = rounded @ (values * scales) - exact
+        errors[str(source.name)] = float(np.linalg.norm(error) / max(float(np.linalg.norm(exact)), 1e-30))
+    return errors

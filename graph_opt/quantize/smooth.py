@@ -46,26 +46,38 @@ def largest_activations(
     return largest
 
 
+def smoothing_factors(model: Path, largest: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return what to divide the channels of every norm's output by, one layer's weights in memory at a time.
+
+    Args:
+        model: a portable float graph.
+        largest: as ``largest_activations`` returns them.
+    """
+    graph = ir.load(model).graph
+    norms = [node for op_type in _NORMS for node in nodes_of(graph, op_type)]
+    names = {str(node.outputs[0].name): node for node in norms}
+    return {name: _factors(largest[name], _layers(node)) for name, node in names.items() if name in largest}
+
+
 class SmoothQuantPass(GraphPass):
     """Even out the channels between norms and the products behind them.
 
     Args:
-        largest: as ``largest_activations`` returns them.
+        factors: as ``smoothing_factors`` returns them.
     """
 
-    def __init__(self, largest: Mapping[str, Floats]) -> None:
+    def __init__(self, factors: Mapping[str, Floats]) -> None:
         super().__init__()
-        self.largest = largest
+        self.factors = factors
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rescale every norm that only products with weights of their own read."""
         for op_type in _NORMS:
             for node in nodes_of(graph, op_type):
-                magnitude = self.largest.get(str(node.outputs[0].name))
+                factors = self.factors.get(str(node.outputs[0].name))
                 layers = _layers(node)
-                if magnitude is None or not layers:
+                if factors is None or not layers:
                     continue
-                factors = _factors(magnitude, layers)
                 for value in node.inputs[1:]:  # the gain, and a LayerNormalization's bias
                     if value is not None:
                         _scale(value, 1 / factors)

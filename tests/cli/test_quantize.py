@@ -82,7 +82,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
         (("--method", "none"), "nothing to do"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
         (("--max-error", "0.1"), "are for a --method that quantizes activations"),
-        (("--calibration", __file__), "--calibration is for --kv int8"),
+        (("--calibration", __file__), "--calibration is for --kv"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -150,5 +150,3 @@ def test_smoothing_is_recorded(tiny_package: Path, tmp_path: Path) -> None:
     assert record.quantization is not None
     assert record.quantization["smooth"] is True
     assert record.passes[-2:] == ("SmoothQuant", "DynamicQuantization")
-    refused = run(*options[:2], tmp_path / "no", *options[3:], "--smooth", "--max-error", 0.1)
-    assert "choose one of them" in refused.stderr

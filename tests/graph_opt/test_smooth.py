@@ -10,8 +10,9 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize.sensitivity import dynamic_errors
-from carryall.graph_opt.quantize.smooth import SmoothQuantPass, largest_activations
+from carryall.graph_opt.quantize.blockwise import Floats
+from carryall.graph_opt.quantize.sensitivity import dynamic_rounding, product_errors
+from carryall.graph_opt.quantize.smooth import SmoothQuantPass, largest_activations, smoothing_factors
 from carryall.graph_opt.runners import PortableRunner
 from carryall.runtime.errors import GraphError
 
@@ -48,8 +49,12 @@ def outliers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save(model, tmp_path / "outliers.onnx")
 
 
+def factors(path: Path) -> dict[str, Floats]:
+    return smoothing_factors(path, largest_activations(path, WINDOWS, context_length=64))
+
+
 def smoothed(path: Path) -> Path:
-    pass_ = SmoothQuantPass(largest_activations(path, WINDOWS, context_length=64))
+    pass_ = SmoothQuantPass(factors(path))
     model = ir.load(path)
     pass_(model)
     assert pass_.fired in (4, 5)  # two norms a layer, and the one before a head that is not tied
@@ -57,8 +62,8 @@ def smoothed(path: Path) -> Path:
 
 
 def test_errors_show_where_the_outliers_are_and_smoothing_removes_them(outliers: Path) -> None:
-    before = dynamic_errors(outliers, WINDOWS[0])
-    after = dynamic_errors(smoothed(outliers), WINDOWS[0])
+    before = product_errors(outliers, WINDOWS[0], dynamic_rounding)
+    after = product_errors(smoothed(outliers), WINDOWS[0], dynamic_rounding)
     bad = {name for name, error in before.items() if error > 0.1}
     assert 1 <= len(bad) <= 3
     assert all(".0." in name and ("attn" in name) for name in bad)
@@ -76,4 +81,4 @@ def test_activations_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     scale(model, "model.layers.0.input_layernorm.weight", np.inf)
     with pytest.raises(GraphError, match="NaN or infinity on the calibration text"):
-        dynamic_errors(save(model, tmp_path / "broken.onnx"), WINDOWS[0])
+        product_errors(save(model, tmp_path / "broken.onnx"), WINDOWS[0], dynamic_rounding)

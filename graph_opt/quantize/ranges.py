@@ -1,0 +1,80 @@
+"""Ranges of the inputs of linear layers on calibration text, as histograms of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..lazy import shape_of
+from .activations import ActivationReader, Report, Tokens, read_windows
+from .blockwise import Floats
+from .calibrators import Histogram
+from .integer_products import weight_products
+
+_MAX_BYTES = 256 << 20  # of activations held at a time
+
+
+def input_histograms(
+    model: Path,
+    windows: Sequence[Tokens],
+    *,
+    context_length: int,
+    factors: Mapping[str, Floats] | None = None,
+    max_bytes: int = _MAX_BYTES,
+    progress: Report | None = None,
+) -> dict[str, Histogram]:
+    """Count the magnitudes of every value that linear layers read; the head's input is left out.
+
+    Memory does not grow with the text, and with the model only by a histogram a layer: a pass over the text
+    serves as many layers as ``max_bytes`` holds inputs of, for one window.
+
+    Args:
+        model: a portable float graph.
+        windows: calibration text, each run as a sequence of its own.
+        context_length: windows start at positions all over it.
+        factors: by value, what ``SmoothQuantPass`` will divide its channels by.
+        max_bytes: of activations held at a time.
+        progress: told about every window of every pass.
+
+    Returns:
+        By the value's name.
+
+    Raises:
+        GraphError: a value is NaN or infinite.
+        UsageError: the text is too short.
+    """
+    longest = max(map(len, windows), default=1)
+    groups = list(_groups(ir.load(model).graph, max_bytes // (4 * longest)))
+    histograms: dict[str, Histogram] = {}
+    for number, names in enumerate(groups):
+        tell = None if progress is None else _Shifted(progress, number, len(groups))
+        for values in read_windows(ActivationReader(model, names), windows, context_length, tell):
+            for name, value in values.items():
+                factor = (factors or {}).get(name)
+                histograms.setdefault(name, Histogram()).add(value if factor is None else value / factor)
+    return histograms
+
+
+def _groups(graph: ir.Graph, max_channels: int) -> Iterator[list[str]]:
+    """Yield the inputs of all layers, in the order of the graph, in groups of so many channels."""
+    group: dict[str, int] = {}
+    for _, x, source in weight_products(graph):
+        width = shape_of(source.const_value)[0] if source.const_value is not None else 0
+        if group and x.name not in group and sum(group.values()) + width > max_channels:
+            yield list(group)
+            group = {}
+        group[str(x.name)] = width
+    if group:
+        yield list(group)
+
+
+class _Shifted:
+    """Progress of one pass out of several."""
+
+    def __init__(self, progress: Report, number: int, count: int) -> None:
+        self._progress, self._number, self._count = progress, number, count
+
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        self._progress(self._number * total + done, self._count * total, name)
