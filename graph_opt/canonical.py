@@ -6,9 +6,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .passes.contract_names import ContractNamesPass
+from .passes.fold_constants import FoldConstantsPass
 from .passes.fold_transposes import FoldTransposesPass
 from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
+from .passes.fuse_layer_norm import FuseLayerNormPass
 from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
 from .passes.lift_attention import LiftAttentionPass
@@ -32,6 +34,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         common.InlinePass(),
         RaiseOpsetPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        FoldConstantsPass(),
         LiftNormsPass(),
         LiftProductsPass(),
         LiftWeightsPass(),
@@ -47,6 +50,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         SimplifyShapesPass(),
         SplitProjectionsPass(),
         FuseRMSNormPass(),
+        FuseLayerNormPass(),
         NormBeforeTransposePass(),
         FuseActivationPass(),
         FuseRotaryPass(),

@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from ..edit import hold_in_memory, weight
 
 Array = npt.NDArray[Any]
+_GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _MAX_NODES = 96
 _MAX_CONSTANT = 1 << 16  # elements; a region multiplies with no weight matrix
 
@@ -75,6 +76,8 @@ def region(inputs: Sequence[ir.Value], output: ir.Value) -> Region | str:
             constants[value] = None
         elif ready:
             order[node] = None
+        elif any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+            return f"it contains {node.op_type}, which has a subgraph"
         elif node.domain or len(order) >= _MAX_NODES:
             return f"it contains {node.domain}.{node.op_type}" if node.domain else "it is too large"
         else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
@@ -54,10 +55,14 @@ class ShapeFacts:
     """What is known about the values of a graph.
 
     Args:
-        graph: a decoder graph whose inputs follow the portable contract.
+        graph: a decoder whose inputs follow the portable contract; of any other graph, axes of one name are
+            taken to be of one size.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
+        follows = any(value.name == "input_ids" for value in graph.inputs)
+        self._sizes = [probe.named() for probe in PROBES] if follows else _sizes_of_names(graph)
+        self._axes = _AXES if follows else {}
         self._shapes: dict[ir.Value, Shapes] = {}
         self._types: dict[ir.Value, int] = {}
         self._contents: dict[ir.Value, tuple[Array, ...]] = {}
@@ -98,17 +103,22 @@ class ShapeFacts:
         shapes = self.shapes(value)
         if shapes is None:
             return None
-        return ir.Shape([_symbol(sizes) for sizes in zip(*shapes, strict=True)])
+        return ir.Shape([self._symbol(sizes) for sizes in zip(*shapes, strict=True)])
+
+    def _symbol(self, sizes: Sequence[int]) -> int | str | None:
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        for name in self._sizes[0]:
+            if all(known[name] == size for known, size in zip(self._sizes, sizes, strict=True)):
+                return name
+        return None
 
     def _learn_input(self, value: ir.Value) -> None:
         if value.shape is None or value.dtype is None:
             return
-        rank = len(value.shape)
-        axes = _AXES.get(str(value.name), _CACHE_AXES if rank == len(_CACHE_AXES) else ())
+        names = self._names(value)
         shapes = []
-        for sizes in PROBES:
-            known = sizes.named()
-            names = [*axes, *[""] * rank][:rank]
+        for known in self._sizes:
             shape = [
                 dim if isinstance(dim, int) else known.get(name)
                 for dim, name in zip(value.shape, names, strict=True)
@@ -117,6 +127,16 @@ class ShapeFacts:
                 return
             shapes.append(tuple(size for size in shape if size is not None))
         self._shapes[value], self._types[value] = tuple(shapes), int(value.dtype)
+
+    def _names(self, value: ir.Value) -> list[str]:
+        """Return what the axes of an input are called: by the contract in a decoder, else as it says."""
+        if value.shape is None:
+            return []
+        rank = len(value.shape)
+        if self._axes:
+            axes = self._axes.get(str(value.name), _CACHE_AXES if rank == len(_CACHE_AXES) else ())
+            return [*axes, *[""] * rank][:rank]
+        return ["" if isinstance(dim, int) else str(dim.value or "") for dim in value.shape]
 
     def _learn_initializer(self, value: ir.Value) -> None:
         tensor = value.const_value
@@ -203,10 +223,10 @@ def _same(left: Array, right: Array) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
-def _symbol(sizes: Sequence[int]) -> int | str | None:
-    if len(set(sizes)) == 1:
-        return sizes[0]
-    for name in ("batch", "sequence", "total", "past"):
-        if all(probe.named()[name] == size for probe, size in zip(PROBES, sizes, strict=True)):
-            return name
-    return None
+def _sizes_of_names(graph: ir.Graph) -> list[dict[str, int]]:
+    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ."""
+    dims = [dim for value in graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
+    names = list(dict.fromkeys(str(dim.value) for dim in dims if dim.value))
+    numbers = np.random.default_rng(0).permutation(np.arange(2, 4 * len(names) + 200))
+    rows = numbers[: 3 * len(names)].reshape(3, -1).tolist()
+    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows)]

@@ -56,7 +56,11 @@ class SimplifyShapesPass(GraphPass):
 def _annotate(facts: ShapeFacts, value: ir.Value) -> None:
     shape, dtype = facts.symbolic(value), facts.dtype(value)
     if shape is not None and dtype is not None and not value.is_graph_output():
-        value.shape, value.dtype = shape, ir.DataType(dtype)
+        given = value.shape if value.shape is not None and len(value.shape) == len(shape) else shape
+        dims = [
+            new if isinstance(new, int) or new.value else old for new, old in zip(shape, given, strict=True)
+        ]
+        value.shape, value.dtype = ir.Shape(dims), ir.DataType(dtype)
 
 
 def _use_instead(old: ir.Value, new: ir.Value) -> None:

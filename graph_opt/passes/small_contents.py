@@ -16,7 +16,10 @@ MAX_CONTENT = 256  # elements; more are never a shape
 
 
 def content_of(
-    node: ir.Node, operands: Sequence[Array | None], shapes: Sequence[tuple[int, ...]]
+    node: ir.Node,
+    operands: Sequence[Array | None],
+    shapes: Sequence[tuple[int, ...]],
+    limit: int = MAX_CONTENT,
 ) -> Array | None:
     """Compute the only output of a node of standard operators.
 
@@ -24,6 +27,7 @@ def content_of(
         node: the node.
         operands: content of each input, None where it is absent or not known.
         shapes: shape of each input.
+        limit: most elements of the result.
 
     Returns:
         The content; None if the operator is another, an operand is not known, or the result is not small.
@@ -37,11 +41,11 @@ def content_of(
     given = [operand for operand in operands if operand is not None]
     if compute is None or len(given) != sum(value is not None for value in node.inputs):
         return None
-    if node.op_type in ("Range", "ConstantOfShape", "Expand") and _result_size(node, given) > MAX_CONTENT:
+    if node.op_type in ("Range", "ConstantOfShape", "Expand") and _result_size(node, given) > limit:
         return None
     with np.errstate(all="ignore"):
         result = np.asarray(compute(node, *operands))
-    return result if result.size <= MAX_CONTENT else None
+    return result if result.size <= limit else None
 
 
 def _result_size(node: ir.Node, operands: Sequence[Array]) -> int:

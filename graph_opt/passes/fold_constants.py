@@ -1,0 +1,47 @@
+"""Operators on constants -> constants, within a size budget; weights are never computed ahead."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..edit import add_initializer, remove_unused, replace, weight
+from ..lazy import shape_of
+from .base import GraphPass
+from .small_contents import content_of
+
+_BUDGET = 1 << 16  # elements of any operand and of the result
+_NARROW = 8  # bits; smaller types are weights
+
+
+class FoldConstantsPass(GraphPass):
+    """Compute nodes of standard operators whose operands are all small constants.
+
+    Args:
+        budget: most elements of an operand and of a result.
+    """
+
+    def __init__(self, budget: int = _BUDGET) -> None:
+        super().__init__()
+        self.budget = budget
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Fold nodes in their order, so that chains fold whole."""
+        for node in list(graph):
+            if node.domain or not node.inputs or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+                continue
+            tensors = [None if value is None else weight(value) for value in node.inputs]
+            given = [(value, tensor) for value, tensor in zip(node.inputs, tensors, strict=True) if value]
+            if any(tensor is None or not self._is_small(tensor) for _, tensor in given):
+                continue
+            operands = [None if tensor is None else tensor.numpy() for tensor in tensors]
+            shapes = [() if tensor is None else shape_of(tensor) for tensor in tensors]
+            content = content_of(node, operands, shapes, self.budget)
+            if content is None:
+                continue
+            folded = add_initializer(graph, f"{node.outputs[0].name}.folded", content)
+            replace(node.outputs[0], folded)
+            remove_unused(graph, node)
+            self.fired += 1
+
+    def _is_small(self, tensor: ir.TensorProtocol) -> bool:
+        return tensor.size <= self.budget and tensor.dtype.bitwidth >= _NARROW
