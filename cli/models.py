@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ..exporter.config import context_lengths, read_config
 from ..exporter.export import export_model
 from ..exporter.package import DATA_FILE, MODEL_FILE, Package
-from ..runtime.errors import GraphError
+from ..graph_opt.load import load_model
 from ..runtime.model_source import locate_model
 
 
@@ -18,23 +18,16 @@ def load_graph(name: str) -> tuple[ir.Model, Package | None]:
 
     Raises:
         ModelNotFoundError: no such model.
-        GraphError: an ONNX file cannot be read.
+        GraphError: an ONNX file cannot be read, or is no valid graph.
+        PackageError: the package is damaged.
     """
     path = locate_model(name)
     if path.is_file():
-        return load_onnx(path), None
+        return load_model(path), None
     if Package.is_package(path):
         package = Package.open(path)
-        return package.load(), package
+        return load_model(package.model_path), package
     return export_model(path), None
-
-
-def load_onnx(path: Path) -> ir.Model:
-    """Load an ONNX file, its external weights lazily."""
-    try:
-        return ir.load(path)
-    except Exception as error:  # protobuf raises many kinds for a file that is no ONNX
-        raise GraphError(f"{path} is no readable ONNX file: {error}") from error
 
 
 def graph_file(name: str, scratch: Path) -> Path:
@@ -42,9 +35,11 @@ def graph_file(name: str, scratch: Path) -> Path:
 
     Raises:
         ModelNotFoundError: no such model.
+        GraphError: an ONNX file cannot be read, or is no valid graph.
     """
     path = locate_model(name)
     if path.is_file():
+        load_model(path)
         return path
     if Package.is_package(path):
         return Package.open(path).model_path

@@ -1,0 +1,151 @@
+"""Reads ONNX files, and says what is wrong with one that no pass could work on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from ..runtime.errors import GraphError
+
+
+def load_model(path: Path) -> ir.Model:
+    """Load an ONNX file, its external weights mapped from disk on demand.
+
+    Raises:
+        GraphError: it cannot be read, or is not a valid graph; see ``check_model``.
+    """
+    if not path.stat().st_size:
+        raise GraphError(f"{path} is an empty file")
+    try:
+        with _silent_reader():
+            model = ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds for a file that is no ONNX
+        raise GraphError(f"{path} is no readable ONNX file: {_root(error)}") from error
+    check_model(model, str(path))
+    return model
+
+
+def check_model(model: ir.Model, name: str) -> None:
+    """Insist on what every pass relies on; operators of other domains are nobody's business.
+
+    Nodes that are out of order are put in order, since runtimes take such graphs too.
+
+    Args:
+        model: with external weights, which are looked for and not read.
+        name: what messages call it.
+
+    Raises:
+        GraphError: no outputs, an unknown opset, a value from nowhere, a cycle, weights that are not there.
+    """
+    if not model.graph.outputs:
+        raise GraphError(f"{name} holds no graph, or one without outputs")
+    _check_opsets(model, name)
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        _check_values(graph, name)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                _check_external(value.const_value, name)
+
+
+def _check_opsets(model: ir.Model, name: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for body in (model.graph, *model.functions.values()):
+        stated = {**model.opset_imports, **body.opset_imports}
+        stated |= {"": stated["ai.onnx"]} if "ai.onnx" in stated else {}
+        version = stated.get("")
+        if version is not None and version > newest:
+            raise GraphError(
+                f"{name} is of opset {version}; the newest that the installed onnx {onnx.__version__} "
+                f"knows is {newest}. Update onnx, or export the model again with opset {newest}"
+            )
+        for node in body.all_nodes():
+            if node.domain not in stated:
+                domain = node.domain or "ai.onnx"
+                raise GraphError(f"{name} uses {_of(node)} of domain {domain}, and states no opset for it")
+
+
+def _check_values(graph: ir.Graph, name: str) -> None:
+    """Check that something makes every value that is read, and put the nodes in order."""
+    if not _in_order(graph, frozenset(), set(), name):
+        try:
+            graph.sort()
+        except ValueError as error:
+            raise GraphError(f"{name} has a cycle: nodes that depend on their own results") from error
+
+
+def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], name: str) -> bool:
+    """Check one graph and those inside it, which see the values of ``outer`` too.
+
+    Args:
+        graph: the graph.
+        outer: the graphs around it.
+        made: what nodes made so far; added to.
+        name: what messages call the model.
+
+    Returns:
+        Whether every value is made before it is read.
+    """
+    inside, in_order = outer | {graph}, True
+    for node in graph:
+        for value in node.inputs:
+            if value is not None:
+                in_order &= value.producer() is None or value in made
+                if value.graph not in inside:
+                    raise GraphError(f"{name}: {_of(node)} reads {value.name}, and no node makes it")
+        for subgraph in _subgraphs(node):
+            in_order &= _in_order(subgraph, inside, made, name)
+        made.update(node.outputs)
+    for value in graph.outputs:
+        is_given = value.is_graph_input() or value.is_initializer() or value.producer() is not None
+        if value.graph not in inside or not is_given:
+            raise GraphError(f"{name} has the output {value.name}, and no node makes it")
+    return in_order
+
+
+def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
+    path = Path(tensor.path)
+    if not path.is_file():
+        raise GraphError(f"{name} keeps the weight {tensor.name} in {path}, and there is no such file")
+    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    size = path.stat().st_size
+    if size < end:
+        raise GraphError(
+            f"{path} is cut off: {name} expects {tensor.name} up to byte {end}, and it has {size}"
+        )
+
+
+def _of(node: ir.Node) -> str:
+    return f"{node.op_type} {node.name}" if node.name else node.op_type
+
+
+def _root(error: BaseException) -> str:
+    """Return what the innermost of a chain of errors says; onnx_ir wraps once a level."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}" if not str(error) else str(error)
+
+
+@contextmanager
+def _silent_reader() -> Iterator[None]:
+    """Keep onnx_ir from logging about what is checked and raised here."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

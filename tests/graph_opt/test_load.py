@@ -1,0 +1,118 @@
+"""Files that are no valid models get a GraphError that says what is wrong, and valid ones none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carryall.graph_opt.load import check_model, load_model
+from carryall.runtime.errors import GraphError
+
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def write(path: Path, body: str, opsets: str = '"" : 20') -> Path:
+    """Write a model as it stands, valid or not: onnx_ir would refuse some of these."""
+    text = f"<ir_version: 10, opset_import: [{opsets}]> net (float[3] x) => (float[3] y) {body}"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    return path
+
+
+LOOP = """{ n = Constant <value_int = 3>() t = Constant <value = bool {1}>()
+    y = Loop(n, t, x) <body = b (int64 i, bool c, float[3] v) => (bool d, float[3] w)
+        { d = Identity(c) w = Add(v, READ) }> late = Abs(x) }"""
+INVALID = {
+    "cycle": ("{ a = Add(x, b) b = Neg(a) y = Abs(b) }", "has a cycle"),
+    "a value from nowhere": ("{ y = Add(x, nope) }", "Add reads nope, and no node makes it"),
+    "the same in a subgraph": (LOOP.replace("READ", "nope"), "Add reads nope, and no node makes it"),
+    "a value of a subgraph, read outside": (
+        LOOP.replace("READ", "x").replace("Abs(x)", "Abs(w)"),
+        "Abs reads w, and no node makes it",
+    ),
+    "an output from nowhere": ("{ z = Neg(x) }", "has the output y, and no node makes it"),
+    "a value made twice": ("{ y = Neg(x) y = Abs(x) }", "'y' is redeclared"),
+    "an undeclared domain": ("{ y = their.own.Op(x) }", "states no opset for it"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_an_invalid_graph_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+    body, reason = INVALID[case]
+    with pytest.raises(GraphError, match=reason) as error:
+        load_model(write(tmp_path / "net.onnx", body))
+    assert "net.onnx" in str(error.value)
+
+
+@pytest.mark.parametrize("body", [LOOP.replace("READ", name) for name in ("v", "x", "late")])
+def test_subgraphs_see_what_is_around_them(body: str, tmp_path: Path) -> None:
+    model = load_model(write(tmp_path / "net.onnx", body))
+    onnx.checker.check_model(ir.to_proto(model))  # which insists on order
+
+
+def test_nodes_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    model = load_model(write(tmp_path / "net.onnx", "{ y = Abs(b) b = Neg(x) }"))
+    assert [node.op_type for node in model.graph] == ["Neg", "Abs"]
+
+
+def test_unknown_opsets_are_named_and_other_domains_are_not_judged(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    with pytest.raises(GraphError, match=f"is of opset 99; the newest .* is {NEWEST}"):
+        load_model(write(path, "{ y = Abs(x) }", '"" : 99'))
+    load_model(write(path, "{ a = their.own.Op <k = 3> (x) y = Abs(a) }", '"" : 20, "their.own" : 99'))
+    load_model(write(path, "{ y = Abs(x) }", f'"ai.onnx" : {NEWEST}'))
+
+
+def test_files_that_are_no_onnx(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.touch()
+    with pytest.raises(GraphError, match="is an empty file"):
+        load_model(path)
+    path.write_text("this is no model")
+    with pytest.raises(GraphError, match="no readable ONNX file"):
+        load_model(path)
+    path.write_bytes(onnx.ModelProto(ir_version=10).SerializeToString())
+    with pytest.raises(GraphError, match="holds no graph"):
+        load_model(path)
+
+
+def test_missing_and_truncated_weights_are_found_before_any_work(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]> net (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(np.ones(4, np.float32), name="w")])
+    ir.save(model, tmp_path / "net.onnx", external_data="net.data", size_threshold_bytes=0)
+    check_model(load_model(tmp_path / "net.onnx"), "net")
+    data = tmp_path / "net.data"
+    data.write_bytes(data.read_bytes()[:15])
+    with pytest.raises(GraphError, match=r"net.data is cut off: .* expects w up to byte 16, and it has 15"):
+        load_model(tmp_path / "net.onnx")
+    data.unlink()
+    with pytest.raises(GraphError, match=r"keeps the weight w in .*net.data, and there is no such file"):
+        load_model(tmp_path / "net.onnx")
+
+
+SOUND = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["" : 20]> net (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> '
+    + LOOP.replace("READ", "w").replace("late = Abs(x)", "")
+).SerializeToString()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    cut=st.integers(0, len(SOUND)),
+    flips=st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(1, 255)), max_size=4),
+)
+def test_damaged_files_load_or_are_refused(cut: int, flips: list[tuple[int, int]], tmp_path: Path) -> None:
+    content = bytearray(SOUND)
+    for place, mask in flips:
+        content[place] ^= mask
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content[:cut] if not flips else content)
+    try:
+        load_model(path)
+    except GraphError as error:
+        assert "net.onnx" in str(error)  # noqa: PT017 -- both outcomes are right
