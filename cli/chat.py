@@ -24,6 +24,8 @@ PROMPT = "> "
 @generation.quantize_option
 @generation.context_option
 @generation.kv_cache_option
+@generation.speculative_option
+@generation.num_speculative_option
 @generation.sampling_options
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
@@ -33,6 +35,8 @@ def command(
     quantize: str | None,
     context_length: int | None,
     kv_cache: str | None,
+    speculative: str | None,
+    num_speculative_tokens: int | None,
     system: str | None,
     quiet: bool,
     **sampling: Any,
@@ -48,7 +52,16 @@ def command(
         carryall chat qwen3 --system "Answer in one sentence."
         echo "Why is the sky blue?" | carryall chat qwen3
     """
-    loaded = generation.open_model(model, provider, quantize, context_length, kv_cache=kv_cache, quiet=quiet)
+    loaded = generation.open_model(
+        model,
+        provider,
+        quantize,
+        context_length,
+        kv_cache=kv_cache,
+        speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens,
+        quiet=quiet,
+    )
     params = generation.sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     RequestFactory(loaded).chat_prompt(

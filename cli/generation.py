@@ -30,6 +30,15 @@ kv_cache_option = click.option(
     type=click.Choice(["int8", "float32"]),
     help="Type of the KV cache; by default int8 where the model was quantized with --kv int8.",
 )
+speculative_option = click.option(
+    "--speculative",
+    metavar="METHOD",
+    help="Propose tokens to check several at a time: prompt-lookup, or draft:MODEL with a smaller model of "
+    "the same tokenizer. Changes the speed, not the text.",
+)
+num_speculative_option = click.option(
+    "--num-speculative-tokens", type=click.IntRange(1), help="Most tokens proposed at a time."
+)
 _SAMPLING = (
     click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
     click.option(
@@ -82,6 +91,8 @@ def open_model(
     context_length: int | None = None,
     *,
     kv_cache: str | None = None,
+    speculative: str | None = None,
+    num_speculative_tokens: int | None = None,
     slots: int = 1,
     quiet: bool = False,
 ) -> LoadedModel:
@@ -94,6 +105,8 @@ def open_model(
             context_length=context_length,
             max_slots=slots,
             kv_cache=kv_cache,
+            speculative=speculative,
+            num_speculative_tokens=num_speculative_tokens,
             progress=tell,
         )
 

@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
-from .generation import context_option, kv_cache_option, quantize_option
+from .generation import (
+    context_option,
+    kv_cache_option,
+    num_speculative_option,
+    quantize_option,
+    speculative_option,
+)
 from .options import provider_option
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -17,6 +23,8 @@ _OPTIONS = (
     quantize_option,
     context_option,
     kv_cache_option,
+    speculative_option,
+    num_speculative_option,
     click.option(
         "--max-slots",
         type=click.IntRange(1),

@@ -23,6 +23,8 @@ from .options import json_option, model_argument, print_json, provider_option, q
 @generation.quantize_option
 @generation.context_option
 @generation.kv_cache_option
+@generation.speculative_option
+@generation.num_speculative_option
 @generation.sampling_options
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
 @json_option
@@ -34,6 +36,8 @@ def command(
     quantize: str | None,
     context_length: int | None,
     kv_cache: str | None,
+    speculative: str | None,
+    num_speculative_tokens: int | None,
     chat: bool,
     as_json: bool,
     quiet: bool,
@@ -52,7 +56,14 @@ def command(
         cat question.txt | carryall run qwen3 - --json
     """
     loaded = generation.open_model(
-        model, provider, quantize, context_length, kv_cache=kv_cache, quiet=quiet or as_json
+        model,
+        provider,
+        quantize,
+        context_length,
+        kv_cache=kv_cache,
+        speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens,
+        quiet=quiet or as_json,
     )
     params = generation.sampling_params(loaded, sampling)
     text = _prompt(prompt)

@@ -39,6 +39,9 @@ class LLM:
         context_length: most tokens of a sequence, prompt and output together; None takes the model's own.
         num_threads: 0 lets the provider choose.
         kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
+        speculative: what proposes tokens to check several at a time: ``prompt-lookup``, ``draft:MODEL`` with
+            a smaller model of the same tokenizer, or None. It changes the speed, never the result.
+        num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
         provider_options: settings of the provider's own.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
         engine_config: token budget of a step, KV budget.
@@ -61,6 +64,8 @@ class LLM:
         context_length: int | None = None,
         num_threads: int = 0,
         kv_cache: str | None = None,
+        speculative: str | None = None,
+        num_speculative_tokens: int | None = None,
         provider_options: Mapping[str, Any] | None = None,
         prefix_cache: bool = True,
         engine_config: EngineConfig | None = None,
@@ -75,6 +80,8 @@ class LLM:
                 context_length=context_length,
                 num_threads=num_threads,
                 kv_cache=kv_cache,
+                speculative=speculative,
+                num_speculative_tokens=num_speculative_tokens,
                 provider_options=provider_options,
                 progress=progress,
             )
@@ -83,7 +90,7 @@ class LLM:
         config = engine_config or EngineConfig()
         if not prefix_cache:
             config = dataclasses.replace(config, prefix_cache=False)
-        self._engine = Engine(model.runner, config, identity=model.identity)
+        self._engine = Engine(model.runner, config, model.proposer, model.identity)
         self._turn = FairLock()
         self._closed = False
 

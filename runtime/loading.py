@@ -11,10 +11,12 @@ from ..exporter.package import Progress
 from ..providers import get_provider
 from ..providers.base import Runner, RunnerConfig
 from .chat_template import ChatTemplate
-from .errors import ProviderUnavailableError
+from .engine.speculation.proposer import Proposer
+from .errors import CarryallError, ProviderUnavailableError
 from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
 from .model_source import resolve_model
+from .speculative import make_proposer
 from .tokenizer import TOKENIZER_FILE, Tokenizer
 
 
@@ -29,6 +31,7 @@ class LoadedModel:
         chat_template: the checkpoint's own.
         defaults: end tokens and sampling options.
         identity: changes whenever the model or its lowering does; empty if unknown.
+        proposer: proposes tokens for the model to check several at a time; the engine closes it too.
     """
 
     name: str
@@ -37,6 +40,7 @@ class LoadedModel:
     chat_template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     identity: str = ""
+    proposer: Proposer | None = None
 
 
 class LoadOptions(TypedDict, total=False):
@@ -48,6 +52,8 @@ class LoadOptions(TypedDict, total=False):
     context_length: int | None
     num_threads: int
     kv_cache: str | None
+    speculative: str | None
+    num_speculative_tokens: int | None
     provider_options: Mapping[str, Any] | None
     progress: Progress | None
 
@@ -61,6 +67,8 @@ def load_model(
     context_length: int | None = None,
     num_threads: int = 0,
     kv_cache: str | None = None,
+    speculative: str | None = None,
+    num_speculative_tokens: int | None = None,
     provider_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -74,6 +82,9 @@ def load_model(
         context_length: most tokens of a sequence; None takes the model's own.
         num_threads: 0 lets the provider choose.
         kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
+        speculative: what proposes tokens to check several at a time: ``prompt-lookup``, ``draft:MODEL`` with
+            a smaller model of the same tokenizer, or None. It changes the speed, never the result.
+        num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
         provider_options: settings of the provider's own; ``kv_cache`` is one of them.
         progress: told about every tensor written, as (done, total, name).
 
@@ -104,4 +115,26 @@ def load_model(
     lowered = lowered_model(files, target, config, progress)
     identity = files.content_key if lowered == files.model_path else lowered.parent.name
     runner = target.runner(lowered, config)
-    return LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
+    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
+    if speculative is not None:
+        options = LoadOptions(
+            provider=provider, max_slots=max_slots, num_threads=num_threads, progress=progress
+        )
+        loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
+    return loaded
+
+
+def _proposer(model: LoadedModel, method: str, max_tokens: int | None, options: LoadOptions) -> Proposer:
+    """What proposes tokens for ``model``, which is closed if that cannot be."""
+    context_length = model.runner.info.context_length
+
+    def load_draft(name: str) -> LoadedModel:
+        longest = resolve_model(name, progress=options["progress"]).context_length
+        own = LoadOptions(context_length=min(longest, context_length), **options)
+        return load_model(name, **own)
+
+    try:
+        return make_proposer(method, max_tokens, model, load_draft)
+    except CarryallError:
+        model.runner.close()
+        raise

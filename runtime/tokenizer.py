@@ -48,6 +48,11 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids of all tokens, added ones included."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     def to_json(self) -> str:
         """The content of ``tokenizer.json``, without truncation and padding."""
         return str(self._tokenizer.to_str())

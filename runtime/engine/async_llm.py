@@ -97,7 +97,7 @@ class AsyncLLM:
         loaded = model if isinstance(model, LoadedModel) else load_model(model, **options)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
-        self._engine = Engine(loaded.runner, engine_config, identity=loaded.identity)
+        self._engine = Engine(loaded.runner, engine_config, loaded.proposer, loaded.identity)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}

@@ -99,10 +99,10 @@ class SamplingState:
         if self.num_tokens == self.params.min_tokens:
             self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
-    def uniform(self, stream: int = 0) -> float:
-        """The draw for the next token, in [0, 1); every ``stream`` has one of its own."""
+    def uniform(self, stream: int = 0, ahead: int = 0) -> float:
+        """The draw for the next token, or ``ahead`` after it, in [0, 1); every ``stream`` has its own."""
         key = _mix(self._key ^ stream) if stream else self._key
-        z = _mix((key + (self.num_tokens + 1) * _GOLDEN_GAMMA) & _MASK)
+        z = _mix((key + (self.num_tokens + ahead + 1) * _GOLDEN_GAMMA) & _MASK)
         return (z >> 11) * 2.0**-53
 
     def filters(self) -> Filters:

@@ -40,17 +40,17 @@ class Acceptance:
     tried, and count neither way.
     """
 
-    _shared: dict[int, _Trials] = field(default_factory=dict)
-    _own: dict[str, dict[int, _Trials]] = field(default_factory=dict)
+    _shared: dict[object, _Trials] = field(default_factory=dict)
+    _own: dict[str, dict[object, _Trials]] = field(default_factory=dict)
 
-    def rate(self, request_id: str, evidence: int) -> float:
+    def rate(self, request_id: str, evidence: object) -> float:
         """The chance of a request's next proposed token."""
         shared = self._shared.get(evidence)
         rate = _PRIOR if shared is None else shared.rate(_PRIOR)
         own = self._own.get(request_id, {}).get(evidence)
         return rate if own is None else own.rate(rate)
 
-    def observe(self, request_id: str, evidence: int, accepted: int, *, rejected: bool) -> None:
+    def observe(self, request_id: str, evidence: object, accepted: int, *, rejected: bool) -> None:
         """Take note of a proposal's fate."""
         self._shared.setdefault(evidence, _Trials()).observe(accepted, rejected, _SHARED_MEMORY)
         own = self._own.setdefault(request_id, {})

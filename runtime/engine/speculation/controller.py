@@ -20,7 +20,7 @@ _TRIAL_TOKENS = 2
 _SUREST = 0.99
 _LOSS_SHARE = 0.015  # of the time, the most that proposals may cost, whatever was expected of them
 _MOST_SAVED = 50.0  # plain steps' worth of past gains that may be lost again
-_FREE_LOSS = 3.0  # the same for a beginner
+_FREE_LOSS = 10.0  # the same for a beginner
 _MOST_LOST = 10.0
 
 
@@ -31,7 +31,7 @@ class Candidate:
     index: int
     request_id: str
     proposer: Proposer
-    evidence: int
+    evidence: object
     most: int
 
 
@@ -116,6 +116,11 @@ class Controller:
         balance = self._account + gain + _LOSS_SHARE * plain
         self._account = max(-_MOST_LOST * plain, min(_MOST_SAVED * plain, balance))
         self._trial_budget = min(2 * plain, self._trial_budget + _TRIAL_SHARE * plain)
+
+    def charge(self, seconds: float) -> None:
+        """Take note of time that proposers spent before they could propose anything."""
+        if self._account is not None:
+            self._account -= seconds
 
     def _most_saved(
         self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None

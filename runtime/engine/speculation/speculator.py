@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +39,13 @@ class Speculator:
         self._max_step_tokens = max_step_tokens
         self._adaptive = adaptive
         self._decoding = 0  # rows
+        self._chosen = 0  # proposals that were to be made
         self._made: dict[str, Candidate] = {}  # by request
 
     def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Append proposals to the plan's decoding rows, as far as they find room."""
         self._made.clear()
+        self._chosen = 0
         decoding = plan.decoding()
         self._decoding = len(decoding)
         candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
@@ -52,8 +55,13 @@ class Speculator:
             counts = self._controller.choose(candidates, len(decoding))
         else:
             counts = [candidate.most for candidate in candidates]
+        self._chosen = sum(count > 0 for count in counts)
         budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
-        for candidate, tokens in self._propose(plan, candidates, counts):
+        begin = time.perf_counter()
+        proposals = self._propose(plan, candidates, counts)
+        if not all(len(tokens) for _, tokens in proposals):
+            self._controller.charge(time.perf_counter() - begin)
+        for candidate, tokens in proposals:
             request = plan.requests[candidate.index]
             tokens = tokens[: request.valid_prefix(tokens[:budget])]
             if len(tokens) and scheduler.lend(request, len(tokens)):
@@ -73,7 +81,7 @@ class Speculator:
             self.counters.accepted_tokens += right
             request.metrics.proposed_tokens += proposed
             request.metrics.accepted_tokens += right
-        undisturbed = len(outcomes) == len(self._made) and self._decoding == len(plan.rows)
+        undisturbed = len(outcomes) == self._chosen and self._decoding == len(plan.rows)
         if self._adaptive and self._decoding:
             self._controller.learn(outcomes, self._decoding, seconds if undisturbed else None)
 
@@ -96,7 +104,7 @@ class Speculator:
             evidence = proposer.evidence(request)
             if evidence is not None:
                 most = min(room, proposer.max_tokens)
-                return Candidate(index, request.request_id, proposer, evidence, most)
+                return Candidate(index, request.request_id, proposer, (proposer, evidence), most)
         return None
 
     def _propose(

@@ -1,0 +1,159 @@
+"""Proposals of a smaller model that knows the same tokens (arXiv:2211.17192)."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ....providers.base import Row, Runner
+from ...errors import ProviderRuntimeError
+from ..draw import draw
+from ..request import Request
+from .proposer import Tokens
+
+_log = logging.getLogger(__name__)
+
+_NO_TOKENS: Tokens = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A request's tokens as the draft model knows them.
+
+    Args:
+        slot: holds their KV.
+        known: how many of the request's tokens were run.
+        guessed: what was proposed behind them; all but the last were run too.
+    """
+
+    slot: int
+    known: int = 0
+    guessed: list[int] = field(default_factory=list)
+
+    def held(self, request: Request) -> int:
+        """For how many of the request's tokens the slot holds KV, its newest aside."""
+        held, last = self.known, request.num_tokens - 1
+        truth = request.token_slice(held, last).tolist() if held < last else []
+        for guess, token in zip(self.guessed[:-1], truth, strict=False):
+            if guess != token:
+                break
+            held += 1
+        return min(held, last)
+
+
+class DraftModel:
+    """Follows requests with a model of its own and proposes what that would say.
+
+    For a request with random choice it draws as the request will, with the same numbers: where both models
+    agree on the probabilities, they choose the same token (compare arXiv:2408.07978).
+
+    Args:
+        runner: holds the draft model and its KV cache, with a slot for each that the engine has; closed here.
+        max_tokens: most tokens of one proposal.
+        max_step_tokens: most tokens of a request that are run at once to catch up with it.
+    """
+
+    def __init__(self, runner: Runner, max_tokens: int = 8, max_step_tokens: int = 512) -> None:
+        self.max_tokens = max_tokens
+        self._runner = runner
+        self._max_step_tokens = max_step_tokens
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()  # least recently used first
+        self._free = list(reversed(range(runner.info.max_slots)))
+        self._failed = False
+
+    def evidence(self, request: Request) -> int | None:
+        """The same for all requests that the draft model can follow."""
+        info, followed = self._runner.info, self._followed.get(request.request_id)
+        if self._failed or request.num_tokens + self.max_tokens > info.context_length:
+            return None
+        known = followed.held(request) if followed is not None else 0
+        return 0 if request.token_slice(known, request.num_tokens).max() < info.vocab_size else None
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
+        """What the draft model would say, nothing for requests that it has yet to catch up with."""
+        for request, _ in wanted:
+            self._follow(request)
+        try:
+            return self._propose(wanted)
+        except ProviderRuntimeError as error:
+            _log.warning("the draft model failed and is not used any more: %s", error)
+            self._failed = True
+            return [_NO_TOKENS] * len(wanted)
+
+    def forget(self, request: Request) -> None:
+        """Give the request's slot back."""
+        followed = self._followed.pop(request.request_id, None)
+        if followed is not None:
+            self._runner.release(followed.slot)
+            self._free.append(followed.slot)
+
+    def close(self) -> None:
+        """Free the draft model."""
+        self._followed.clear()
+        self._runner.close()
+
+    def _follow(self, request: Request) -> None:
+        """Give the request a slot, at the cost of the one that was not asked about for longest."""
+        if request.request_id not in self._followed:
+            if not self._free:
+                self._free.append(self._followed.popitem(last=False)[1].slot)
+            self._followed[request.request_id] = _Followed(self._free.pop())
+        self._followed.move_to_end(request.request_id)
+
+    def _propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
+        guesses: list[list[int]] = [[] for _ in wanted]
+        places = self._catch_up([request for request, _ in wanted], guesses)
+        while places := [i for i in places if len(guesses[i]) < wanted[i][1]]:
+            rows = []
+            for i in places:
+                request = wanted[i][0]
+                position = request.num_tokens + len(guesses[i]) - 1
+                token = np.array(guesses[i][-1:], np.int64)
+                rows.append(Row(self._followed[request.request_id].slot, token, position))
+            logits = self._runner.forward(rows)
+            self._guess([wanted[i][0] for i in places], logits, [guesses[i] for i in places])
+        for (request, _), guessed in zip(wanted, guesses, strict=True):
+            if guessed:
+                followed = self._followed[request.request_id]
+                followed.known, followed.guessed = request.num_tokens, guessed
+        return [np.array(guessed, np.int64) for guessed in guesses]
+
+    def _catch_up(self, requests: Sequence[Request], guesses: Sequence[list[int]]) -> list[int]:
+        """Run what the slots lack, and guess one token for each request that lacked little; return which."""
+        rows = []
+        for request in requests:
+            followed = self._followed[request.request_id]
+            start = followed.held(request)
+            stop = min(request.num_tokens, start + self._max_step_tokens)
+            followed.known, followed.guessed = stop, []
+            rows.append(Row(followed.slot, request.token_slice(start, stop), start))
+        logits = self._runner.forward(rows)
+        # To catch up is no fair measure of what a proposal costs, so that none is made at the same time.
+        ready = [i for i, row in enumerate(rows) if len(row.tokens) <= self.max_tokens + 1]
+        self._guess([requests[i] for i in ready], [logits[i] for i in ready], [guesses[i] for i in ready])
+        return ready
+
+    def _guess(
+        self,
+        requests: Sequence[Request],
+        logits: Sequence[npt.NDArray[np.float32]],
+        guesses: Sequence[list[int]],
+    ) -> None:
+        """Append one more token to each of the guesses."""
+        tokens = [int(row[-1].argmax()) for row in logits]
+        random = [i for i, request in enumerate(requests) if not request.params.greedy]
+        if random:
+            states = [requests[i].sampling for i in random]
+            uniforms = np.array(
+                [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
+            )
+            drawn = draw([logits[i][-1] for i in random], [state.filters() for state in states], uniforms)
+            for i, token in zip(random, drawn.tolist(), strict=True):
+                tokens[i] = token
+        for guessed, token in zip(guesses, tokens, strict=True):
+            guessed.append(token)

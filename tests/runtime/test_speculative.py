@@ -1,0 +1,84 @@
+"""The option ``speculative``: what it accepts, and that it changes no text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from llm_kit import toy_model
+
+from carryall.exporter.demo import demo_path
+from carryall.providers.null import NullRunner
+from carryall.runtime.engine.config import EngineConfig
+from carryall.runtime.engine.speculation.draft_model import DraftModel
+from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
+from carryall.runtime.errors import UsageError
+from carryall.runtime.llm import LLM
+from carryall.runtime.loading import LoadedModel, LoadOptions
+from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.speculative import make_proposer
+from carryall.runtime.tokenizer import Tokenizer
+
+
+def no_model(name: str) -> LoadedModel:
+    raise AssertionError(name)
+
+
+def test_the_methods(tmp_path: Path) -> None:
+    model = toy_model(tmp_path)
+    assert isinstance(make_proposer("prompt-lookup", None, model, no_model), PromptLookup)
+    assert make_proposer("prompt-lookup", 3, model, no_model).max_tokens == 3
+    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path))
+    assert isinstance(draft, DraftModel)
+    assert draft.max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "words"),
+    [
+        ("ngram", None, "no speculative method 'ngram'; choose prompt-lookup or draft:MODEL"),
+        ("draft:", None, "no speculative method 'draft:'"),
+        ("prompt-lookup", 0, "num_speculative_tokens must be at least 1, not 0"),
+    ],
+)
+def test_mistakes_are_refused(method: str, count: int | None, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_proposer(method, count, toy_model(tmp_path), no_model)
+
+
+def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> None:
+    model = toy_model(tmp_path)
+    other = toy_model(tmp_path)
+    other.tokenizer = Tokenizer(demo_path())
+    for draft, words in (
+        (toy_model(tmp_path, tokenizer=False), "toy has no tokenizer.json"),
+        (other, r"their tokenizers differ \(8000 and 258 tokens"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_proposer("draft:other", None, model, lambda name, draft=draft: draft)  # type: ignore[misc]
+        assert isinstance(draft.runner, NullRunner)
+        assert draft.runner.closed
+
+
+@pytest.mark.parametrize("method", ["prompt-lookup", "draft:draft"])
+def test_the_demo_writes_the_same_text(method: str) -> None:
+    prompts = ["def read(self, size):\n    ", "x = 1\nx = 1\nx = 1\nx =", "import os\n"]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=30),
+        SamplingParams(temperature=0.0, max_tokens=40),
+        SamplingParams(seed=4, max_tokens=20, top_p=0.9),
+    ]
+    options = LoadOptions(max_slots=4, context_length=128, num_threads=1)
+    with LLM("demo", **options) as llm:
+        plain = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    options = LoadOptions(speculative=method, num_speculative_tokens=4, **options)
+    for adaptive in (False, True):
+        config = EngineConfig(adaptive_speculation=adaptive)
+        with LLM("demo", engine_config=config, **options) as llm:
+            for _ in range(2):
+                outputs = llm.generate(prompts, params)
+                assert [output.outputs[0].token_ids for output in outputs] == plain
+            stats, metrics = llm.stats(), outputs[1].metrics
+            assert metrics is not None
+            assert 0 <= metrics.accepted_tokens <= metrics.proposed_tokens <= stats.proposed_tokens
+            assert adaptive or stats.accepted_tokens > 10
