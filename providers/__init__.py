@@ -19,18 +19,9 @@ ENTRY_POINT_GROUP = "carryall.providers"
 # Modules of this folder that are parts, not providers.
 _PARTS = frozenset(
     {
-        *(
-            "base",
-            "block_pool",
-            "device_memory",
-            "doctor",
-            "kv_memory",
-            "machine",
-            "openvino_model",
-            "ort",
-            "ort_provider",
-        ),
-        *("paged_runner", "slot_graph", "slot_memory", "slot_policy", "slot_runner"),
+        *("base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory", "libraries"),
+        *("machine", "nvidia", "openvino_model", "ort", "ort_provider", "paged_runner", "placement"),
+        *("selftest", "slot_graph", "slot_memory", "slot_policy", "slot_runner", "tensorrt_options"),
     }
 )
 

@@ -59,7 +59,7 @@ class DeviceMemory(SlotMemory):
     def __init__(
         self, specs: Mapping[str, KVSpec], slots: int, length: int, *, device: Device, session_factory: Any
     ) -> None:
-        self.length = length
+        self.slots, self.length = slots, length
         self._device, self._specs = device, specs
         self._copier: Any = session_factory(_copy_model(specs, length))
         self._graph_ids: Iterator[int] = itertools.count(1)

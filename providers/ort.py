@@ -18,6 +18,7 @@ from ..runtime.errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
+from .placement import RECORD, placement, stray_nodes
 
 CPU = "CPUExecutionProvider"
 
@@ -37,7 +38,7 @@ _WHEELS = {
 _EXTRAS = {
     CPU: "cpu",
     "CUDAExecutionProvider": "cuda",
-    "TensorrtExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "tensorrt",
     "DmlExecutionProvider": "directml",
 }
 _FATAL_ONLY = 4
@@ -105,7 +106,11 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
 
 
 def session_options(
-    num_threads: int = 0, entries: Mapping[str, str] | None = None, *, fixed_shapes: bool = True
+    num_threads: int = 0,
+    entries: Mapping[str, str] | None = None,
+    *,
+    fixed_shapes: bool = True,
+    sizes: Mapping[str, int] | None = None,
 ) -> Any:
     """``onnxruntime.SessionOptions`` that print nothing: what matters is raised.
 
@@ -113,6 +118,7 @@ def session_options(
         num_threads: threads of one operator; 0 leaves it to onnxruntime.
         entries: ``session.*`` configuration entries.
         fixed_shapes: plan the memory of every shape that occurs, which grows with each new one.
+        sizes: fixes sizes of the graph's inputs that have names.
     """
     options = load_onnxruntime("a session").SessionOptions()
     options.log_severity_level = _FATAL_ONLY
@@ -121,6 +127,8 @@ def session_options(
     options.enable_mem_pattern = fixed_shapes
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
     return options
 
 
@@ -168,7 +176,7 @@ def open_session(
         raise ModelNotFoundError(f"no such model file: {model}")
     options = options if options is not None else session_options()
     if execution_provider != CPU:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        options.add_session_config_entry(*_strictness(onnxruntime))
     name = model_name(model)
     try:
         session = onnxruntime.InferenceSession(
@@ -181,7 +189,28 @@ def open_session(
         raise load_error(error, name, [execution_provider]) from error
     session.disable_fallback()
     check_registered([execution_provider], session.get_providers(), name)
+    if execution_provider != CPU:
+        check_placed(session, execution_provider, model)
     return session
+
+
+def _strictness(onnxruntime: ModuleType) -> tuple[str, str]:
+    """The session entry that lets strays be found; an older onnxruntime refuses shape arithmetic too."""
+    if hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+        return RECORD, "1"
+    return "session.disable_cpu_ep_fallback", "1"
+
+
+def check_placed(session: Any, execution_provider: str, model: Path | bytes) -> None:
+    """Raise ProviderUnavailableError if nodes that matter run elsewhere than asked."""
+    placed = placement(session)
+    strays = stray_nodes(placed, execution_provider, model) if placed is not None else []
+    if strays:
+        named = ", ".join(str(node) for node in strays[:3])
+        raise ProviderUnavailableError(
+            f"{len(strays)} nodes of {model_name(model)} cannot run on {execution_provider} and would fall "
+            f"back to another provider: {named}. Lower the model for this provider, or allow the fallback."
+        )
 
 
 def model_name(model: object) -> str:

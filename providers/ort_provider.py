@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..graph_opt.lower.kernels import Kernels
 from ..graph_opt.lower.slots import SlotOptions, slot_passes
+from ..graph_opt.quantize.half import HALF_TYPES
 from ..runtime.errors import CarryallError, UsageError
 from . import ort
 from .base import Provider, Runner, RunnerConfig
@@ -37,38 +38,53 @@ class OrtProvider(Provider):
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         self._check_options(config.options)
         options = {**self.options, **config.options}
-        kv_cache = options.get("kv_cache", "auto")
         return slot_passes(
-            SlotOptions(context_length=config.context_length, kernels=self.kernels, kv_cache=kv_cache)
+            SlotOptions(
+                context_length=config.context_length,
+                kernels=self.kernels,
+                kv_cache=options.get("kv_cache", "auto"),
+                compute=compute_type(options.get("compute")),
+            )
         )
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""
-        return self._open(model, options or RunnerConfig(), fixed_shapes=True)
+        return self._open(model, options or RunnerConfig(), generating=False)
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
-        return SlotRunner(self._open(model, config, fixed_shapes=False), config, str(model))
+        return SlotRunner(self._open(model, config, generating=True), config, str(model))
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """``session.*`` configuration entries; ``options`` are the given ones over the defaults."""
         return {}
 
-    def provider_options(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Options of the execution provider itself."""
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """Options of the execution provider itself, for a runner or for any other session."""
         return {}
 
     def num_threads(self) -> int:
         """Threads where the caller does not say; 0 leaves it to onnxruntime."""
         return 0
 
-    def _open(self, model: Path, config: RunnerConfig, *, fixed_shapes: bool) -> Any:
+    def _open(
+        self,
+        model: Path,
+        config: RunnerConfig,
+        *,
+        generating: bool,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Any:
         self._check_options(config.options)
         options = {**self.options, **config.options}
         settings = ort.session_options(
-            config.num_threads or self.num_threads(), self.session_entries(options), fixed_shapes=fixed_shapes
+            config.num_threads or self.num_threads(),
+            self.session_entries(options),
+            fixed_shapes=not generating,
+            sizes=sizes,
         )
-        return ort.open_session(model, self.execution_provider, settings, self.provider_options(options))
+        own = self.provider_options(options, generating=generating)
+        return ort.open_session(model, self.execution_provider, settings, own)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
@@ -80,3 +96,16 @@ class OrtProvider(Provider):
                 raise UsageError(
                     f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
                 )
+
+
+def compute_type(name: str | None) -> ir.DataType | None:
+    """The type of the option ``compute``; None where a target has no such option, or for fp32.
+
+    Raises:
+        UsageError: it is none of the known ones.
+    """
+    if name in (None, "fp32"):
+        return None
+    if name not in HALF_TYPES:
+        raise UsageError(f"option 'compute' is one of fp32, {', '.join(HALF_TYPES)}, not '{name}'")
+    return HALF_TYPES[name]

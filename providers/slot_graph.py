@@ -20,7 +20,7 @@ LOGITS = "logits"
 _PAST, _PRESENT = "past_key_values.", "present."
 CONTEXT_LENGTH = "context_length"  # key in the model's metadata
 
-_DTYPES: Mapping[str, Any] = {
+TYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(bfloat16)": ml_dtypes.bfloat16,
@@ -87,7 +87,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
 
 
 def _cache_spec(value: Any, source: str) -> KVSpec:
-    dtype = _DTYPES.get(value.type)
+    dtype = TYPES.get(value.type)
     if dtype is None:
         raise GraphError(f"{source}: KV input '{value.name}' has the unsupported type {value.type}")
     if len(value.shape) != 4 or not isinstance(value.shape[1], int) or not isinstance(value.shape[3], int):

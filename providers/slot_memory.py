@@ -53,6 +53,7 @@ class BoundRun:
 class SlotMemory(abc.ABC):
     """KV buffers [slots, heads, length, width] and the binding of a run's inputs and results."""
 
+    slots: int
     length: int  # positions a slot
     layout: str = ""  # see ``RunnerInfo.kv_layout``
 
@@ -107,6 +108,7 @@ class HostMemory(SlotMemory):
 
     def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
         self._kv = KVMemory(specs, slots, length)
+        self.slots = slots
         self.length = self._kv.length
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()

@@ -48,6 +48,7 @@ class SlotRunner:
         source: how error messages call the model.
         memory: makes the memory for caches of these shapes, so many slots and positions.
         policy: how the target wants its steps cut.
+        decode_session: another session of the same graph, made for decode runs; None uses ``session``.
 
     Raises:
         GraphError: the graph is not lowered to slots.
@@ -62,6 +63,7 @@ class SlotRunner:
         *,
         memory: MemoryMaker = HostMemory,
         policy: SlotPolicy | None = None,
+        decode_session: Any = None,
     ) -> None:
         graph = read_slot_graph(session, source)
         context_length = _context_length(config, graph, source)
@@ -69,19 +71,20 @@ class SlotRunner:
         self.info = RunnerInfo(
             vocab_size=graph.vocab_size,
             context_length=context_length,
-            max_slots=config.max_slots,
+            max_slots=self._kv.slots,
             kv_bytes_per_token=graph.kv_bytes_per_token,
             batched_multi_token=False,
             kv_layout=self._kv.layout,
         )
         self._session = session
+        self._decode_session = decode_session
         self._policy = policy or SlotPolicy()
         self._bindings: dict[tuple[str, int, int], BoundRun] = {}
-        self._ids = np.zeros((config.max_slots, 1), np.int64)
-        self._lengths = np.zeros(config.max_slots, np.int32)
+        self._ids = np.zeros((self._kv.slots, 1), np.int64)
+        self._lengths = np.zeros(self._kv.slots, np.int32)
         self._total = np.zeros((), np.int32)
-        self._first_position = np.zeros((config.max_slots, 1), np.int64)
-        self._logits = np.empty((config.max_slots, 1, graph.vocab_size), np.float32)
+        self._first_position = np.zeros((self._kv.slots, 1), np.int64)
+        self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
@@ -135,7 +138,7 @@ class SlotRunner:
     def close(self) -> None:
         """Free everything. The runner cannot be used afterwards."""
         self._bindings.clear()
-        self._session = None
+        self._session = self._decode_session = None
         self._kv.close()
 
     def _check(self, rows: Sequence[Row]) -> None:
@@ -166,7 +169,7 @@ class SlotRunner:
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
             self._total[...] = self.info.context_length if captured else longest
-            self._decode_run(first, count).run(self._session)
+            self._decode_run(first, count).run(self._decode_session or self._session)
 
     def _prefill(self, row: Row) -> Logits:
         """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
@@ -214,7 +217,8 @@ class SlotRunner:
         if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
-            binding = self._session.io_binding()
+            session = self._decode_session if kind == "decode" else None
+            binding = (session or self._session).io_binding()
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]

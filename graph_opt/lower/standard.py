@@ -16,8 +16,10 @@ from onnx_ir.passes import common
 
 from ..edit import float_attribute, insert, int_attribute, nodes_of, replace, shared_constant, static_size
 from ..passes.base import GraphPass
+from ..quantize.half import HalfPrecisionPass
 from .dequantize_weights import DequantizeWeightsPass, is_signed
 from .older_opset import DecomposeNormsPass, OlderOpsetPass
+from .rope_tables import RopeTablesPass
 from .weight_only_products import WeightOnlyProductsPass
 
 OPSET = 21
@@ -54,11 +56,19 @@ class DecomposeAttentionPass(GraphPass):
             self.fired += 1
 
 
-def standard_passes() -> list[ir.passes.PassBase]:
-    """Return the passes, in order. The graph keeps the portable contract, in operators of opset 21."""
+def standard_passes(context_length: int, compute: ir.DataType | None = None) -> list[ir.passes.PassBase]:
+    """Return the passes, in order. The graph keeps the portable contract, in operators of opset 21.
+
+    Args:
+        context_length: most tokens a sequence will have; rope tables are this long.
+        compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
+    """
     return [
         WeightOnlyProductsPass(),
+        *([HalfPrecisionPass(compute)] if compute is not None else []),
         common.ShapeInferencePass(),
+        RopeTablesPass(context_length),
+        common.RemoveUnusedNodesPass(),
         DecomposeRotaryPass(),
         DecomposeAttentionPass(),
         common.ShapeInferencePass(),

@@ -21,7 +21,6 @@ from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.lower.standard import standard_passes
 from carryall.graph_opt.passes.base import GraphPass
 from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.half import HalfPrecisionPass
 from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
 from carryall.graph_opt.runners import GraphRunner, PortableRunner, SlotRunner
 from carryall.runtime.errors import GraphError
@@ -154,8 +153,7 @@ def test_quantized_weights_mean_the_same(kernels: Kernels, bits: int, tmp_path: 
 @pytest.mark.parametrize("family", QUICK)
 def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | None, tmp_path: Path) -> None:
     expected, model = portable(family, tmp_path)
-    pipeline.run(model, [HalfPrecisionPass(compute)] if compute else [])
-    pipeline.run(model, standard_passes(), debug=True)
+    pipeline.run(model, standard_passes(CONTEXT, compute), debug=True)
     assert {node.domain for node in model.graph} == {""}
     assert not {"Attention", "RMSNormalization", "RotaryEmbedding"} & {node.op_type for node in model.graph}
     lowered = PortableRunner(save(model, tmp_path / "lowered.onnx"))
@@ -186,7 +184,7 @@ def test_layers_cost_as_many_nodes_on_cuda_with_head_norms_as_without(tmp_path: 
 def test_what_stays_is_valid_in_the_standards_own_evaluator(tmp_path: Path) -> None:
     """TensorRT's graph is nothing but the standard: its reference evaluator runs it."""
     expected, model = portable("qwen3", tmp_path)
-    pipeline.run(model, standard_passes())
+    pipeline.run(model, standard_passes(CONTEXT))
     tokens = np.arange(4)
     feed: dict[str, Any] = {
         "input_ids": tokens[None],

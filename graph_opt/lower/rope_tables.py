@@ -1,0 +1,55 @@
+"""Rotary angles computed from positions -> rows of a table, as long as the context.
+
+A row's angles then depend on nothing but its position, for ropes too whose formula looks at the longest one.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .. import probe
+from ..edit import add_initializer, insert, nodes_of
+from ..passes.base import GraphPass
+
+
+class RopeTablesPass(GraphPass):
+    """Let every RotaryEmbedding with angles [batch, sequence, rotary / 2] gather them by ``position_ids``.
+
+    Args:
+        context_length: most tokens a sequence will have.
+    """
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__()
+        self.context_length = context_length
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model`` and note the context length it now has room for."""
+        result = super().call(model)
+        model.metadata_props["context_length"] = str(self.context_length)
+        return result
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Gather each angle once."""
+        gathered: dict[ir.Value, ir.Value] = {}
+        for node in nodes_of(graph, "RotaryEmbedding"):
+            if len(node.inputs) > 3 and node.inputs[3] is not None:
+                self.refuse(node, "its angles are a table already")
+                continue
+            for position in (1, 2):
+                angle = node.inputs[position]
+                if angle is None or angle in gathered.values():
+                    continue
+                if angle not in gathered:
+                    gathered[angle] = self._gather(graph, angle)
+                node.replace_input_with(position, gathered[angle])
+            self.fired += 1
+
+    def _gather(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
+        dtype = angle.dtype or ir.DataType.FLOAT
+        content = probe.rope_table(graph, angle, self.context_length).astype(dtype.numpy())
+        table = add_initializer(graph, f"{angle.name}_table", ir.tensor(content))
+        positions = next(value for value in graph.inputs if value.name == "position_ids")
+        row = insert(graph[0], "Gather", [table, positions]).outputs[0]
+        row.type, row.shape = ir.TensorType(dtype), angle.shape
+        return row

@@ -1,0 +1,125 @@
+"""NVIDIA GPUs through ONNX Runtime's own kernels: KV and step inputs on the device, captured decode runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..graph_opt.lower.kernels import CUDA
+from ..runtime.errors import CarryallError, ProviderRuntimeError, UsageError
+from . import libraries, nvidia, ort
+from .base import Runner, RunnerConfig
+from .device_memory import Device, DeviceMemory
+from .kv_memory import KVSpec
+from .ort_provider import OrtProvider
+from .slot_policy import SlotPolicy, powers_of_two
+from .slot_runner import SlotRunner
+
+# Flash attention holds no matrix of scores, and a GPU wants long pieces.
+_PREFILL_CHUNK = 2048
+
+
+class CudaProvider(OrtProvider):
+    """A CUDA device, compute capability 7.5 or newer.
+
+    Options:
+        device: which of several; CUDA_VISIBLE_DEVICES counts.
+        compute: ``fp16`` or ``bf16`` (compute capability 8), what float graphs are converted to. Models whose
+            activations go beyond 65504, such as Gemma's, need bf16.
+        kv_cache: ``int8`` or ``float32``, which is that of ``compute`` here; ``auto`` is int8 where the model
+            has scales for it.
+        cuda_graphs: capture decode runs, one a batch size in powers of two, and replay them.
+        memory_fraction: how much of the memory that is free once the model is loaded KV may take.
+    """
+
+    name = "cuda"
+    execution_provider = "CUDAExecutionProvider"
+    kernels = CUDA
+    options: ClassVar[Mapping[str, Any]] = {
+        "device": 0,
+        "compute": "fp16",
+        "kv_cache": "auto",
+        "cuda_graphs": True,
+        "memory_fraction": 0.9,
+    }
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else what is missing and what to do about it."""
+        reason = super().available()
+        if reason is not None:
+            return reason
+        lacking = libraries.complaint(self.name, libraries.missing(nvidia.cuda_libraries()))
+        if lacking is not None:
+            return lacking
+        try:
+            count = nvidia.device_count()
+        except CarryallError as error:
+            return str(error)
+        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """Options of the execution provider itself."""
+        if options["compute"] == "fp32":
+            raise UsageError(
+                "option 'compute' of provider 'cuda' is fp16 or bf16: attention has no fp32 kernel"
+            )
+        cudnn = libraries.load(nvidia.cudnn().file) is not None
+        return {
+            "device_id": str(options["device"]),
+            "arena_extend_strategy": "kSameAsRequested",
+            # Sums of squares in fp32, whatever the type of the activations.
+            "enable_skip_layer_norm_strict_mode": "1",
+            "enable_cuda_graph": str(int(generating and options["cuda_graphs"])),
+            # Generating needs no convolution; without cuDNN the provider then starts all the same.
+            **({"enable_cudnn": "0"} if generating and not cudnn else {}),
+        }
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
+        session = self._open(model, config, generating=True)
+        options = {**self.options, **config.options}
+        device = Device(name="cuda", index=options["device"])
+
+        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
+            free = int(nvidia.memory(device.index)[0] * options["memory_fraction"])
+            slots = slots_that_fit(free, sum(spec.bytes_per_token for spec in specs.values()) * length, slots)
+            return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
+
+        return SlotRunner(
+            session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
+        )
+
+    def _copier(self, config: RunnerConfig) -> Any:
+        """Open small graphs on the same device, never captured."""
+        own = {**self.provider_options({**self.options, **config.options}, generating=False)}
+        return lambda content: ort.open_session(content, self.execution_provider, None, own)
+
+
+def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
+    """Runs in powers of two: a row more costs next to nothing beside the weights that every run reads."""
+    return SlotPolicy(
+        prefill_chunk=_PREFILL_CHUNK,
+        max_scores=2**40,
+        buckets=powers_of_two(slots),
+        capture=options["cuda_graphs"],
+    )
+
+
+def slots_that_fit(free: int, slot_bytes: int, wanted: int) -> int:
+    """How many slots the free bytes hold, at most ``wanted``.
+
+    Raises:
+        ProviderRuntimeError: not even one.
+    """
+    slots = min(wanted, free // slot_bytes)
+    if slots < 1:
+        raise ProviderRuntimeError(
+            f"{free / 2**30:.2f} GiB of device memory hold no sequence: its KV takes "
+            f"{slot_bytes / 2**30:.2f} GiB. Lower the context length, quantize the model or its KV cache, "
+            "or raise memory_fraction."
+        )
+    return slots
+
+
+PROVIDER = CudaProvider

@@ -1,0 +1,81 @@
+"""Any Direct3D 12 device on Windows through ONNX Runtime's DirectML kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..graph_opt.lower.kernels import DIRECTML
+from . import ort
+from .base import Runner, RunnerConfig
+from .device_memory import Device, DeviceMemory
+from .kv_memory import KVSpec
+from .ort_provider import OrtProvider
+from .slot_policy import SlotPolicy
+from .slot_runner import SlotRunner
+
+# Names of the lowered graph's free sizes; see "The lowered graph" in docs/architecture.md.
+_DECODE_SIZES = {"batch": 1, "sequence": 1, "wanted": 1}
+POLICY = SlotPolicy(max_hole=0, max_rows=1, prompts_on_cache=False)
+
+
+class DirectMLProvider(OrtProvider):
+    """A GPU or NPU that Windows runs DirectML on.
+
+    Its attention kernel takes rows one by one here, and a prompt only whole and onto an empty cache.
+
+    Options:
+        device: which adapter, in the order of DXGI.
+        compute: ``fp16`` halves memory; ``fp32`` where a device lacks it.
+        static_shapes: a second session for decoding with every size fixed, which DirectML compiles into one
+            graph; the weights then lie in memory twice.
+    """
+
+    name = "directml"
+    execution_provider = "DmlExecutionProvider"
+    kernels = DIRECTML
+    options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "static_shapes": False}
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else what is missing and what to do about it."""
+        if sys.platform != "win32":
+            return "DirectML is a part of Windows; on this system use cuda, openvino or cpu"
+        return super().available()
+
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """Options of the execution provider itself."""
+        return {"device_id": str(options["device"])}
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation."""
+        session = self._open(model, config, generating=True)
+        options = {**self.options, **config.options}
+        own = self.provider_options(options, generating=False)
+        device = Device(name="dml", index=options["device"], addressable=False)
+
+        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
+            return DeviceMemory(
+                specs,
+                slots,
+                length,
+                device=device,
+                session_factory=lambda content: ort.open_session(content, self.execution_provider, None, own),
+            )
+
+        return SlotRunner(
+            session,
+            config,
+            str(model),
+            memory=memory,
+            policy=POLICY,
+            decode_session=self._decoder(model, config) if options["static_shapes"] else None,
+        )
+
+    def _decoder(self, model: Path, config: RunnerConfig) -> Any:
+        sizes = _DECODE_SIZES | ({"max_length": config.context_length} if config.context_length else {})
+        return self._open(model, config, generating=True, sizes=sizes)
+
+
+PROVIDER = DirectMLProvider

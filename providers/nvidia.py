@@ -1,0 +1,88 @@
+"""What ONNX Runtime's NVIDIA providers need of a machine: driver, libraries, free memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+from ..runtime.errors import ProviderUnavailableError
+from . import libraries, ort
+from .libraries import Library
+
+_CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
+_DRIVER = "Install NVIDIA's display driver"
+_CUFFT = {"12": "11", "13": "12"}  # CUDA's major version: that of its libcufft
+
+
+def cuda_version() -> str:
+    """The major version of CUDA that the installed onnxruntime was built for."""
+    module = ort.load_onnxruntime("NVIDIA devices", "cuda")
+    return str(getattr(module, "cuda_version", "") or "13").split(".", maxsplit=1)[0]
+
+
+def cuda_libraries() -> list[Library]:
+    """What ``onnxruntime_providers_cuda`` is linked with (read off the library of onnxruntime-gpu 1.31)."""
+    cuda = cuda_version()
+    return [
+        Library("NVIDIA's driver", "libcuda.so.1", "nvcuda.dll", _DRIVER),
+        Library(f"CUDA {cuda} runtime", f"libcudart.so.{cuda}", f"cudart64_{cuda}.dll", _CUDA_WHEELS),
+        Library(f"cuBLASLt {cuda}", f"libcublasLt.so.{cuda}", f"cublasLt64_{cuda}.dll", _CUDA_WHEELS),
+        Library(f"cuBLAS {cuda}", f"libcublas.so.{cuda}", f"cublas64_{cuda}.dll", _CUDA_WHEELS),
+        Library("cuRAND 10", "libcurand.so.10", "curand64_10.dll", _CUDA_WHEELS),
+    ]
+
+
+def cudnn() -> Library:
+    """What convolutions need; the graphs that generate text have none."""
+    return Library("cuDNN 9", "libcudnn.so.9", "cudnn64_9.dll", _CUDA_WHEELS)
+
+
+def tensorrt_libraries() -> list[Library]:
+    """What ``onnxruntime_providers_tensorrt`` is linked with, besides CUDA and cuDNN."""
+    remedy = "Install TensorRT 10 with: pip install 'carryall[tensorrt]'"
+    return [
+        Library("TensorRT 10", "libnvinfer.so.10", "nvinfer_10.dll", remedy),
+        Library("TensorRT 10's ONNX parser", "libnvonnxparser.so.10", "nvonnxparser_10.dll", remedy),
+    ]
+
+
+def device_count() -> int:
+    """CUDA devices that this process may use.
+
+    Raises:
+        ProviderUnavailableError: the runtime cannot be asked, such as for a driver that is too old.
+    """
+    count = ctypes.c_int()
+    _check(_runtime().cudaGetDeviceCount(ctypes.byref(count)), "cudaGetDeviceCount")
+    return count.value
+
+
+def memory(index: int) -> tuple[int, int]:
+    """Free and total bytes of a device.
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _check(_runtime().cudaSetDevice(index), f"cudaSetDevice({index})")
+    _check(_runtime().cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)), "cudaMemGetInfo")
+    return free.value, total.value
+
+
+def _runtime() -> ctypes.CDLL:
+    file = f"cudart64_{cuda_version()}.dll" if sys.platform == "win32" else f"libcudart.so.{cuda_version()}"
+    loaded = libraries.load(file)
+    if loaded is None:
+        raise ProviderUnavailableError(f"{file} cannot be loaded. {_CUDA_WHEELS}")
+    return loaded
+
+
+def _check(code: int, call: str) -> None:
+    """Raise unless a call of the CUDA runtime succeeded."""
+    if code == 0:
+        return
+    describe = _runtime().cudaGetErrorString
+    describe.restype = ctypes.c_char_p
+    text = describe(code)
+    reason = text.decode(errors="replace") if isinstance(text, bytes) else f"error {code}"
+    raise ProviderUnavailableError(f"{call} failed: {reason}. Check the driver with nvidia-smi")

@@ -1,0 +1,78 @@
+"""Which execution provider runs which node of an opened session, and whether that is what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+# Ask for it in the session's configuration; onnxruntime 1.24 and newer.
+RECORD = "session.record_ep_graph_assignment_info"
+# ONNX Runtime leaves arithmetic on shapes to the CPU whatever the provider (core/framework/
+# fallback_cpu_capability.cc): a copy of a few integers would cost more than computing them.
+_SHAPE_OPERATORS = frozenset(
+    {
+        *("Add", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Gather"),
+        *("Greater", "Less", "Max", "Min", "Mul", "Not", "Range", "ReduceMax", "ReduceMin", "ReduceProd"),
+        *("ReduceSum", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where"),
+    }
+)
+_LARGE = 1024  # elements of a weight that no arithmetic on shapes reads
+_CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node as onnxruntime runs it, after its own optimizations."""
+
+    op_type: str
+    domain: str
+    name: str
+
+    def __str__(self) -> str:
+        kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+        return f"{kind} {self.name}".strip()
+
+
+def placement(session: Any) -> dict[str, list[PlacedNode]] | None:
+    """Nodes by execution provider, or None where the session did not record them."""
+    try:
+        parts = session.get_provider_graph_assignment_info()
+    except (AttributeError, RuntimeError):  # an older onnxruntime, or a session without RECORD
+        return None
+    placed: dict[str, list[PlacedNode]] = {}
+    for part in parts:
+        nodes = [PlacedNode(node.op_type, node.domain, node.name) for node in part.get_nodes()]
+        placed.setdefault(part.ep_name, []).extend(nodes)
+    return placed
+
+
+def stray_nodes(
+    placed: Mapping[str, Sequence[PlacedNode]], asked: str, model: Path | bytes
+) -> list[PlacedNode]:
+    """Nodes that run elsewhere than on ``asked`` and do more than arithmetic on shapes."""
+    strays = [node for name, nodes in placed.items() if name not in (asked, _CPU) for node in nodes]
+    if asked == _CPU:
+        return strays
+    on_cpu = placed.get(_CPU, [])
+    suspects = [
+        node for node in on_cpu if node.domain in ("", "ai.onnx") and node.op_type in _SHAPE_OPERATORS
+    ]
+    strays += [node for node in on_cpu if node not in suspects]
+    heavy = _readers_of_large_weights(model) if suspects else set()
+    return strays + [node for node in suspects if (node.op_type, node.name) in heavy]
+
+
+def _readers_of_large_weights(model: Path | bytes) -> set[tuple[str, str]]:
+    """Operator and name of nodes that read a weight too large for arithmetic on shapes."""
+    content = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
+    found = set()
+    for node in content.graph.all_nodes():
+        tensors = [value.const_value for value in node.inputs if value is not None]
+        if any(tensor is not None and tensor.size > _LARGE for tensor in tensors):
+            found.add((node.op_type, node.name or ""))
+    return found

@@ -1,0 +1,128 @@
+"""NVIDIA GPUs through TensorRT: standard operators and Q/DQ, engines built once and kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ..graph_opt.lower.kernels import Kernels
+from ..graph_opt.lower.standard import standard_passes
+from ..runtime.errors import CarryallError, UsageError
+from . import libraries, nvidia, ort
+from .base import Runner, RunnerConfig
+from .device_memory import Device
+from .explicit_runner import ExplicitRunner
+from .libraries import Library
+from .ort_provider import OrtProvider, compute_type
+from .tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+
+_log = logging.getLogger(__name__)
+
+
+class TensorRTProvider(OrtProvider):
+    """A CUDA device through TensorRT 10.
+
+    Options:
+        device: which of several; CUDA_VISIBLE_DEVICES counts.
+        compute: ``fp16``, or ``fp32``.
+        chunk: most new tokens of a run; engines are built for up to as many.
+        cache_folder: where engines are kept; empty is ``CARRYALL_CACHE`` or ``~/.cache/carryall``.
+    """
+
+    name = "tensorrt"
+    execution_provider = "TensorrtExecutionProvider"
+    kernels = Kernels()
+    prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
+    options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "chunk": 512, "cache_folder": ""}
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else what is missing and what to do about it."""
+        reason = super().available()
+        if reason is not None:
+            return reason
+        lacking = libraries.complaint(self.name, libraries.missing(self.libraries()))
+        if lacking is not None:
+            return lacking
+        try:
+            count = nvidia.device_count()
+        except CarryallError as error:
+            return str(error)
+        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+
+    def libraries(self) -> list[Library]:
+        """What must be loadable."""
+        return [*nvidia.cuda_libraries(), nvidia.cudnn(), *nvidia.tensorrt_libraries()]
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Passes that leave nothing but old standard operators, in order."""
+        if config.context_length is None:
+            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
+        self._check_options(config.options)
+        options = {**self.options, **config.options}
+        return standard_passes(config.context_length, compute_type(options["compute"]))
+
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """Options of the execution provider itself; engines and timings are always kept."""
+        folder = _cache_root(options["cache_folder"])
+        return {
+            "device_id": str(options["device"]),
+            "trt_fp16_enable": str(int(options["compute"] == "fp16")),
+            "trt_int8_enable": "1",  # where the graph has Q/DQ; it changes nothing elsewhere
+            "trt_layer_norm_fp32_fallback": "1",
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(folder / "engines"),
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(folder),
+        }
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes``; the first time, engines are built, which takes minutes."""
+        self._check_options(config.options)
+        options = {**self.options, **config.options}
+        own = self.provider_options(options, generating=True)
+        own |= self.shape_options(model, config, options)
+        cache = EngineCache(
+            _cache_root(options["cache_folder"]) / "engines",
+            {"model": model_facts(model), "options": own, "wheels": ort.installed_wheels()},
+        )
+        if not cache.ready():
+            _log.warning("building TensorRT engines for %s; this takes minutes, and once only", model)
+        own |= self.cache_options(cache.folder)
+        settings = ort.session_options(config.num_threads, fixed_shapes=False)
+        session = ort.open_session(model, self.execution_provider, settings, own)
+        runner = ExplicitRunner(
+            session,
+            config,
+            str(model),
+            device=Device(name="cuda", index=options["device"]),
+            chunk=options["chunk"],
+        )
+        cache.record()
+        return runner
+
+    def shape_options(self, model: Path, config: RunnerConfig, options: Mapping[str, Any]) -> dict[str, str]:
+        """The shapes that engines are built for."""
+        if config.context_length is None:
+            raise UsageError(
+                f"provider '{self.name}' builds engines for RunnerConfig.context_length; give it"
+            )
+        shapes = ShapeRange(chunk=options["chunk"], context_length=config.context_length)
+        kinds = zip(("min", "opt", "max"), shapes.profiles(input_shapes(model)), strict=True)
+        return {f"{self.prefix}_profile_{kind}_shapes": text for kind, text in kinds}
+
+    def cache_options(self, folder: Path) -> dict[str, str]:
+        """Where this model's engines lie."""
+        return {"trt_engine_cache_path": str(folder)}
+
+
+def _cache_root(folder: str) -> Path:
+    base = folder or os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall"
+    return Path(base) / "tensorrt"
+
+
+PROVIDER = TensorRTProvider

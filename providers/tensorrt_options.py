@@ -1,0 +1,119 @@
+"""What TensorRT wants to know before it builds engines: ranges of shapes, and where built ones are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+_log = logging.getLogger(__name__)
+_RECORD = "engines.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRange:
+    """The runs that an engine must take: ``ExplicitRunner`` runs one sequence at a time.
+
+    Args:
+        chunk: most new tokens of a run.
+        context_length: most tokens of a sequence.
+    """
+
+    chunk: int
+    context_length: int
+
+    def profiles(self, inputs: Mapping[str, list[int | str]]) -> tuple[str, str, str]:
+        """Smallest, likeliest and largest shapes, as ``name:1x2,...`` strings.
+
+        Args:
+            inputs: shapes by name, unknown sizes called as in the portable contract.
+        """
+        longest = self.context_length
+        sizes = (
+            {"batch": 1, "sequence": 1, "past": 0, "total": 1},
+            {"batch": 1, "sequence": 1, "past": longest // 4, "total": longest // 4 + 1},
+            {"batch": 1, "sequence": min(self.chunk, longest), "past": longest - 1, "total": longest},
+        )
+        smallest, likeliest, largest = (_profile(inputs, known) for known in sizes)
+        return smallest, likeliest, largest
+
+
+def input_shapes(model: Path) -> dict[str, list[int | str]]:
+    """Shapes of a portable graph's inputs, with the contract's names for what is not fixed."""
+    names = {"input_ids": ("batch", "sequence"), "position_ids": ("batch", "sequence")}
+    names["attention_mask"] = ("batch", "total")
+    found: dict[str, list[int | str]] = {}
+    for value in ir.load(model).graph.inputs:
+        axes = names.get(str(value.name), ("batch", "", "past", ""))
+        shape = list(value.shape or [])
+        found[str(value.name)] = [
+            size if isinstance(size, int) else axis for size, axis in zip(shape, axes, strict=False)
+        ]
+    return found
+
+
+def _profile(inputs: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> str:
+    def dimensions(shape: list[int | str]) -> str:
+        return "x".join(str(size if isinstance(size, int) else sizes[size]) for size in shape)
+
+    return ",".join(f"{name}:{dimensions(shape)}" for name, shape in inputs.items())
+
+
+class EngineCache:
+    """A folder of built engines for one model, one set of options and one set of libraries.
+
+    Args:
+        root: where such folders lie.
+        facts: all that an engine depends on.
+    """
+
+    def __init__(self, root: Path, facts: Mapping[str, Any]) -> None:
+        text = json.dumps(facts, sort_keys=True, default=str)
+        self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def ready(self) -> bool:
+        """Whether engines lie here and are what was written; damaged ones are deleted."""
+        record = self.folder / _RECORD
+        if not record.is_file():
+            return False
+        try:
+            known = json.loads(record.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        if known and known == self._hashes():
+            return True
+        _log.warning("TensorRT engines in %s are damaged and built again", self.folder)
+        for path in self.folder.iterdir():
+            path.unlink()
+        return False
+
+    def record(self) -> None:
+        """Note what lies here now, so that ``ready`` can tell."""
+        content = json.dumps(self._hashes(), indent=1, sort_keys=True)
+        scratch = self.folder / f".{_RECORD}.{os.getpid()}"
+        scratch.write_text(content, encoding="utf-8")
+        scratch.replace(self.folder / _RECORD)
+
+    def _hashes(self) -> dict[str, str]:
+        files = [path for path in self.folder.iterdir() if path.is_file() and _RECORD not in path.name]
+        return {path.name: _sha256(path) for path in sorted(files)}
+
+
+def model_facts(model: Path) -> dict[str, Any]:
+    """What tells one model from another: its graph, and size and time of the weights beside it."""
+    weights = [path for path in sorted(model.parent.glob(f"{model.name}*")) if path != model]
+    stats = {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in weights}
+    return {"graph": _sha256(model), "weights": stats}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
