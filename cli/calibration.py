@@ -15,6 +15,7 @@ from ..exporter.package import Package, fingerprint
 from ..graph_opt.quantize.activations import Report, Tokens
 from ..graph_opt.quantize.blockwise import Floats
 from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
+from ..graph_opt.quantize.half_range import largest_magnitudes, too_large
 from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.moments import SecondMoments
 from ..graph_opt.quantize.ranges import input_histograms
@@ -24,7 +25,7 @@ from ..runtime.calibration import MAX_TOKENS, calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.measurements import Arrays, cached_arrays
 from ..runtime.model_source import locate_model
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
 from .models import default_context_length, graph_file
 from .progress import progress
 
@@ -95,6 +96,20 @@ class Calibration:
         choose = CALIBRATORS[calibrator]
         return {name: choose(Histogram.from_array(array)) for name, array in found.items()}
 
+    def beyond(self, dtype: ir.DataType) -> list[str]:
+        """Find the values that a 16-bit type cannot hold; a model without a tokenizer cannot be measured."""
+        if dtype == ir.DataType.BFLOAT16 or not (self._folder / TOKENIZER_FILE).is_file():
+            return []
+
+        def measure(tell: Report) -> Arrays:
+            largest = largest_magnitudes(
+                self._graph, self._windows[:4], context_length=self._context_length, progress=tell
+            )
+            return {name: np.array(magnitude) for name, magnitude in largest.items()}
+
+        found = self._cached("magnitudes", measure)
+        return too_large({name: float(magnitude) for name, magnitude in found.items()}, dtype)
+
     def sensitive_layers(
         self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats]
     ) -> dict[str, float]:
@@ -131,14 +146,17 @@ class Calibration:
         return length
 
     @cached_property
+    def _folder(self) -> Path:
+        path = locate_model(self._source)
+        return path.parent if path.is_file() else path
+
+    @cached_property
     def _windows(self) -> list[Tokens]:
         return self._read(MAX_TOKENS)
 
     def _read(self, max_tokens: int) -> list[Tokens]:
-        path = locate_model(self._source)
-        tokenizer = Tokenizer(path.parent if path.is_file() else path)
         return calibration_windows(
-            tokenizer, self._text, context_length=self._context_length, max_tokens=max_tokens
+            Tokenizer(self._folder), self._text, context_length=self._context_length, max_tokens=max_tokens
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from ..graph_opt import graph_facts
 from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.calibrators import CALIBRATOR, CALIBRATORS
+from ..graph_opt.quantize.half import is_half
 from ..graph_opt.quantize.kv_cache import KV_FORMATS, has_quantized_kv
 from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quantization
-from ..graph_opt.quantize.sensitivity import Rounding, dynamic_rounding, static_rounding
+from ..graph_opt.quantize.sensitivity import dynamic_rounding, static_rounding
 from ..graph_opt.quantize.smooth import SmoothQuantPass
 from ..graph_opt.quantize.weight_only import has_quantized_weights
 from ..runtime.errors import UsageError
@@ -175,30 +177,40 @@ class Wanted:
         if self.kv is not None:
             passes.append(measured.kv_pass(per_tensor=KV_FORMATS[self.kv]))
             record["kv_cache"] = self.kv
+        if self.chosen is not None:
+            passes += self._method(self.chosen, measured, record)
+        return passes, record
+
+    def _method(self, chosen: Quantization, measured: Calibration, record: dict[str, Any]) -> list[GraphPass]:
+        """Measure what the method needs; add to ``record`` what it does."""
+        passes: list[GraphPass] = []
         factors = measured.smoothing() if self.smooth else {}
         if self.smooth:
             passes.append(SmoothQuantPass(factors))
             record["smooth"] = True
         ranges: dict[str, float] | None = None
-        rounding: Rounding = dynamic_rounding
-        if self.chosen is not None and self.chosen.needs_ranges:
+        if chosen.needs_ranges:
             record["calibrator"] = self.calibrator or CALIBRATOR
             ranges = measured.ranges(record["calibrator"], factors)
-            rounding = static_rounding(ranges)
-        if self.chosen is not None:
-            vetoed = {}
-            if self.max_error is not None:
-                vetoed = measured.sensitive_layers(self.max_error, rounding, factors)
-            moments = measured.moments() if self.chosen.needs_calibration else None
-            passes.append(self.chosen.quantizer(moments, ranges=ranges, exclude=vetoed))
-            record |= self.chosen.record() | ({"weight_only": sorted(vetoed)} if vetoed else {})
-        return passes, record
+        exempt: Collection[str] = ()
+        if chosen.half_type is not None:
+            exempt = measured.beyond(chosen.half_type)
+        elif self.max_error is not None:
+            rounding = dynamic_rounding if ranges is None else static_rounding(ranges)
+            exempt = measured.sensitive_layers(self.max_error, rounding, factors)
+        moments = measured.moments() if chosen.needs_calibration else None
+        record |= chosen.record()
+        if exempt:
+            record["weight_only" if chosen.half_type is None else "float"] = sorted(exempt)
+        return [*passes, chosen.quantizer(moments, ranges=ranges, exclude=exempt)]
 
 
 def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:
     """Refuse to quantize twice."""
     if chosen is not None and has_quantized_weights(model.graph):
         raise UsageError(f"{source} is quantized already; start from the float model")
+    if is_half(model.graph):
+        raise UsageError(f"{source} is in 16 bits already; start from the float model")
     if kv is not None and has_quantized_kv(model.graph):
         raise UsageError(f"the KV cache of {source} is quantized already; start from the float model")
 
@@ -228,8 +240,8 @@ def _report(facts: dict[str, Any], method: str, kv: str | None, as_json: bool) -
     if as_json:
         print_json(facts)
         return
-    for refusal in facts["left_float"]:
-        click.echo(f"left float: {refusal['reason']}")
+    for reason in dict.fromkeys(refusal["reason"] for refusal in facts["left_float"]):
+        click.echo(f"left float: {reason}")
     done = [] if method == NO_METHOD else [f"{facts['weights']} weights to {method}"]
     kept = facts["quantization"].get("weight_only", [])
     done += [f"{len(kept)} of them with float activations"] if kept else []

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..exporter.demo import CALIBRATION_TEXT
+from ..graph_opt.quantize.activations import MIN_TOKENS
 from .errors import UsageError
 from .tokenizer import Tokenizer
 
@@ -48,7 +49,7 @@ def calibration_windows(
         if count >= max_tokens:
             break
     if not count:
-        raise UsageError(f"calibration text {source} is empty")
+        raise UsageError(f"calibration text {source} is empty; at least {MIN_TOKENS} tokens are needed")
     return windows
 
 

@@ -24,13 +24,14 @@ class ActivationReader:
     Args:
         model: the graph's file; the weights beside it are mapped, not copied.
         names: values of the graph.
+        changed: the loaded graph, with more nodes; None takes it as it is.
 
     Raises:
         GraphError: a value is not in the graph.
         MissingExtraError: onnxruntime is not installed.
     """
 
-    def __init__(self, model: Path, names: Sequence[str]) -> None:
+    def __init__(self, model: Path, names: Sequence[str], changed: ir.Model | None = None) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -41,7 +42,7 @@ class ActivationReader:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(model.parent)
         )
-        proto = ir.to_proto(_with_outputs(ir.load(model), self.names))
+        proto = ir.to_proto(_with_outputs(changed or ir.load(model), self.names))
         self._session: Any = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

@@ -111,7 +111,7 @@ CALIBRATORS: Mapping[str, Calibrator] = {
     "entropy": entropy,
     "mse": mse,
 }
-CALIBRATOR = "mse"  # where nobody chooses
+CALIBRATOR = "minmax"  # where nobody chooses
 
 
 def _within(histogram: Histogram, limit: float) -> float:

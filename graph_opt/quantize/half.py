@@ -8,7 +8,7 @@ P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.0
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -85,14 +85,9 @@ class HalfPrecisionPass(GraphPass):
 
     def _choose(self, graph: ir.Graph) -> set[ir.Node]:
         """Return the nodes to compute in 16 bits: what the embedding reaches, unless it must stay float."""
-        hidden: set[ir.Value] = set()
         chosen: set[ir.Node] = set()
         ending = _after_head(graph)
-        for node in graph:
-            sources = [value for value in node.inputs if value in hidden]
-            if not sources and not _embeds(node):
-                continue
-            hidden.update(node.outputs)
+        for node, sources in reached(graph):
             values = [value for value in (*node.inputs, *node.outputs) if value is not None]
             large = next((value.name for value in values if value.name in self.keep_float), None)
             if large is not None:
@@ -197,6 +192,16 @@ def is_half(graph: ir.Graph) -> bool:
     nodes = [node for op_type in _COMPUTING for node in nodes_of(graph, op_type)]
     operands = [value for node in nodes for value in node.inputs]
     return any(value is not None and value.dtype in LARGEST for value in operands)
+
+
+def reached(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Value]]]:
+    """Yield the nodes that depend on the embedding, each with the inputs that do."""
+    hidden: set[ir.Value] = set()
+    for node in graph:
+        sources = [value for value in node.inputs if value in hidden]
+        if sources or _embeds(node):
+            hidden.update(node.outputs)
+            yield node, sources
 
 
 def _embeds(node: ir.Node) -> bool:

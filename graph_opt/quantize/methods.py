@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir as ir
+
 from ...runtime.errors import UsageError
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat
@@ -59,6 +61,11 @@ class Quantization:
     def needs_ranges(self) -> bool:
         """Whether ``quantizer`` needs ranges of the activations."""
         return self.method == _STATIC
+
+    @property
+    def half_type(self) -> ir.DataType | None:
+        """The 16-bit type that a method converts to, None for those that quantize."""
+        return HALF_TYPES.get(self.method)
 
     def quantizer(
         self,

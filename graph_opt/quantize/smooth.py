@@ -1,21 +1,24 @@
-"""SmoothQuant: large activation channels divided out of a norm's gain, multiplied into the weights behind it.
+"""SmoothQuant: large activation channels divided out of what makes them, multiplied into the weights behind.
 
-    MatMul(Norm(h) * gain, W)  ->  MatMul(Norm(h) * (gain / s), s * W)
+    MatMul(Norm(h) * gain, W)         ->  MatMul(Norm(h) * (gain / s), s * W)
+    MatMul(act(gate) * (x @ up), W)   ->  MatMul(act(gate) * (x @ (up / s)), s * W)
 
 The product stays the same, while one scale then holds all channels of the activation. G. Xiao et al.,
-"SmoothQuant", https://arxiv.org/abs/2211.10438.
+"SmoothQuant", https://arxiv.org/abs/2211.10438; the second line does for gated MLPs what the first does for
+norms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import GraphError
-from ..edit import nodes_of, weight
+from ..edit import sole_consumer, weight
 from ..lazy import Array, lazy, shape_of
 from ..passes.base import GraphPass
 from .activations import ActivationReader, Report, Tokens, read_windows
@@ -25,19 +28,29 @@ _STRENGTH = 0.5  # of the difficulty, how much moves from activations to weights
 _NORMS = ("RMSNormalization", "LayerNormalization")
 
 
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A value, the weights whose last axis makes its channels, and the layers that are all its readers."""
+
+    value: ir.Value
+    makers: tuple[ir.Value, ...]
+    layers: tuple[ir.Value, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.value.name)
+
+
 def largest_activations(
     model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Report | None = None
 ) -> dict[str, Floats]:
-    """Measure the largest magnitude of every channel that leaves a norm, by the value's name.
+    """Measure the largest magnitude of every channel that can be divided, by the value's name.
 
     Raises:
         GraphError: an activation is NaN or infinite.
         UsageError: the text is too short.
     """
-    graph = ir.load(model).graph
-    names = [
-        str(node.outputs[0].name) for op_type in _NORMS for node in nodes_of(graph, op_type) if _layers(node)
-    ]
+    names = [site.name for site in _sites(ir.load(model).graph)]
     largest: dict[str, Floats] = {}
     for values in read_windows(ActivationReader(model, names), windows, context_length, progress):
         for name, value in values.items():
@@ -47,20 +60,18 @@ def largest_activations(
 
 
 def smoothing_factors(model: Path, largest: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return what to divide the channels of every norm's output by, one layer's weights in memory at a time.
+    """Return what to divide the channels of every such value by, one layer's weights in memory at a time.
 
     Args:
         model: a portable float graph.
         largest: as ``largest_activations`` returns them.
     """
-    graph = ir.load(model).graph
-    norms = [node for op_type in _NORMS for node in nodes_of(graph, op_type)]
-    names = {str(node.outputs[0].name): node for node in norms}
-    return {name: _factors(largest[name], _layers(node)) for name, node in names.items() if name in largest}
+    sites = [site for site in _sites(ir.load(model).graph) if site.name in largest]
+    return {site.name: _factors(largest[site.name], site.layers) for site in sites}
 
 
 class SmoothQuantPass(GraphPass):
-    """Even out the channels between norms and the products behind them.
+    """Even out the channels in front of products.
 
     Args:
         factors: as ``smoothing_factors`` returns them.
@@ -71,31 +82,46 @@ class SmoothQuantPass(GraphPass):
         self.factors = factors
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rescale every norm that only products with weights of their own read."""
-        for op_type in _NORMS:
-            for node in nodes_of(graph, op_type):
-                factors = self.factors.get(str(node.outputs[0].name))
-                layers = _layers(node)
-                if factors is None or not layers:
-                    continue
-                for value in node.inputs[1:]:  # the gain, and a LayerNormalization's bias
-                    if value is not None:
-                        _scale(value, 1 / factors)
-                for layer in layers:
-                    _scale(layer, factors[:, None])
-                self.fired += 1
+        """Rescale what makes every such value, and the layers that read it."""
+        for site in _sites(graph):
+            factors = self.factors.get(site.name)
+            if factors is None:
+                continue
+            for maker in site.makers:
+                _scale(maker, 1 / factors)
+            for layer in site.layers:
+                _scale(layer, factors[:, None])
+            self.fired += 1
 
 
-def _layers(norm: ir.Node) -> list[ir.Value]:
-    """Return the weights that multiply a norm's output, empty if anything else reads it or them."""
-    output = norm.outputs[0]
-    uses = list(output.uses())
-    layers = [use.node.inputs[1] for use in uses if use.node.op_type == "MatMul" and use.idx == 0]
-    changed = [*layers, *norm.inputs[1:]]
-    own = all(value is not None and weight(value) is not None and len(value.uses()) == 1 for value in changed)
-    if output.is_graph_output() or len(layers) < len(uses) or not own:
+def _sites(graph: ir.Graph) -> Iterator[_Site]:
+    for node in graph:
+        if node.op_type in _NORMS:
+            makers = [value for value in node.inputs[1:] if value is not None]  # gain, perhaps a bias
+        elif node.op_type == "Mul":
+            makers = next((found for value in node.inputs if (found := _linear(value))), [])
+        else:
+            continue
+        uses = list(node.outputs[0].uses())
+        readers = [use.node.inputs[1] for use in uses if use.node.op_type == "MatMul" and use.idx == 0]
+        layers = [value for value in readers if value is not None and weight(value) is not None]
+        own = all(weight(value) is not None and len(value.uses()) == 1 for value in (*makers, *layers))
+        if makers and layers and len(layers) == len(uses) and own and not node.outputs[0].is_graph_output():
+            yield _Site(node.outputs[0], tuple(makers), tuple(layers))
+
+
+def _linear(value: ir.Value | None) -> list[ir.Value]:
+    """Return weight and bias of the linear layer that ``value`` comes from, if it is read once."""
+    node = value.producer() if value is not None else None
+    if node is None or sole_consumer(node.outputs[0]) is None:
         return []
-    return [layer for layer in layers if layer is not None]
+    if node.op_type == "MatMul" and node.inputs[1] is not None and weight(node.inputs[1]) is not None:
+        return [node.inputs[1]]
+    if node.op_type == "Add":
+        biases = [one for one in node.inputs if one is not None and weight(one) is not None]
+        others = [found for one in node.inputs if (found := _linear(one))]
+        return [*others[0], *biases] if len(biases) == len(others) == 1 else []
+    return []
 
 
 def _factors(magnitude: Floats, layers: Sequence[ir.Value]) -> Floats:
