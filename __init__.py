@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .runtime.dynamic_batching import DynamicBatcher
     from .runtime.engine.async_llm import AsyncLLM
     from .runtime.errors import CarryallError
     from .runtime.llm import LLM
@@ -27,6 +28,7 @@ _HOME = {
     "AsyncLLM": ".runtime.engine.async_llm",
     "CarryallError": ".runtime.errors",
     "CompletionOutput": ".runtime.outputs",
+    "DynamicBatcher": ".runtime.dynamic_batching",
     "InferenceSession": ".runtime.session",
     "LLM": ".runtime.llm",
     "RequestOutput": ".runtime.outputs",
@@ -39,6 +41,7 @@ __all__ = [
     "AsyncLLM",
     "CarryallError",
     "CompletionOutput",
+    "DynamicBatcher",
     "InferenceSession",
     "RequestOutput",
     "SamplingParams",

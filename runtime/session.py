@@ -6,10 +6,11 @@ a provider that is missing, cannot start, or leaves nodes to the CPU is an error
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,24 @@ import onnx_ir as ir
 
 from ..providers import get_provider, ort
 from .errors import ModelNotFoundError, UsageError
+from .placement import Placement, placement, weight_bytes_by_node
 
 ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our error, with the remedy
 import onnxruntime  # noqa: E402
 
+from .bound_run import BoundRun, Tensors  # noqa: E402
+
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
+_RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 Providers = Sequence[str | tuple[str, dict[Any, Any]]]
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime is untyped
     """Runs an ONNX model; same arguments, methods and results as ``onnxruntime.InferenceSession``.
+
+    It adds ``bind`` and ``run_tensors`` (tensors of any library, without copies), ``run_awaited`` (asyncio)
+    and ``placement``. Like onnxruntime's, one session may be run by several threads at once.
 
     Args:
         path_or_bytes: a file, serialized ONNX, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -62,7 +70,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         if not allow_fallback:
             kwargs["enable_fallback"] = 0
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        options.add_session_config_entry(_RECORD_PLACEMENT, "1")
         asked = _names(providers)
+        self._weights = _weight_bytes(path_or_bytes)
         with _readable(path_or_bytes) as model, self._strictly(asked, options):
             super().__init__(model, options, _translated(providers), provider_options, **kwargs)
         self._check(asked)
@@ -75,6 +85,33 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         with self._strictly(asked, self._sess_options_initial):
             super().set_providers(_translated(providers), provider_options)
         self._check(asked)
+
+    def bind(self, inputs: Tensors, outputs: Tensors | None = None) -> BoundRun:
+        """Put tensors in place once, to run many times; see ``BoundRun``."""
+        return BoundRun(self, inputs, outputs)
+
+    def run_tensors(
+        self, inputs: Tensors, outputs: Tensors | None = None, run_options: Any = None
+    ) -> dict[str, onnxruntime.OrtValue]:
+        """Run once on NumPy arrays, ``OrtValue`` or DLPack tensors without copies; see ``BoundRun``."""
+        return BoundRun(self, inputs, outputs).run(run_options)
+
+    async def run_awaited(self, output_names: Sequence[str] | None, input_feed: dict[str, Any]) -> list[Any]:
+        """``run`` for asyncio: the event loop goes on, and cancelling the task ends the run."""
+        run_options = onnxruntime.RunOptions()
+        run = asyncio.create_task(asyncio.to_thread(self.run, output_names, input_feed, run_options))
+        try:
+            return list(await asyncio.shield(run))
+        except asyncio.CancelledError:
+            run_options.terminate = True
+            await asyncio.wait([run])  # the inputs are read until then
+            run.exception()
+            raise
+
+    def placement(self) -> Placement:
+        """Where the nodes run, how many bytes of weights lie there, and why not all on the first provider."""
+        assigned = self.get_provider_graph_assignment_info()
+        return placement(assigned, self.get_providers(), self._weights())
 
     @contextlib.contextmanager
     def _strictly(self, asked: list[str], options: Any) -> Iterator[None]:
@@ -98,6 +135,16 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     def _check(self, asked: list[str]) -> None:
         if not self._allow_fallback:
             ort.check_registered(asked, self.get_providers(), self._source)
+
+
+def _weight_bytes(model: object) -> Callable[[], dict[str, int]]:
+    """The bytes of the weights by node, read when wanted from models that lie outside the session."""
+    if isinstance(model, ir.Model | onnx.ModelProto):
+        found = weight_bytes_by_node(ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model)
+        return lambda: found
+    if isinstance(model, bytes):
+        return lambda: weight_bytes_by_node(ir.from_proto(onnx.load_from_string(model)))
+    return lambda: weight_bytes_by_node(ir.load(os.fspath(model)))  # type: ignore[call-overload]
 
 
 def _names(providers: Providers | None) -> list[str]:

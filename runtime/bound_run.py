@@ -1,0 +1,108 @@
+"""Runs on tensors of any library, without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ..providers import ort
+from .errors import ProviderRuntimeError, UsageError
+
+Tensors = Mapping[str, Any]
+
+
+def ort_value(name: str, tensor: Any) -> onnxruntime.OrtValue:
+    """See a tensor as an ``OrtValue`` that shares its memory, wherever that lies.
+
+    Args:
+        name: what errors call it.
+        tensor: a C-contiguous NumPy array, an ``OrtValue``, or a DLPack tensor (PyTorch, JAX, ...).
+
+    Raises:
+        UsageError: it is none of these, is not contiguous, or has a type that cannot be shared.
+    """
+    if isinstance(tensor, onnxruntime.OrtValue):
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        if not tensor.flags.c_contiguous:
+            raise UsageError(f"'{name}' is not C-contiguous; give np.ascontiguousarray of it")
+        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor)
+    if not hasattr(tensor, "__dlpack__"):
+        raise UsageError(
+            f"'{name}' is a {type(tensor).__name__}; wanted: a NumPy array, an OrtValue or a DLPack tensor"
+        )
+    try:
+        return onnxruntime.OrtValue.from_dlpack(tensor)
+    except (RuntimeError, BufferError, TypeError) as error:
+        raise UsageError(
+            f"'{name}' cannot be shared: {ort.one_line(error)}. Give it contiguous, without "
+            "gradient, and in a type that NumPy has"
+        ) from error
+
+
+class BoundRun:
+    """A session with its tensors in place: ``run()`` reads the inputs where they lie, each time anew.
+
+    Inputs, and outputs that the caller brought, stay the caller's: change them between runs, never during
+    one. Outputs that the runtime allocates are new with every run, belong to whoever holds them, and outlive
+    the session.
+    Not thread-safe; use one a thread.
+
+    Args:
+        session: an ``onnxruntime.InferenceSession``.
+        inputs: tensor by name, see ``ort_value``.
+        outputs: tensor by name to write into, of the shape and type of the result; others are allocated.
+
+    Raises:
+        UsageError: a name or a tensor does not fit the session.
+    """
+
+    def __init__(self, session: Any, inputs: Tensors, outputs: Tensors | None = None) -> None:
+        outputs = outputs or {}
+        self._session = session
+        self._names = [value.name for value in session.get_outputs()]
+        _check_names("input", inputs, [value.name for value in session.get_inputs()])
+        _check_names("output", outputs, self._names)
+        self._kept = (dict(inputs), dict(outputs))  # the binding holds addresses only
+        self._inputs = {name: ort_value(name, tensor) for name, tensor in inputs.items()}
+        self._outputs = {name: ort_value(name, _writable(name, tensor)) for name, tensor in outputs.items()}
+        self._binding = session.io_binding()
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+
+    def run(self, run_options: Any = None) -> dict[str, onnxruntime.OrtValue]:
+        """Run once.
+
+        Returns:
+            Every output by name: ``.numpy()`` or ``torch.from_dlpack(value)`` see it without a copy.
+
+        Raises:
+            ProviderRuntimeError: the run failed.
+        """
+        # Bound anew, since a binding gives its allocated outputs out again otherwise.
+        self._binding.clear_binding_outputs()
+        for name in self._names:
+            if name in self._outputs:
+                self._binding.bind_ortvalue_output(name, self._outputs[name])
+            else:
+                self._binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(self._binding, run_options)
+        except ort.runtime_errors() as error:
+            raise ProviderRuntimeError(f"the run failed: {ort.one_line(error)}") from error
+        return dict(zip(self._names, self._binding.get_outputs(), strict=True))
+
+
+def _check_names(kind: str, tensors: Tensors, known: list[str]) -> None:
+    for name in tensors:
+        if name not in known:
+            raise UsageError(f"the model has no {kind} '{name}'; it has: {', '.join(known)}")
+
+
+def _writable(name: str, tensor: Any) -> Any:
+    if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+        raise UsageError(f"'{name}' is to be written into, but the array is read-only")
+    return tensor

@@ -1,0 +1,214 @@
+"""Dynamic batching for models without a cache: single requests run together, as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+Results = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    feeds: Feeds
+    rows: int
+    future: Future[Results]
+
+    @property
+    def shape_key(self) -> tuple[object, ...]:
+        """Equal for requests that can share a batch: same types, same sizes behind the batch axis."""
+        return tuple((name, a.dtype.str, a.shape[1:]) for name, a in sorted(self.feeds.items()))
+
+
+class DynamicBatcher:
+    """Runs requests of many threads or tasks in shared batches along axis 0 of every input and output.
+
+    A batch starts when it is full, or ``max_delay`` after its first request. Requests of other shapes wait
+    for a batch of their own. A batch that fails runs again one by one: only the request at fault fails.
+
+    Args:
+        session: an ``InferenceSession`` all of whose inputs and outputs begin with one free batch axis.
+        max_batch_size: most rows of a batch.
+        max_delay: seconds that the first request of a batch waits for company.
+        max_queue: most requests that may wait.
+
+    Raises:
+        UsageError: an input or output has no free first axis, or an option is out of range.
+    """
+
+    def __init__(
+        self, session: Any, *, max_batch_size: int = 32, max_delay: float = 0.002, max_queue: int = 1024
+    ) -> None:
+        if max_batch_size < 1 or max_queue < 1 or max_delay < 0:
+            raise UsageError("max_batch_size and max_queue must be at least 1, max_delay at least 0")
+        self._inputs = [value.name for value in session.get_inputs()]
+        self._outputs = [value.name for value in session.get_outputs()]
+        _check_batch_axis([*session.get_inputs(), *session.get_outputs()])
+        self._session = session
+        self._max_rows, self._max_delay = max_batch_size, max_delay
+        self._queue: queue.Queue[_Request | None] = queue.Queue(max_queue)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="carryall-batcher", daemon=True)
+        self._thread.start()
+
+    def submit(self, feeds: Feeds) -> Future[Results]:
+        """Queue one request of one or more rows; its arrays must not change until it is done.
+
+        Returns:
+            Resolves to every output by name, the rows of this request only.
+
+        Raises:
+            RequestError: inputs are missing, unknown, disagree in their rows, or exceed ``max_batch_size``.
+            QueueFullError: too many wait.
+            EngineClosedError: the batcher is closed.
+        """
+        request = _Request(feeds, self._rows(feeds), Future())
+        with self._closing:
+            if self._closed:
+                raise EngineClosedError("the batcher is closed")
+            try:
+                self._queue.put_nowait(request)
+            except queue.Full:
+                raise QueueFullError(f"{self._queue.maxsize} requests are waiting; retry later") from None
+        return request.future
+
+    def run(self, feeds: Feeds) -> Results:
+        """Queue one request and wait for it."""
+        return self.submit(feeds).result()
+
+    async def run_awaited(self, feeds: Feeds) -> Results:
+        """``run`` for asyncio; cancelling the task takes the request out of the queue."""
+        return await asyncio.wrap_future(self.submit(feeds))
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> DynamicBatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows(self, feeds: Feeds) -> int:
+        if set(feeds) != set(self._inputs):
+            raise RequestError(f"the inputs are {', '.join(self._inputs)}; got {', '.join(feeds) or 'none'}")
+        rows = {array.shape[0] if np.ndim(array) else 0 for array in feeds.values()}
+        if len(rows) != 1 or 0 in rows:
+            raise RequestError("every input needs the same number of rows, at least one, on axis 0")
+        count = rows.pop()
+        if count > self._max_rows:
+            raise RequestError(f"{count} rows are more than a batch holds, {self._max_rows}")
+        return count
+
+    def _serve(self) -> None:
+        held: list[_Request] = []  # arrived already, but did not fit the batch before
+        stopping = False
+        while held or not stopping:
+            if not held:
+                first = self._queue.get()
+                if first is None:
+                    return
+                held.append(first)
+            stopping = self._gather(held) or stopping
+            batch = _take_batch(held, self._max_rows)
+            self._run([request for request in batch if request.future.set_running_or_notify_cancel()])
+
+    def _gather(self, held: list[_Request]) -> bool:
+        """Wait for company for ``held[0]``; whether the end of the queue was met."""
+        key, deadline = held[0].shape_key, time.monotonic() + self._max_delay
+        while sum(request.rows for request in held if request.shape_key == key) < self._max_rows:
+            try:
+                request = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if request is None:
+                return True
+            held.append(request)
+        return False
+
+    def _run(self, batch: list[_Request]) -> None:
+        if not batch:
+            return
+        try:
+            results = self._forward(batch)
+        except Exception as error:  # noqa: BLE001 -- whatever fails is the requests'; the thread lives on
+            if len(batch) > 1:
+                for request in batch:
+                    self._run([request])
+            else:
+                _fail(batch[0], error)
+            return
+        start = 0
+        for request in batch:
+            end = start + request.rows
+            _resolve(request, {name: array[start:end] for name, array in results.items()})
+            start = end
+
+    def _forward(self, batch: list[_Request]) -> Results:
+        feeds = {
+            name: np.concatenate([request.feeds[name] for request in batch])
+            if len(batch) > 1
+            else batch[0].feeds[name]
+            for name in self._inputs
+        }
+        outputs = self._session.run(self._outputs, feeds)
+        rows = sum(request.rows for request in batch)
+        for name, array in zip(self._outputs, outputs, strict=True):
+            if array.shape[:1] != (rows,):
+                raise ProviderRuntimeError(f"output '{name}' has shape {array.shape} for {rows} rows")
+        return dict(zip(self._outputs, outputs, strict=True))
+
+
+def _check_batch_axis(values: list[Any]) -> None:
+    for value in values:
+        if not value.shape or isinstance(value.shape[0], int):
+            raise UsageError(f"'{value.name}' has shape {value.shape}; batching needs a free first axis")
+
+
+def _take_batch(held: list[_Request], max_rows: int) -> list[_Request]:
+    """Take the oldest request and those that may share its batch out of ``held``, oldest first."""
+    key, rows, batch = held[0].shape_key, 0, []
+    for request in list(held):
+        if request.shape_key != key:
+            continue
+        if rows + request.rows > max_rows:
+            break
+        rows += request.rows
+        batch.append(request)
+        held.remove(request)
+    return batch
+
+
+def _resolve(request: _Request, results: Results) -> None:
+    try:
+        request.future.set_result(results)
+    except InvalidStateError:  # cancelled while it ran
+        return
+
+
+def _fail(request: _Request, error: Exception) -> None:
+    if not isinstance(error, ProviderRuntimeError):
+        text = " ".join(str(error).split())
+        wrapped = ProviderRuntimeError(f"the run failed: {text}")
+        wrapped.__cause__ = error
+        error = wrapped
+    request.future.set_exception(error)
