@@ -49,11 +49,12 @@ class LiftProductsPass(GraphPass):
 
 def _transposed(graph: ir.Graph, node: ir.Node, value: ir.Value | None) -> ir.Value | None:
     """Return a value with its last two axes swapped, None if its rank is not known."""
-    if value is None or value.shape is None:
-        return None
-    tensor, rank = weight(value), len(value.shape)
-    if tensor is not None and rank == 2:
+    tensor = weight(value)
+    if value is not None and tensor is not None and len(tensor.shape) == 2:
         name = f"{value.name}.transposed"
         return graph.initializers.get(name) or add_initializer(graph, name, transpose(tensor))
+    if value is None or value.shape is None:
+        return None
+    rank = len(value.shape)
     perm = [*range(rank - 2), rank - 1, rank - 2]
     return insert(node, "Transpose", [value], {"perm": perm}).outputs[0]

@@ -43,8 +43,11 @@ def content_of(
         return None
     if node.op_type in ("Range", "ConstantOfShape", "Expand") and _result_size(node, given) > limit:
         return None
-    with np.errstate(all="ignore"):
-        result = np.asarray(compute(node, *operands))
+    try:
+        with np.errstate(all="ignore"):
+            result = np.asarray(compute(node, *operands))
+    except (IndexError, ValueError):  # sizes that are tried, such as a long past, may not fit a small table
+        return None
     return result if result.size <= limit else None
 
 

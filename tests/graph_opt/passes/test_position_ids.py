@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from graph_asserts import apply, graph
+
+from carryall.graph_opt.passes.position_ids import PositionIdsPass
+
+COUNTED = """s = Shape <start = 1, end = 2> (input_ids) n = Squeeze(s) ps = Shape <start = 2, end = 3> (past)
+    p = Squeeze(ps) t = Add(p, n) r = Range(p, t, one) rows = Unsqueeze(r, first)"""
+GIVEN = {"one": np.int64(1), "first": np.array([0]), "table": np.ones((9, 4), np.float32)}
+
+
+def counting(body: str, extra: str = "") -> ir.Model:
+    inputs = f"int64[b, s] input_ids, float[b, 2, p, 4] past{extra}"
+    return graph(f"g ({inputs}) => (float[b, s, 4] y) {{ {COUNTED} {body} }}", **GIVEN)
+
+
+def inputs(model: ir.Model) -> list[str]:
+    return [str(value.name) for value in model.graph.inputs]
+
+
+def test_rows_of_a_table_are_read_at_the_input() -> None:
+    model = counting("y = Gather(table, rows)")
+    apply(PositionIdsPass(), model)
+    assert inputs(model) == ["input_ids", "past", "position_ids"]
+    assert [[str(v.name) for v in node.inputs if v] for node in model.graph] == [["table", "position_ids"]]
+
+
+def test_angles_are_made_of_the_input() -> None:
+    model = counting("f = Cast <to = 1> (rows) y = Cos(f)")
+    apply(PositionIdsPass(), model)
+    assert [node.op_type for node in model.graph] == ["Cast", "Cos"]
+
+
+def test_numbers_that_start_elsewhere_are_no_positions() -> None:
+    model = counting("other = Add(rows, one) y = Gather(table, other)")
+    apply(PositionIdsPass(), model)
+    assert inputs(model) == ["input_ids", "past"]
+
+
+def test_a_graph_with_positions_stays_as_it_is() -> None:
+    model = counting("y = Gather(table, rows)", ", int64[b, s] position_ids")
+    apply(PositionIdsPass(), model)
+    assert "Range" in {node.op_type for node in model.graph}
