@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "eval": "Measure how well a model predicts a text.",
         "inspect": "Show what is inside a model: operators, weights, KV cache, sizes.",
         "verify": "Check that two models give the same results.",
+        "diff": "Show how the graphs of two models differ.",
         "doctor": "Check this machine: libraries, providers, memory speed.",
     },
     "Get to know it": {

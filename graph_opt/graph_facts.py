@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
 import onnx_ir as ir
+
+_NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
+
+
+def layer_pattern(text: str) -> str:
+    """Return a name, or a text about one, with ``N`` for the numbers in it, so that layers read alike."""
+    return _NUMBER.sub("N", text)
 
 
 def count_operators(model: ir.Model) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .graph_facts import layer_pattern
 from .passes.base import Refusal
-
-_NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")  # in a name, such as that of a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class Report:
         """The refusals, those that say the same of every layer in one."""
         groups: dict[tuple[str, str, str], list[Refusal]] = defaultdict(list)
         for name, refusal in self.refusals:
-            groups[name, _NUMBER.sub("N", refusal.node), _NUMBER.sub("N", refusal.reason)].append(refusal)
+            groups[name, layer_pattern(refusal.node), layer_pattern(refusal.reason)].append(refusal)
         return [_near_miss(*key, group) for key, group in groups.items()]
 
     def to_dict(self) -> dict[str, Any]:
