@@ -1,4 +1,4 @@
-"""Random arrivals, preemptions, restarts, faults of device and disk: what is restored is what was computed."""
+"""Random arrivals, preemptions, restarts, faults of device and disk: restored is what was computed."""
 
 from __future__ import annotations
 
