@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .sampler import BatchLogitsProcessor
 
@@ -22,6 +23,9 @@ class EngineConfig:
         prefix_cache_dir: a folder where evicted prefixes are kept, for this process and later ones; None is
             nowhere.
         prefix_cache_bytes: most bytes of the files there.
+        context_overflow: what happens when prompt and output fill the context: ``length`` ends the request,
+            ``slide`` drops the middle and goes on.
+        attention_sinks: how many of the first tokens stay when the middle is dropped.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, beside ``kv_bytes``.
             Without it, and without ``prefix_cache_dir``, such KV is computed again.
         compile_seconds: how long a request waits for its grammar before it is refused.
@@ -37,6 +41,8 @@ class EngineConfig:
     prefix_cache_dir: str | Path | None = None
     prefix_cache_bytes: int = 2**33
     swap_bytes: int = 0
+    context_overflow: Literal["length", "slide"] = "length"
+    attention_sinks: int = 4
     compile_seconds: float = 10.0
     logits_processors: tuple[BatchLogitsProcessor, ...] = ()
     adaptive_speculation: bool = True

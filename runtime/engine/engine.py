@@ -24,6 +24,7 @@ from ..sampling_params import SamplingParams
 from .compiling import CompilingRequests
 from .config import EngineConfig as EngineConfig
 from .deadlines import Deadlines
+from .endless import EndlessText
 from .kv_tiers.chunk import Tier
 from .kv_tiers.mover import KVMover, make_tier
 from .prompt_costs import PromptCosts
@@ -44,6 +45,7 @@ _NOTHING_TO_DRAW = (
 
 # Seconds a step may spend on bringing KV back, beside running streams and without them.
 _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
+_UNLIMITED = 2**31 - 1
 
 Logits = npt.NDArray[np.float32]
 
@@ -98,6 +100,11 @@ class Engine:
             adaptive=self.config.adaptive_speculation,
         )
         self._requests: dict[str, Request] = {}
+        self._endless: EndlessText | None = None
+        if self.config.context_overflow == "slide":
+            self._endless = EndlessText(
+                self.max_length, self.config.attention_sinks, self._scheduler, self._speculator
+            )
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(self.config.compile_seconds)
         self._counters = Counters()
@@ -122,7 +129,11 @@ class Engine:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = self._room(request)
         self._check_options(request.params)
-        request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+        if self._endless is None:
+            request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+        else:
+            request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
+            request.capacity = self.max_length
         self._requests[request.request_id] = request
         self._counters.prompt_tokens += request.num_tokens
         self._deadlines.add(request)
@@ -156,6 +167,8 @@ class Engine:
         drawing = plan.drawing()
         accepted = self._draw(plan, logits, drawing)
         self._scheduler.settle(plan)
+        if self._endless is not None:
+            self._endless.slide(plan.requests)
         self._speculator.learn(plan, accepted, time.perf_counter() - begin)
         self._apply_operations()
         return expired + refused + failed + [plan.requests[i] for i in drawing]

@@ -107,6 +107,13 @@ class PrefixCache:
         if self.enabled and request.slot is not None:
             self._tree.set_computed(request.slot, request.num_computed)
 
+    def replace(self, request: Request) -> None:
+        """Note that a running request's tokens are others than before."""
+        if self.enabled and request.slot is not None:
+            self._tree.remove(request.slot)
+            tokens = request.token_slice(0, request.num_tokens)
+            self._tree.insert(request.slot, tokens, request.num_computed, request.cache_salt)
+
     def leave(self, request: Request, *, keep: bool) -> None:
         """Take a request's slot, idle from now on, or free if its content is not to be kept."""
         slot, request.slot = request.slot, None

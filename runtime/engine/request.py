@@ -141,6 +141,7 @@ class Request:
         self.chunk_keys: ChunkKeys | None = None
         self.stored: int | None = None  # tokens whose KV the tiers held when last looked, None if nobody has
         self.restorable = 0  # tokens up to which KV comes back from the tiers
+        self.capacity: int | None = None  # tokens after which the middle is dropped, if that may be
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
@@ -197,7 +198,8 @@ class Request:
     def remaining_tokens(self) -> int:
         """Tokens that may still be generated; of a request that the engine took in."""
         assert self.max_tokens is not None  # noqa: S101 -- the engine has set it
-        return self.max_tokens - len(self.output_token_ids)
+        remaining = self.max_tokens - len(self.output_token_ids)
+        return remaining if self.capacity is None else min(remaining, self.capacity - self.num_tokens)
 
     @property
     def num_uncomputed(self) -> int:
@@ -208,6 +210,14 @@ class Request:
     def order(self) -> tuple[int, int]:
         """Sorts requests by who is served first."""
         return self.priority, self.arrival_index
+
+    def drop_middle(self, first: int, last: int) -> None:
+        """Forget all known tokens but the ``first`` and the ``last`` so many; the output stays what it is."""
+        kept = np.concatenate([self._tokens[:first], self._tokens[self.num_tokens - last : self.num_tokens]])
+        self.num_tokens = len(kept)
+        self._tokens[: len(kept)] = kept
+        self.num_computed = min(first, self.num_computed)
+        self.chunk_keys, self.stored, self.restorable = None, None, 0
 
     def token_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Tokens [start, stop) of prompt and output together; a view."""

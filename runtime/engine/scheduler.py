@@ -223,6 +223,12 @@ class Scheduler:
         self._waiting.push(request)
         self.preemptions += 1
 
+    def restart(self, request: Request) -> None:
+        """Note that a running request's tokens are others from ``num_computed`` on."""
+        assert request.slot is not None  # noqa: S101 -- only called for running requests
+        self._slots.grow(request.slot, request.num_tokens)
+        self.cache.replace(request)
+
     def lose(self, slot: int) -> None:
         """Give up a slot whose content could not be copied; its request, if any, is computed again."""
         for request in self.running:

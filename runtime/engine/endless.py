@@ -1,0 +1,42 @@
+"""Text beyond the context: keep the first tokens and the recent ones, drop the middle.
+
+Xiao et al., Efficient Streaming Language Models with Attention Sinks (arXiv:2309.17453): a model needs the
+first few tokens, on which attention rests, and the recent ones. There keys are re-rotated at every step; here
+the kept tokens get new positions and are computed anew whenever the context is full, so that what follows is
+exactly what the model says to "sinks + recent tokens", and costs about one more token computed for each one
+generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .request import Request
+from .scheduler import Scheduler
+from .speculation.speculator import Speculator
+
+
+class EndlessText:
+    """Makes room in contexts that are full.
+
+    Args:
+        length: tokens of a full context.
+        sinks: how many of the first tokens stay.
+        scheduler: keeps the books of the requests.
+        speculator: knows the requests' tokens too.
+    """
+
+    def __init__(self, length: int, sinks: int, scheduler: Scheduler, speculator: Speculator) -> None:
+        self._length = length
+        self._sinks = sinks
+        self._recent = (length - sinks) // 2
+        self._scheduler = scheduler
+        self._speculator = speculator
+
+    def slide(self, requests: Iterable[Request]) -> None:
+        """Drop the middle of those requests that are full and go on."""
+        for request in requests:
+            if request.slot is not None and request.num_tokens >= self._length:
+                request.drop_middle(self._sinks, self._recent)
+                self._scheduler.restart(request)
+                self._speculator.forget(request)
