@@ -20,6 +20,7 @@ _BINS = 8192  # enough for 128 levels below an outlier of 64 times their range
 _SMALLEST = 1e-6  # of a range, so that a value of zeros has a scale
 _PERCENTILE = 99.99  # as in TensorRT's toolkit
 _CANDIDATES = 128
+_ENTROPY_BINS = 2048  # as in TensorRT: where bins are too fine, most hold nothing and levels are not compared
 
 Counts = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -38,14 +39,17 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts: Counts = np.zeros(_BINS, np.int64)
-        self.top = 0.0
+        self.top = _SMALLEST
         self.largest = 0.0
 
     def add(self, values: Array) -> None:
         """Count the magnitudes of ``values``, which must be finite."""
         magnitudes = np.abs(values).reshape(-1)
-        self.largest = max(self.largest, float(magnitudes.max(initial=0.0)))
-        self.top = self.top or max(self.largest, _SMALLEST)
+        if not magnitudes.size:
+            return
+        self.largest = max(self.largest, float(magnitudes.max()))
+        if not self.counts.any():
+            self.top = max(self.largest, _SMALLEST)
         while self.top < self.largest:
             joined = self.counts.reshape(-1, 2).sum(axis=1)
             self.counts = np.concatenate([joined, np.zeros_like(joined)])
@@ -88,17 +92,16 @@ def percentile(histogram: Histogram) -> float:
 
 def entropy(histogram: Histogram) -> float:
     """The range whose 128 levels, clipped values in the last one, diverge least from the histogram."""
-    divergences = {}
-    for edge in _edges(histogram, at_least=LEVELS + 1):
-        divergences[edge] = _divergence(histogram.counts, edge)
+    counts = histogram.counts.reshape(_ENTROPY_BINS, -1).sum(axis=1)
+    divergences = {edge: _divergence(counts, edge) for edge in _edges(counts, at_least=LEVELS + 1)}
     best = min(divergences, key=divergences.__getitem__)
-    return _within(histogram, best * histogram.top / _BINS)
+    return _within(histogram, best * histogram.top / _ENTROPY_BINS)
 
 
 def mse(histogram: Histogram) -> float:
     """The range of least squared error, clipping included."""
     centers, errors = histogram.centers, {}
-    for edge in _edges(histogram, at_least=1):
+    for edge in _edges(histogram.counts, at_least=1):
         scale = edge * histogram.top / _BINS / LEVELS
         rounded = np.minimum(np.rint(centers / scale), LEVELS) * scale
         errors[edge] = float(histogram.counts @ (centers - rounded) ** 2)
@@ -118,9 +121,9 @@ def _within(histogram: Histogram, limit: float) -> float:
     return max(min(limit, histogram.largest), _SMALLEST)
 
 
-def _edges(histogram: Histogram, at_least: int) -> list[int]:
+def _edges(counts: Counts, at_least: int) -> list[int]:
     """Return numbers of bins to keep, each a little more than the one before, up to the last bin in use."""
-    last = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.counts.any() else 1
+    last = int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 1
     first = min(at_least, last)
     return sorted({*np.geomspace(first, last, _CANDIDATES).astype(int).tolist(), last})
 
