@@ -1,10 +1,12 @@
-"""Optimizer league: what each optimizer makes of decoder traces, as a table.
+"""Optimizer league: what each optimizer makes of decoder traces, as one table and one chart.
 
-    python benchmarks/league.py TRACES [--family llama] [--exporter optimum] [--optimizer ours] [--json]
+    python benchmarks/league.py TRACES [--exporter optimum] [--family llama] [--optimizer carryall]
+        [--latency] [--json FILE] [--markdown FILE] [--chart FILE.svg]
 
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
-fused operators there are, whether the results equal the original's in onnxruntime on a prefill, a decode step
-and a step of several tokens, and the seconds it took. Optimizers that are not installed are left out.
+fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
+took, and with --latency the time of one decode step on 256 cached tokens. Optimizers that are not installed
+are left out.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ import argparse
 import importlib.util
 import json
 import logging
+import statistics
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
+from charts import bars
+from decoder_run import Decoder, head_size
+from optimizers import OPTIMIZERS
 
-Feed = dict[str, npt.NDArray[np.generic]]
 _ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 _NORM = (
     "RMSNormalization",
@@ -37,109 +39,28 @@ _NORM = (
     "SkipSimplifiedLayerNormalization",
     "SkipLayerNormalization",
 )
-_STEPS = ((0, 9), (6, 1), (5, 4))  # cached tokens, new tokens
-_TOLERANCE = 1e-4
+_PROMPTS = ([5, 17, 99, 23, 42, 7, 300], [1000, 3, 77])
+_TOKENS = 16
+_PAST = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One optimizer on one trace."""
 
+    exporter: str
     trace: str
     optimizer: str
-    nodes: int
-    attention: int
-    norms: int
-    rotary: int
-    error: float | None
-    seconds: float
+    nodes: int = 0
+    layers: int = 0
+    attention: int = 0
+    norms: int = 0
+    rotary: int = 0
+    tokens_equal: bool | None = None
+    error: float | None = None
+    seconds: float = 0.0
+    step_ms: float | None = None
     failure: str = ""
-
-
-def onnxslim(source: Path, target: Path) -> None:
-    """Run onnxslim."""
-    import onnxslim as library  # type: ignore[import-not-found]
-
-    onnx.save(library.slim(onnx.load(source)), target)
-
-
-def onnxsim(source: Path, target: Path) -> None:
-    """Run onnx-simplifier."""
-    import onnxsim as library  # type: ignore[import-not-found]
-
-    onnx.save(library.simplify(onnx.load(source))[0], target)
-
-
-def onnxscript(source: Path, target: Path) -> None:
-    """Run onnxscript's optimizer."""
-    from onnxscript import optimizer
-
-    model = ir.load(source)
-    optimizer.optimize(model)
-    ir.save(model, target)
-
-
-def ort_fusions(source: Path, target: Path) -> None:
-    """Run onnxscript's optimizer and its fusions for onnxruntime."""
-    from onnxscript import optimizer
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    model = ir.load(source)
-    optimizer.optimize(model)
-    ir.save(optimize_for_ort(model)[0], target)
-
-
-def ort_transformers(source: Path, target: Path) -> None:
-    """Run onnxruntime.transformers."""
-    from onnxruntime.transformers import optimizer
-
-    made = optimizer.optimize_model(str(source), model_type="gpt2", opt_level=1)
-    made.save_model_to_file(str(target))
-
-
-def ort_all(source: Path, target: Path) -> None:
-    """Let onnxruntime optimize while it loads, at its highest level."""
-    options = _options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.optimized_model_filepath = str(target)
-    ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def ours(source: Path, target: Path) -> None:
-    """Run the canonical passes of carryall."""
-    from carryall.graph_opt.canonical import canonical_passes
-    from carryall.graph_opt.pipeline import run
-
-    ir.save(run(ir.load(source), canonical_passes())[0], target)
-
-
-def ours_cpu(source: Path, target: Path) -> None:
-    """Run the canonical passes, then those of the CPU's slots."""
-    from carryall.graph_opt.canonical import canonical_passes
-    from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-    from carryall.graph_opt.pipeline import run
-
-    passes = [*canonical_passes(), *slot_passes(SlotOptions(context_length=64))]
-    ir.save(run(ir.load(source), passes)[0], target)
-
-
-OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
-    "onnxslim": ("onnxslim", onnxslim),
-    "onnxsim": ("onnxsim", onnxsim),
-    "onnxscript": ("onnxscript", onnxscript),
-    "ort_fusions": ("onnxscript", ort_fusions),
-    "ort_transformers": ("onnxruntime", ort_transformers),
-    "ort_all": ("onnxruntime", ort_all),
-    "ours": ("carryall", ours),
-    "ours_cpu": ("carryall", ours_cpu),
-}
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.log_severity_level = 4
-    return options
 
 
 def count(model: Path) -> Counter[str]:
@@ -148,40 +69,7 @@ def count(model: Path) -> Counter[str]:
     return Counter(node.op_type for node in nodes if node.op_type != "Constant")
 
 
-def _feed(session: ort.InferenceSession, past: int, new: int) -> Feed:
-    rng = np.random.default_rng(past)
-    total = past + new
-    feed: Feed = {}
-    for value in session.get_inputs():
-        if value.name == "input_ids":
-            feed[value.name] = rng.integers(0, 1000, (2, new))
-        elif value.name == "attention_mask":
-            feed[value.name] = np.ones((2, total), np.int64)
-        elif value.name == "position_ids":
-            feed[value.name] = np.tile(np.arange(past, total), (2, 1))
-        else:
-            shape = (2, value.shape[1], past, value.shape[3])
-            feed[value.name] = rng.standard_normal(shape).astype(np.float32)
-    return feed
-
-
-def largest_error(source: Path, target: Path) -> float | None:
-    """Return the largest difference of any output, or None where the inputs mean something else now."""
-    before, after = (ort.InferenceSession(path, _options()) for path in (source, target))
-    if any(value.name == "seqlens_k" for value in after.get_inputs()):
-        return None
-    names = [value.name for value in before.get_outputs()]
-    error = 0.0
-    for past, new in _STEPS:
-        feed = _feed(before, past, new)
-        needed = _feed(after, past, new)
-        given = {name: feed.get(name, array) for name, array in needed.items()}
-        for left, right in zip(before.run(names, feed), after.run(names, given), strict=True):
-            error = max(error, float(np.abs(left - right).max()))
-    return error
-
-
-def measure(trace: str, source: Path, optimizer: str) -> Row:
+def measure(exporter: str, trace: str, source: Path, optimizer: str, latency: bool) -> Row:
     """Run one optimizer on one trace."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "model.onnx")
@@ -189,37 +77,99 @@ def measure(trace: str, source: Path, optimizer: str) -> Row:
         try:
             OPTIMIZERS[optimizer][1](source, target)
             seconds = time.perf_counter() - start
-            found = count(target)
-            error = largest_error(source, target)
+            size = head_size(source)
+            before, after = Decoder(source, size), Decoder(target, size)
+            runs = [(before.generate(p, _TOKENS), after.generate(p, _TOKENS)) for p in _PROMPTS]
+            step = after.step_ms(_PAST) if latency else None
         except Exception as failure:  # noqa: BLE001 -- other optimizers fail in any way; the table says so
-            text = f"{type(failure).__name__}: {failure}".splitlines()[0][:80]
-            return Row(trace, optimizer, 0, 0, 0, 0, None, time.perf_counter() - start, text)
+            text = f"{type(failure).__name__}: {failure}".splitlines()[0][:90]
+            return Row(exporter, trace, optimizer, seconds=time.perf_counter() - start, failure=text)
+        found = count(target)
     attention, norms = (sum(found[name] for name in names) for names in (_ATTENTION, _NORM))
-    return Row(trace, optimizer, found.total(), attention, norms, found["RotaryEmbedding"], error, seconds)
+    return Row(
+        exporter,
+        trace,
+        optimizer,
+        found.total(),
+        len(before.caches) // 2,
+        attention,
+        norms,
+        found["RotaryEmbedding"],
+        all(left[0] == right[0] for left, right in runs),
+        max(float(np.abs(left[1] - right[1]).max()) for left, right in runs),
+        seconds,
+        step,
+    )
 
 
-def traces(root: Path, exporters: list[str], families: list[str]) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of every chosen trace."""
+def traces(root: Path, exporters: list[str], families: list[str]) -> Iterator[tuple[str, str, Path]]:
+    """Yield exporter, name and file of every chosen trace."""
     for path in sorted(root.glob("*/*/**/*.onnx")):
         exporter, family, *_ = path.relative_to(root).parts
         if (not exporters or exporter in exporters) and (not families or family in families):
-            yield str(path.relative_to(root).with_suffix("")), path
+            yield exporter, str(path.relative_to(root / exporter).with_suffix("")), path
 
 
 def show(row: Row) -> str:
     """Return a row as text."""
+    name = f"{row.exporter + '/' + row.trace:34} {row.optimizer:17}"
     if row.failure:
-        return f"{row.trace:32} {row.optimizer:17} {row.failure}"
-    if row.error is None:
-        verdict = "other inputs"
-    else:
-        verdict = "right" if row.error < _TOLERANCE else f"WRONG by {row.error:.1e}"
-    counts = f"{row.nodes:6} {row.attention:9} {row.norms:6} {row.rotary:7}"
-    return f"{row.trace:32} {row.optimizer:17} {counts} {row.seconds:8.2f}  {verdict}"
+        return f"{name} {row.failure}"
+    tokens = "equal" if row.tokens_equal else f"WRONG by {row.error:.1e}"
+    step = "" if row.step_ms is None else f"{row.step_ms:8.2f} ms"
+    fused = f"{row.attention:3} of {row.layers}"
+    return (
+        f"{name} {row.nodes:6} {fused:>8} {row.norms:6} {row.rotary:7} {row.seconds:8.2f}  {tokens:16}{step}"
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    """Return one Markdown line for each exporter and optimizer, medians over the traces."""
+    steps = any(row.step_ms is not None for row in rows)
+    columns = ["exporter", "optimizer", "nodes left", "attention fused", "tokens equal", "seconds"]
+    columns += ["decode step ms"] if steps else []
+    made = ["| " + " | ".join(columns) + " |", "| --- | --- |" + " ---: |" * (len(columns) - 2)]
+    for exporter, optimizer, chosen in _grouped(rows):
+        done = [row for row in chosen if not row.failure]
+        if not done:
+            reason = chosen[0].failure
+            made.append(f"| {exporter} | {optimizer} | failed: {reason} |" + " |" * (len(columns) - 3))
+            continue
+        cells = [
+            f"{statistics.median(row.nodes for row in done):g}",
+            f"{sum(row.attention for row in done)} of {sum(row.layers for row in done)}",
+            f"{sum(bool(row.tokens_equal) for row in done)} of {len(chosen)}",
+            f"{statistics.median(row.seconds for row in done):.2f}",
+        ]
+        times = [row.step_ms for row in done if row.step_ms is not None]
+        cells += [f"{statistics.median(times):.1f}" if times else ""] if steps else []
+        made.append(f"| {exporter} | {optimizer} | " + " | ".join(cells) + " |")
+    return "\n".join(made) + "\n"
+
+
+def chart(rows: list[Row]) -> str:
+    """Return the nodes left by each optimizer, and how many attentions it fused."""
+    groups: dict[str, dict[str, float]] = {}
+    notes: dict[str, str] = {}
+    for exporter, optimizer, chosen in _grouped(rows):
+        done = [row for row in chosen if not row.failure]
+        if not done:
+            continue
+        groups.setdefault(exporter, {})[optimizer] = statistics.median(row.nodes for row in done)
+        attention, layers = sum(row.attention for row in done), sum(row.layers for row in done)
+        equal = sum(bool(row.tokens_equal) for row in done)
+        notes[f"{exporter}/{optimizer}"] = f"attention {attention}/{layers}, equal {equal}/{len(chosen)}"
+    return bars("Nodes left in two-layer decoders", groups, unit="median over the families", notes=notes)
+
+
+def _grouped(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    for exporter, optimizer in dict.fromkeys((row.exporter, row.optimizer) for row in rows):
+        chosen = [row for row in rows if (row.exporter, row.optimizer) == (exporter, optimizer)]
+        yield exporter, optimizer, chosen
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the rows, and write what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -227,7 +177,9 @@ def main() -> None:
     parser.add_argument("--exporter", nargs="+", default=[])
     parser.add_argument("--family", nargs="+", default=[])
     parser.add_argument("--optimizer", nargs="+", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--latency", action="store_true")
+    for name in ("json", "markdown", "chart"):
+        parser.add_argument(f"--{name}", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -235,16 +187,16 @@ def main() -> None:
     for name in sorted(set(arguments.optimizer) - set(chosen)):
         print(f"{name}: {OPTIMIZERS[name][0]} is not installed", file=sys.stderr)
     rows: list[Row] = []
-    if not arguments.json:
-        counts = f"{'nodes':>6} {'attention':>9} {'norms':>6} {'rotary':>7}"
-        print(f"{'trace':32} {'optimizer':17} {counts} {'seconds':>8}")
-    for trace, path in traces(arguments.traces, arguments.exporter, arguments.family):
+    for exporter, trace, path in traces(arguments.traces, arguments.exporter, arguments.family):
         for name in chosen:
-            rows.append(measure(trace, path, name))
-            if not arguments.json:
-                print(show(rows[-1]), flush=True)
+            rows.append(measure(exporter, trace, path, name, arguments.latency))
+            print(show(rows[-1]), flush=True)
     if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if arguments.markdown:
+        arguments.markdown.write_text(summary(rows))
+    if arguments.chart:
+        arguments.chart.write_text(chart(rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""Run a decoder graph token by token, whatever exporter or optimizer its inputs come from."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+
+Array = npt.NDArray[np.generic]
+_SLOT_LENGTH = 512
+_WARM_UP, _REPEATS = 5, 40
+
+
+class Decoder:
+    """One sequence on a graph with explicit caches, grown by the graph or written in place by its kernels.
+
+    Args:
+        path: the model.
+        head_size: for graphs that do not state it.
+    """
+
+    def __init__(self, path: Path, head_size: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 2, 4
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+        self.in_place = "seqlens_k" in self.inputs
+        self.caches = {
+            name: (value.shape[1], value.shape[3] if isinstance(value.shape[3], int) else head_size)
+            for name, value in self.inputs.items()
+            if len(value.shape) == 4
+        }
+
+    def generate(self, prompt: list[int], count: int) -> tuple[list[int], Array]:
+        """Return the greedy continuation of a prompt, and the logits behind the prompt's last token."""
+        caches = self._empty(0)
+        logits, caches = self._step(prompt, 0, caches)
+        first, tokens, past = logits, [int(logits.argmax())], len(prompt)
+        while len(tokens) < count:
+            logits, caches = self._step(tokens[-1:], past, caches)
+            past += 1
+            tokens.append(int(logits.argmax()))
+        return tokens, first
+
+    def step_ms(self, past: int) -> float:
+        """Return the median time of one decode step on a cache of ``past`` tokens."""
+        binding = self.session.io_binding()
+        for name, array in self._feed([7], past).items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        shared = {}
+        for name, array in self._empty(past).items():
+            shared[self._present(name)] = value = ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            if self.in_place and name in shared:
+                binding.bind_ortvalue_output(name, shared[name])
+            else:
+                binding.bind_output(name)
+        times = []
+        for _ in range(_WARM_UP + _REPEATS):
+            start = time.perf_counter()
+            self.session.run_with_iobinding(binding)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[_WARM_UP:]) * 1e3
+
+    def _empty(self, past: int) -> dict[str, Array]:
+        length = _SLOT_LENGTH if self.in_place else past
+        return {
+            name: np.zeros((1, heads, length, size), np.float32)
+            for name, (heads, size) in self.caches.items()
+        }
+
+    def _feed(self, tokens: list[int], past: int) -> dict[str, Array]:
+        total, new = past + len(tokens), len(tokens)
+        feed: dict[str, Array] = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(past, total, dtype=np.int64)[None],
+            "seqlens_k": np.array([total - 1], np.int32),
+            "total_sequence_length": np.array(total, np.int32),
+            "logits_positions": np.array([[new - 1]], np.int64),
+        }
+        return {name: array for name, array in feed.items() if name in self.inputs}
+
+    def _step(self, tokens: list[int], past: int, caches: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        found = dict(
+            zip(self.outputs, self.session.run(None, self._feed(tokens, past) | caches), strict=True)
+        )
+        return found["logits"][0, -1], {name: found[self._present(name)] for name in caches}
+
+    def _present(self, past: str) -> str:
+        return past.replace("past_key_values", "present")
+
+
+def head_size(path: Path) -> int:
+    """Return twice the width of a model's cos table, for graphs that leave their caches' last axis open."""
+    initializers = onnx.load(path, load_external_data=False).graph.initializer
+    return next((2 * value.dims[-1] for value in initializers if value.name.startswith("cos_cache")), 0)

@@ -1,0 +1,101 @@
+"""The optimizers that the league compares: each reads one ONNX file and writes another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+CONTEXT = 512  # tokens; how long the rope tables of the CPU's graph are
+
+
+def original(source: Path, target: Path) -> None:
+    """Copy."""
+    ir.save(ir.load(source), target, external_data=f"{target.name}.data")
+
+
+def onnxslim(source: Path, target: Path) -> None:
+    """Run onnxslim."""
+    import onnxslim as library  # type: ignore[import-not-found]
+
+    onnx.save(library.slim(onnx.load(source)), target)
+
+
+def onnxsim(source: Path, target: Path) -> None:
+    """Run onnx-simplifier."""
+    import onnxsim as library  # type: ignore[import-not-found]
+
+    onnx.save(library.simplify(onnx.load(source))[0], target)
+
+
+def onnxscript(source: Path, target: Path) -> None:
+    """Run onnxscript's optimizer."""
+    from onnxscript import optimizer
+
+    model = ir.load(source)
+    optimizer.optimize(model)
+    ir.save(model, target, external_data=f"{target.name}.data")
+
+
+def ort_fusions(source: Path, target: Path) -> None:
+    """Run onnxscript's optimizer and its fusions for onnxruntime."""
+    from onnxscript import optimizer
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model = ir.load(source)
+    optimizer.optimize(model)
+    ir.save(optimize_for_ort(model)[0], target, external_data=f"{target.name}.data")
+
+
+def ort_transformers(source: Path, target: Path) -> None:
+    """Run onnxruntime.transformers."""
+    from onnxruntime.transformers import optimizer
+
+    made = optimizer.optimize_model(str(source), model_type="gpt2", opt_level=1)
+    made.save_model_to_file(str(target))
+
+
+def ort_all(source: Path, target: Path) -> None:
+    """Let onnxruntime optimize while it loads, at its highest level."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(target)
+    weights = "session.optimized_model_external_initializers_file_name"
+    options.add_session_config_entry(weights, f"{target.name}.data")
+    ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def carryall_portable(source: Path, target: Path) -> None:
+    """Run carryall's portable passes."""
+    from carryall.graph_opt.pipeline import run
+    from carryall.graph_opt.pipelines import portable_passes
+
+    ir.save(run(ir.load(source), portable_passes())[0], target, external_data=f"{target.name}.data")
+
+
+def carryall_cpu(source: Path, target: Path) -> None:
+    """Run carryall's portable passes, then those of the CPU."""
+    from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
+    from carryall.graph_opt.pipeline import run
+    from carryall.graph_opt.pipelines import portable_passes
+
+    passes = [*portable_passes(), *slot_passes(SlotOptions(context_length=CONTEXT))]
+    ir.save(run(ir.load(source), passes)[0], target, external_data=f"{target.name}.data")
+
+
+# name -> the package it needs, and how to run it
+OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
+    "original": ("onnx_ir", original),
+    "onnxslim": ("onnxslim", onnxslim),
+    "onnxsim": ("onnxsim", onnxsim),
+    "onnxscript": ("onnxscript", onnxscript),
+    "ort_fusions": ("onnxscript", ort_fusions),
+    "ort_transformers": ("onnxruntime", ort_transformers),
+    "ort_all": ("onnxruntime", ort_all),
+    "carryall": ("carryall", carryall_portable),
+    "carryall_cpu": ("carryall", carryall_cpu),
+}
