@@ -55,7 +55,8 @@ def check_model(model: ir.Model, name: str) -> None:
 
 def _check_opsets(model: ir.Model, name: str) -> None:
     newest = onnx.defs.onnx_opset_version()
-    for body in (model.graph, *model.functions.values()):
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
         stated = {**model.opset_imports, **body.opset_imports}
         stated |= {"": stated["ai.onnx"]} if "ai.onnx" in stated else {}
         version = stated.get("")
