@@ -13,14 +13,12 @@ import numpy.typing as npt
 from ...providers.base import Row, Runner
 from ..errors import (
     CarryallError,
-    InvalidSamplingError,
-    PromptTooLongError,
     ProviderRuntimeError,
     QueueFullError,
     RequestError,
     UsageError,
 )
-from ..sampling_params import SamplingParams
+from .admission import checked_room
 from .compiling import CompilingRequests
 from .config import EngineConfig as EngineConfig
 from .deadlines import Deadlines
@@ -127,8 +125,7 @@ class Engine:
             raise QueueFullError(f"all slots are taken and {limit} requests are waiting; retry later")
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
-        room = self._room(request)
-        self._check_options(request.params)
+        room = checked_room(request, self.info, self.max_length)
         if self._endless is None:
             request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         else:
@@ -219,33 +216,6 @@ class Engine:
         if folder is not None and not identity:
             raise UsageError("prefix_cache_dir needs to know the model: load it with LLM, or give identity")
         return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, self.info.kv_layout)
-
-    def _check_options(self, params: SamplingParams) -> None:
-        unknown = [token for token in params.token_ids if not 0 <= token < self.info.vocab_size]
-        if unknown:
-            raise InvalidSamplingError(
-                f"the options name token id {unknown[0]}, outside the vocabulary [0, {self.info.vocab_size})"
-            )
-
-    def _room(self, request: Request) -> int:
-        if not request.prompt_token_ids:
-            raise RequestError("the prompt is empty; give it at least one token")
-        low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
-        if low < 0 or high >= self.info.vocab_size:
-            wrong = low if low < 0 else high
-            raise RequestError(
-                f"prompt token id {wrong} is outside the vocabulary [0, {self.info.vocab_size})"
-            )
-        room: int = self.max_length - request.num_tokens
-        if room < 1:
-            limit = (
-                "the context" if self.max_length == self.info.context_length else "the KV cache's byte budget"
-            )
-            raise PromptTooLongError(
-                f"the prompt has {request.num_tokens} tokens, but {limit} holds {self.max_length}, at least "
-                "one of them generated; shorten the prompt or load the model with room for more"
-            )
-        return room
 
     def _cancel(self, request: Request, why: str | None = None) -> None:
         request.finish("cancelled", why)

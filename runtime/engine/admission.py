@@ -1,0 +1,41 @@
+"""Which requests a model can serve at all."""
+
+from __future__ import annotations
+
+from ...providers.base import RunnerInfo
+from ..errors import InvalidSamplingError, PromptTooLongError, RequestError
+from .request import Request
+
+
+def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
+    """How many tokens may be generated for a request.
+
+    Args:
+        request: a new one.
+        info: the model.
+        max_length: most tokens of a sequence, which the context or the KV cache's budget limits.
+
+    Raises:
+        PromptTooLongError: there is no room.
+        RequestError: the prompt is empty or names tokens that do not exist.
+        InvalidSamplingError: an option does.
+    """
+    if not request.prompt_token_ids:
+        raise RequestError("the prompt is empty; give it at least one token")
+    low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
+    if low < 0 or high >= info.vocab_size:
+        wrong = low if low < 0 else high
+        raise RequestError(f"prompt token id {wrong} is outside the vocabulary [0, {info.vocab_size})")
+    unknown = [token for token in request.params.token_ids if not 0 <= token < info.vocab_size]
+    if unknown:
+        raise InvalidSamplingError(
+            f"the options name token id {unknown[0]}, outside the vocabulary [0, {info.vocab_size})"
+        )
+    room: int = max_length - request.num_tokens
+    if room < 1:
+        limit = "the context" if max_length == info.context_length else "the KV cache's byte budget"
+        raise PromptTooLongError(
+            f"the prompt has {request.num_tokens} tokens, but {limit} holds {max_length}, at least "
+            "one of them generated; shorten the prompt or load the model with room for more"
+        )
+    return room
