@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..graph_opt.lower.kernels import CUDA
-from ..runtime.errors import CarryallError, ProviderRuntimeError, UsageError
+from ..runtime.errors import CarryallError, ProviderRuntimeError
 from . import libraries, nvidia, ort
 from .base import Runner, RunnerConfig
 from .device_memory import Device, DeviceMemory
@@ -36,6 +36,7 @@ class CudaProvider(OrtProvider):
     name = "cuda"
     execution_provider = "CUDAExecutionProvider"
     kernels = CUDA
+    device_name = "cuda"
     options: ClassVar[Mapping[str, Any]] = {
         "device": 0,
         "compute": "fp16",
@@ -60,10 +61,6 @@ class CudaProvider(OrtProvider):
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Options of the execution provider itself."""
-        if options["compute"] == "fp32":
-            raise UsageError(
-                "option 'compute' of provider 'cuda' is fp16 or bf16: attention has no fp32 kernel"
-            )
         cudnn = libraries.load(nvidia.cudnn().file) is not None
         return {
             "device_id": str(options["device"]),
@@ -79,10 +76,10 @@ class CudaProvider(OrtProvider):
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
         session = self._open(model, config, generating=True)
         options = {**self.options, **config.options}
-        device = Device(name="cuda", index=options["device"])
+        device = Device(name=self.device_name, index=options["device"])
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
-            free = int(nvidia.memory(device.index)[0] * options["memory_fraction"])
+            free = int(self.free_memory(device.index) * options["memory_fraction"])
             slots = slots_that_fit(free, sum(spec.bytes_per_token for spec in specs.values()) * length, slots)
             return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
 
@@ -90,9 +87,13 @@ class CudaProvider(OrtProvider):
             session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
         )
 
+    def free_memory(self, index: int) -> int:
+        """Bytes that a device has to spare now."""
+        return nvidia.memory(index)[0]
+
     def _copier(self, config: RunnerConfig) -> Any:
         """Open small graphs on the same device, never captured."""
-        own = {**self.provider_options({**self.options, **config.options}, generating=False)}
+        own = self.provider_options({**self.options, **config.options}, generating=False)
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
 
 

@@ -36,6 +36,7 @@ class DirectMLProvider(OrtProvider):
     name = "directml"
     execution_provider = "DmlExecutionProvider"
     kernels = DIRECTML
+    device_name = "dml"
     options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "static_shapes": False}
 
     def available(self) -> str | None:
@@ -53,7 +54,7 @@ class DirectMLProvider(OrtProvider):
         session = self._open(model, config, generating=True)
         options = {**self.options, **config.options}
         own = self.provider_options(options, generating=False)
-        device = Device(name="dml", index=options["device"], addressable=False)
+        device = Device(name=self.device_name, index=options["device"], addressable=False)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
             return DeviceMemory(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..graph_opt.lower.kernels import Kernels
 from ..graph_opt.lower.slots import SlotOptions, slot_passes
 from ..graph_opt.quantize.half import HALF_TYPES
-from ..runtime.errors import CarryallError, UsageError
+from ..runtime.errors import CarryallError, ProviderUnavailableError, UsageError
 from . import ort
 from .base import Provider, Runner, RunnerConfig
 from .slot_runner import SlotRunner
@@ -74,8 +74,14 @@ class OrtProvider(Provider):
         *,
         generating: bool,
         sizes: Mapping[str, int] | None = None,
+        own: Mapping[str, str] | None = None,
     ) -> Any:
         self._check_options(config.options)
+        reason = (
+            self.available()
+        )  # also loads the libraries that it looks for, so that onnxruntime finds them
+        if reason is not None:
+            raise ProviderUnavailableError(f"provider '{self.name}' cannot run here: {reason}")
         options = {**self.options, **config.options}
         settings = ort.session_options(
             config.num_threads or self.num_threads(),
@@ -83,7 +89,7 @@ class OrtProvider(Provider):
             fixed_shapes=not generating,
             sizes=sizes,
         )
-        own = self.provider_options(options, generating=generating)
+        own = own if own is not None else self.provider_options(options, generating=generating)
         return ort.open_session(model, self.execution_provider, settings, own)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ class TensorRTProvider(OrtProvider):
     name = "tensorrt"
     execution_provider = "TensorrtExecutionProvider"
     kernels = Kernels()
+    device_name = "cuda"
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
     options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "chunk": 512, "cache_folder": ""}
 
@@ -93,13 +94,12 @@ class TensorRTProvider(OrtProvider):
         if not cache.ready():
             _log.warning("building TensorRT engines for %s; this takes minutes, and once only", model)
         own |= self.cache_options(cache.folder)
-        settings = ort.session_options(config.num_threads, fixed_shapes=False)
-        session = ort.open_session(model, self.execution_provider, settings, own)
+        session = self._open(model, config, generating=True, own=own)
         runner = ExplicitRunner(
             session,
             config,
             str(model),
-            device=Device(name="cuda", index=options["device"]),
+            device=Device(name=self.device_name, index=options["device"]),
             chunk=options["chunk"],
         )
         cache.record()

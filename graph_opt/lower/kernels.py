@@ -21,6 +21,7 @@ class Kernels:
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
         half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
+        float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention takes ``local_window_size``.
         softcap: GroupQueryAttention bounds its scores.
         norms_in_attention: GroupQueryAttention normalises the heads of q and k itself.
@@ -42,6 +43,7 @@ class Kernels:
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
     half_precision: bool = False
+    float_attention: bool = True
     sliding_window: bool = True
     softcap: bool = True
     norms_in_attention: bool = False
@@ -68,6 +70,7 @@ CUDA = Kernels(
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     half_precision=True,
+    float_attention=False,
     norms_in_attention=True,
     dequantize_blocks=False,
 )

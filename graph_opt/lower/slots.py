@@ -52,6 +52,8 @@ class SlotOptions:
             raise UsageError(f"kv_cache is one of {', '.join(KV_CACHE_MODES)}, not '{self.kv_cache}'")
         if self.kv_cache == "int8" and not self.kernels.int8_kv:
             raise UsageError("the target's attention kernel has no int8 KV cache")
+        if self.compute is None and not self.kernels.float_attention:
+            raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
 
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from device_stand_ins import STAND_INS
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_package
@@ -23,9 +24,10 @@ Logits = npt.NDArray[np.float32]
 SLOTS, CONTEXT, LOWERED, VOCAB = 4, 64, 160, 260
 
 
-@pytest.fixture(params=provider_names())
+@pytest.fixture(params=[*provider_names(), *STAND_INS])
 def provider(request: pytest.FixtureRequest) -> Provider:
-    provider = get_provider(request.param)
+    stand_in = STAND_INS.get(request.param)
+    provider = stand_in() if stand_in is not None else get_provider(request.param)
     reason = provider.available()
     if reason is not None:
         pytest.skip(reason)

@@ -1,0 +1,69 @@
+"""The device providers with the CPU in the place of their device: their code, on the CPU's kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from carryall.graph_opt.lower.kernels import CUDA
+from carryall.providers import ort
+from carryall.providers.cuda import CudaProvider
+from carryall.providers.directml import DirectMLProvider
+from carryall.providers.libraries import Library
+from carryall.providers.tensorrt import TensorRTProvider
+
+FREE_MEMORY = 2**30
+
+
+class _OnCpu:
+    """Replaces what asks for a device."""
+
+    execution_provider: Any = ort.CPU
+    device_name = "cpu"
+
+    def available(self) -> str | None:
+        return None
+
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        return {}
+
+
+class CudaOnCpu(_OnCpu, CudaProvider):
+    """fp32, so that tolerances can be tight; the CPU's attention kernel refuses norms."""
+
+    name = "cuda-on-cpu"
+    kernels = dataclasses.replace(CUDA, norms_in_attention=False, float_attention=True)
+    options: ClassVar[Mapping[str, Any]] = {**CudaProvider.options, "compute": "fp32"}
+
+    def free_memory(self, index: int) -> int:
+        return FREE_MEMORY
+
+
+class DirectMLOnCpu(_OnCpu, DirectMLProvider):
+    name = "directml-on-cpu"
+    options: ClassVar[Mapping[str, Any]] = {**DirectMLProvider.options, "compute": "fp32"}
+
+
+class StaticDirectMLOnCpu(DirectMLOnCpu):
+    name = "static-directml-on-cpu"
+    options: ClassVar[Mapping[str, Any]] = {**DirectMLOnCpu.options, "static_shapes": True}
+
+
+class TensorRTOnCpu(_OnCpu, TensorRTProvider):
+    name = "tensorrt-on-cpu"
+    options: ClassVar[Mapping[str, Any]] = {**TensorRTProvider.options, "compute": "fp32", "chunk": 8}
+
+    def libraries(self) -> list[Library]:
+        return []
+
+    def shape_options(self, *_: Any) -> dict[str, str]:
+        return {}
+
+    def cache_options(self, *_: Any) -> dict[str, str]:
+        return {}
+
+
+STAND_INS = {
+    provider.name: provider for provider in (CudaOnCpu, DirectMLOnCpu, StaticDirectMLOnCpu, TensorRTOnCpu)
+}

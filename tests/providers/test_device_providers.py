@@ -1,0 +1,215 @@
+"""cuda, directml, tensorrt: what they ask onnxruntime for, and what they say where they cannot run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from device_stand_ins import FREE_MEMORY, CudaOnCpu, TensorRTOnCpu
+from slot_models import CONTEXT, save_slot_model
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt import pipeline
+from carryall.providers import get_provider, libraries, nvidia, ort
+from carryall.providers.base import RunnerConfig
+from carryall.providers.cuda import CudaProvider, slots_that_fit
+from carryall.providers.libraries import Library
+from carryall.providers.tensorrt import TensorRTProvider
+from carryall.providers.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError, UsageError
+
+DEVICES = ["cuda", "tensorrt", "nv_tensorrt_rtx"]
+ABSENT = Library(
+    "cuBLAS 13", "libabsent.so.13", "absent_13.dll", "Install them with: pip install 'carryall[cuda]'"
+)
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel that has every provider, whose libraries are all there."""
+    monkeypatch.setattr(ort, "check_available", lambda name: None)
+    monkeypatch.setattr(libraries, "missing", lambda wanted: [])
+    monkeypatch.setattr(nvidia, "device_count", lambda: 1)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_wheel_without_the_provider(name: str) -> None:
+    reason = get_provider(name).available()
+    assert reason is not None
+    assert f"{get_provider(name).execution_provider} is not part of onnxruntime" in reason
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.usefixtures("wheel")
+def test_a_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    provider = get_provider(name)
+    assert provider.available() is None
+    monkeypatch.setattr(libraries, "missing", lambda wanted: [ABSENT])
+    reason = provider.available()
+    assert reason == f"provider '{name}' cannot load {ABSENT.file} (cuBLAS 13). {ABSENT.remedy}"
+    with pytest.raises(ProviderUnavailableError, match="cuBLAS 13"):
+        provider.session(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.usefixtures("wheel")
+def test_no_device_or_no_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "device_count", lambda: 0)
+    assert "no CUDA device" in str(get_provider(name).available())
+
+    def too_old() -> int:
+        raise ProviderUnavailableError("cudaGetDeviceCount failed: driver too old")
+
+    monkeypatch.setattr(nvidia, "device_count", too_old)
+    assert "driver too old" in str(get_provider(name).available())
+
+
+def test_tensorrt_wants_its_own_libraries_too() -> None:
+    wanted = {library.linux for library in TensorRTProvider().libraries()}
+    assert {"libnvinfer.so.10", "libnvonnxparser.so.10", "libcudnn.so.9", "libcuda.so.1"} <= wanted
+
+
+def test_directml_is_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "part of Windows" in str(get_provider("directml").available())
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "DmlExecutionProvider is not part of" in str(get_provider("directml").available())
+
+
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_what_cuda_is_asked_for(cudnn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "load", lambda file: object() if cudnn else None)
+    provider, options = CudaProvider(), {**CudaProvider.options, "device": 2}
+    asked = provider.provider_options(options, generating=True)
+    assert (asked["device_id"], asked["enable_cuda_graph"]) == ("2", "1")
+    assert ("enable_cudnn" in asked) is not cudnn
+    other = provider.provider_options(options, generating=False)
+    assert other["enable_cuda_graph"] == "0"
+    assert "enable_cudnn" not in other
+    assert (
+        provider.provider_options({**options, "cuda_graphs": False}, generating=True)["enable_cuda_graph"]
+        == "0"
+    )
+
+
+def test_cuda_computes_in_16_bits_only() -> None:
+    with pytest.raises(UsageError, match="fp16 or bf16, not in fp32"):
+        CudaProvider().passes(RunnerConfig(context_length=8, options={"compute": "fp32"}))
+    with pytest.raises(UsageError, match="'compute' is one of fp32, fp16, bf16, not 'fp8'"):
+        CudaProvider().passes(RunnerConfig(context_length=8, options={"compute": "fp8"}))
+
+
+def test_kv_takes_what_memory_there_is(tmp_path: Path) -> None:
+    assert slots_that_fit(100, 30, 2) == 2
+    assert slots_that_fit(100, 30, 9) == 3
+    with pytest.raises(ProviderRuntimeError, match=r"hold no sequence.*Lower the context length"):
+        slots_that_fit(100, 101, 9)
+    model = save_slot_model(tmp_path / "model.onnx")
+    config = RunnerConfig(max_slots=10**6, num_threads=1, options={"memory_fraction": 0.01})
+    runner = CudaOnCpu().runner(model, config)
+    slot = runner.info.kv_bytes_per_token * CONTEXT
+    assert runner.info.max_slots == int(FREE_MEMORY * 0.01) // slot
+    runner.close()
+
+
+def test_profiles_span_every_run(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    ir.save(model, tmp_path / "model.onnx")
+    shapes = input_shapes(tmp_path / "model.onnx")
+    smallest, likeliest, largest = ShapeRange(chunk=16, context_length=64).profiles(shapes)
+    assert smallest.startswith(
+        "input_ids:1x1,attention_mask:1x1,position_ids:1x1,past_key_values.0.key:1x2x0x8,"
+    )
+    assert likeliest.startswith(
+        "input_ids:1x1,attention_mask:1x17,position_ids:1x1,past_key_values.0.key:1x2x16x8"
+    )
+    assert largest.startswith(
+        "input_ids:1x16,attention_mask:1x64,position_ids:1x16,past_key_values.0.key:1x2x63x8"
+    )
+    assert len(smallest.split(",")) == len(model.graph.inputs)
+
+
+class Building(TensorRTOnCpu):
+    """Writes an engine as TensorRT would, and counts."""
+
+    name = "building"
+    built = 0
+
+    def cache_options(self, folder: Path) -> dict[str, str]:
+        if not (folder / "a.engine").exists():
+            type(self).built += 1
+            (folder / "a.engine").write_bytes(b"engine")
+        return {}
+
+
+def test_engines_are_built_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Building.built = 0
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    config = RunnerConfig(
+        max_slots=1, num_threads=1, context_length=32, options={"cache_folder": str(tmp_path)}
+    )
+    pipeline.run(model, Building().passes(config))
+    ir.save(model, tmp_path / "model.onnx")
+
+    def start(changes: dict[str, Any] | None = None) -> None:
+        given = RunnerConfig(
+            max_slots=1, num_threads=1, context_length=32, options={**config.options, **(changes or {})}
+        )
+        Building().runner(tmp_path / "model.onnx", given).close()
+
+    with caplog.at_level(logging.WARNING):
+        start()
+        assert "building TensorRT engines" in caplog.text
+        caplog.clear()
+        start()
+        assert caplog.text == ""
+        assert Building.built == 1
+        (engine,) = (tmp_path / "tensorrt" / "engines").rglob("a.engine")
+        engine.write_bytes(b"cut")
+        start()
+        assert "damaged and built again" in caplog.text
+    assert Building.built == 2
+
+
+def test_another_graph_or_other_weights_are_another_model(tmp_path: Path) -> None:
+    graph, weights = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    graph.write_bytes(b"graph")
+    weights.write_bytes(b"weights")
+    first = model_facts(graph)
+    assert model_facts(graph) == first
+    weights.write_bytes(b"other weights")
+    second = model_facts(graph)
+    graph.write_bytes(b"graph 2")
+    assert first != second != model_facts(graph)
+
+
+def test_an_engine_depends_on_all_facts(tmp_path: Path) -> None:
+    facts = {"model": "a", "options": {"x": "1"}, "wheels": {"onnxruntime-gpu": "1.31.1"}}
+    folders = {
+        EngineCache(tmp_path, {**facts, **change}).folder
+        for change in ({}, {"model": "b"}, {"options": {"x": "2"}}, {"wheels": {"onnxruntime-gpu": "1.32.0"}})
+    }
+    assert len(folders) == 4
+    assert EngineCache(tmp_path, facts).folder in folders
+    assert not EngineCache(tmp_path, facts).ready()
+
+
+def test_tensorrt_needs_to_know_the_context(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="builds engines for RunnerConfig"):
+        TensorRTProvider().shape_options(tmp_path, RunnerConfig(), TensorRTProvider.options)
+
+
+def test_names_of_options_follow_the_product(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    ir.save(model, tmp_path / "model.onnx")
+    provider = get_provider("nv_tensorrt_rtx")
+    assert isinstance(provider, TensorRTProvider)
+    config = RunnerConfig(context_length=32)
+    names = provider.shape_options(tmp_path / "model.onnx", config, provider.options)
+    assert set(names) == {f"nv_profile_{kind}_shapes" for kind in ("min", "opt", "max")}
+    assert provider.cache_options(tmp_path) == {"nv_runtime_cache_path": str(tmp_path)}

@@ -1,0 +1,77 @@
+"""Nodes on another provider than asked: arithmetic on shapes may be, everything else is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graph_asserts import graph
+
+from carryall.providers import ort, placement
+from carryall.providers.placement import PlacedNode, stray_nodes
+from carryall.runtime.errors import ProviderUnavailableError
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+SHAPE, CONCAT = PlacedNode("Shape", "", "s"), PlacedNode("Concat", "", "c")
+TABLE, INDEX = PlacedNode("Gather", "", "embed"), PlacedNode("Gather", "", "index")
+MATMUL, QUICK = PlacedNode("MatMul", "", "m"), PlacedNode("QuickGelu", "com.microsoft", "q")
+MODEL = """g (int64[n] ids) => (float[n, 4] y) {
+    [embed] y = Gather(table, ids)
+    s = Shape(ids)
+    [index] i = Gather(s, zero)
+}"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    content = graph(MODEL, table=np.zeros((1000, 4), np.float32), zero=np.zeros(1, np.int64))
+    ir.save(content, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_arithmetic_on_shapes_may_run_on_the_cpu(model: Path) -> None:
+    placed = {CUDA: [MATMUL, QUICK, TABLE], CPU: [SHAPE, CONCAT, INDEX]}
+    assert stray_nodes(placed, CUDA, model) == []
+
+
+@pytest.mark.parametrize("stray", [MATMUL, QUICK, TABLE], ids=str)
+def test_everything_else_is_a_stray(model: Path, stray: PlacedNode) -> None:
+    """An embedding is a Gather too: it reads a large weight, which no shape arithmetic does."""
+    placed = {CUDA: [], CPU: [SHAPE, INDEX, stray]}
+    assert stray_nodes(placed, CUDA, model) == [stray]
+    assert stray_nodes(placed, CUDA, model.read_bytes()) == [stray]
+
+
+def test_a_third_provider_is_always_a_stray(model: Path) -> None:
+    assert stray_nodes({"Other": [SHAPE]}, CUDA, model) == [SHAPE]
+    assert stray_nodes({"Other": [SHAPE], CPU: [MATMUL]}, CPU, model) == [SHAPE]
+
+
+def test_onnxruntimes_own_record_is_read(model: Path) -> None:
+    options = ort.session_options(1, {placement.RECORD: "1"})
+    placed = placement.placement(ort.open_session(model, ort.CPU, options))
+    assert placed is not None
+    assert [node.op_type for node in placed[CPU]] == ["Gather", "Shape", "Gather"]
+    assert {node.name for node in placed[CPU]} >= {"embed", "index"}
+    assert placement.placement(ort.open_session(model, ort.CPU)) is None
+
+
+def test_strays_are_named_with_the_remedy(model: Path) -> None:
+    part = SimpleNamespace(ep_name=CPU, get_nodes=lambda: [QUICK, TABLE])
+    session: Any = SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
+    with pytest.raises(
+        ProviderUnavailableError, match=r"2 nodes .*com.microsoft.QuickGelu q, Gather embed. Low"
+    ):
+        ort.check_placed(session, CUDA, model)
+
+
+def test_an_older_onnxruntime_refuses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older:
+        InferenceSession = object
+
+    assert ort._strictness(Older) == ("session.disable_cpu_ep_fallback", "1")  # type: ignore[arg-type]
+    assert placement.placement(SimpleNamespace()) is None
