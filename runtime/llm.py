@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from ..exporter.package import Progress
+from .beam_search import beam_search
 from .chat_template import Message
+from .engine.beam_search import BeamSearchOptions
 from .engine.engine import Engine, EngineConfig
 from .engine.request_group import RequestGroup
 from .engine.stats import EngineStats
@@ -111,7 +113,7 @@ class LLM:
             RequestError: a prompt or an option is at fault; nothing was run.
             EngineClosedError: ``close`` was called.
         """
-        listed = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+        listed = _listed(prompts)
         return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS))
 
     def chat(
@@ -182,6 +184,27 @@ class LLM:
         finally:
             self._cancel([group])
         self._raise_if_cut_off(group)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], options: BeamSearchOptions | None = None
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of prompts, ``num_beams`` each, the best first.
+
+        Raises:
+            RequestError: a prompt or an option is at fault.
+            UsageError: the prefix cache, through which beams share what they have in common, is off.
+            ProviderRuntimeError: the model failed to run.
+        """
+        if not self._engine.config.prefix_cache:
+            raise UsageError("beam search needs the prefix cache; load the model without prefix_cache=False")
+        return beam_search(
+            self.generate,
+            [self._requests.token_ids(prompt) for prompt in _listed(prompts)],
+            options or BeamSearchOptions(),
+            self._requests.end_token_ids,
+            self.context_length,
+            self._requests.tokenizer if self._requests.has_tokenizer else None,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -272,6 +295,10 @@ class LLM:
             raise group.fault
 
 
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    return [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+
+
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: a text, or a list of integers."""
+    """Whether this is one prompt: a text, a conversation, or a list of integers."""
     return isinstance(prompts, str | ChatPrompt) or (len(prompts) > 0 and isinstance(prompts[0], Integral))

@@ -47,6 +47,11 @@ class RequestFactory:
         self._grammars: GrammarCompiler | None = None
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether the model came with a tokenizer."""
+        return self._model.tokenizer is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -77,7 +82,7 @@ class RequestFactory:
             RequestError: the prompt is neither text nor token ids.
         """
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        token_ids = self.token_ids(prompt)
         new_parser = prompt.new_parser if isinstance(prompt, ChatPrompt) else _no_parser
         tokenizer = self._model.tokenizer
         if params.stop and tokenizer is None:
@@ -110,6 +115,15 @@ class RequestFactory:
             for i, own_params in enumerate(sample_params(params))
         ]
         return RequestGroup(params, requests)
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The model's own end tokens."""
+        return self._model.defaults.end_token_ids
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, in whatever form it is."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
         """The checkpoint's own sampling options."""

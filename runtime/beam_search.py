@@ -1,0 +1,95 @@
+"""Beam search on an engine: each step of each continuation is a request for one token.
+
+A continuation shares its beginning with the one it grew out of, so the prefix cache gives it that one's slot,
+or a copy of it: beams fork without being computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from .engine.beam_search import Beam, BeamSearch, BeamSearchOptions
+from .errors import InvalidSamplingError, ProviderRuntimeError
+from .output_text import OutputText
+from .outputs import CompletionOutput, RequestOutput
+from .sampling_params import MAX_LOGPROBS, SamplingParams
+from .tokenizer import Tokenizer
+
+Generate = Callable[[list[list[int]], SamplingParams], list[RequestOutput]]
+
+
+def beam_search(
+    generate: Generate,
+    prompts: Sequence[Sequence[int]],
+    options: BeamSearchOptions,
+    end_token_ids: Collection[int],
+    context_length: int,
+    tokenizer: Tokenizer | None,
+) -> list[RequestOutput]:
+    """Search for the likeliest continuations of each prompt, all prompts side by side.
+
+    Args:
+        generate: runs requests.
+        prompts: token ids.
+        options: how to search.
+        end_token_ids: tokens that complete a continuation.
+        context_length: most tokens of prompt and continuation together.
+        tokenizer: makes texts; None leaves them empty.
+
+    Raises:
+        InvalidSamplingError: more beams than log-probabilities can be had for.
+    """
+    searches = [
+        BeamSearch(replace(options, max_tokens=min(options.max_tokens, room)), end_token_ids)
+        for room in (context_length - len(prompt) for prompt in prompts)
+    ]
+    wanted = max((search.num_candidates for search in searches), default=0)
+    if wanted > MAX_LOGPROBS:
+        raise InvalidSamplingError(
+            f"{options.num_beams} beams need {wanted} candidates a step, at most {MAX_LOGPROBS} can be had"
+        )
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=wanted, ignore_eos=True)
+    while any(not search.done for search in searches):
+        open_searches = [i for i, search in enumerate(searches) if not search.done]
+        beams = [(i, beam) for i in open_searches for beam in searches[i].running]
+        states = generate([[*prompts[i], *beam.token_ids] for i, beam in beams], params)
+        found = iter([_logprobs(state) for state in states])
+        for i in open_searches:
+            searches[i].advance([next(found) for _ in searches[i].running])
+    outputs = zip(prompts, searches, strict=True)
+    return [_output(i, prompt, search, tokenizer) for i, (prompt, search) in enumerate(outputs)]
+
+
+def _logprobs(state: RequestOutput) -> dict[int, float]:
+    if state.error is not None:
+        raise ProviderRuntimeError(state.error)
+    (choices,) = state.outputs[0].logprobs or [{}]
+    return {token: entry.logprob for token, entry in choices.items()}
+
+
+def _output(
+    index: int, prompt: Sequence[int], search: BeamSearch, tokenizer: Tokenizer | None
+) -> RequestOutput:
+    completions = [
+        CompletionOutput(
+            index=place,
+            text=_text(prompt, beam, search, tokenizer),
+            token_ids=list(beam.token_ids),
+            finish_reason="stop" if search.ends(beam) else "length",
+            stop_reason=beam.token_ids[-1] if search.ends(beam) else None,
+            cumulative_logprob=beam.logprob,
+        )
+        for place, beam in enumerate(search.finished)
+    ]
+    return RequestOutput(f"beam-search-{index}", None, list(prompt), completions, finished=True)
+
+
+def _text(prompt: Sequence[int], beam: Beam, search: BeamSearch, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
+    text = OutputText(tokenizer, prompt, SamplingParams())
+    for token in beam.token_ids[: -1 if search.ends(beam) else None]:
+        text.push(token, check_stop=False)
+    text.end()
+    return text.text
