@@ -39,11 +39,14 @@ class PlacedNode:
 
 
 def placement(session: Any) -> dict[str, list[PlacedNode]] | None:
-    """Nodes by execution provider, or None where the session did not record them."""
-    try:
-        parts = session.get_provider_graph_assignment_info()
-    except (AttributeError, RuntimeError):  # an older onnxruntime, or a session without RECORD
+    """Nodes by execution provider; None where onnxruntime is too old to tell.
+
+    Args:
+        session: opened with ``RECORD``.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
+    parts = session.get_provider_graph_assignment_info()
     placed: dict[str, list[PlacedNode]] = {}
     for part in parts:
         nodes = [PlacedNode(node.op_type, node.domain, node.name) for node in part.get_nodes()]

@@ -57,7 +57,6 @@ def test_onnxruntimes_own_record_is_read(model: Path) -> None:
     assert placed is not None
     assert [node.op_type for node in placed[CPU]] == ["Gather", "Shape", "Gather"]
     assert {node.name for node in placed[CPU]} >= {"embed", "index"}
-    assert placement.placement(ort.open_session(model, ort.CPU)) is None
 
 
 def test_strays_are_named_with_the_remedy(model: Path) -> None:
