@@ -115,7 +115,7 @@ class Controller:
             gain = sum(each.accepted for each in outcomes) * plain / rows - (took - plain)
         balance = self._account + gain + _LOSS_SHARE * plain
         self._account = max(-_MOST_LOST * plain, min(_MOST_SAVED * plain, balance))
-        self._trial_budget = min(2 * plain, self._trial_budget + _TRIAL_SHARE * plain)
+        self._trial_budget += _TRIAL_SHARE * plain
 
     def charge(self, seconds: float) -> None:
         """Take note of time that proposers spent before they could propose anything."""
@@ -163,5 +163,5 @@ class Controller:
         cost = self.costs.added(candidates[i].proposer, rows, 1, count)
         if cost > self._trial_budget:
             return _Choice({}, 0.0, 0.0)
-        self._trial_budget -= cost
+        self._trial_budget = 0.0  # what was saved up in good times is no reason for several in a row
         return _Choice({i: count}, 0.0, cost)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 _REMEMBERED = 9  # steps whose median is the cost of a plain step
 _DECAY = 0.95
-_OUTLIER = 3.0  # a step that took longer than so many times its expectation was disturbed
+# What a step took beyond these shares of its expectation is a disturbance, or is learned from the next ones.
+_LEAST, _MOST = 0.5, 1.5
 _PRIOR_ROW = 0.2  # of a plain step: the first guess of what a row and a proposed token cost
 _PRIOR_TOKEN = 0.2
-_PRIOR_WEIGHT = 0.1
+_PRIOR_WEIGHT = 0.3
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class StepCosts:
     def observe(self, proposer: object, rows: int, lengthened: int, tokens: int, seconds: float) -> float:
         """Take note of a step with proposals; return its seconds, less what a disturbance added."""
         expected = self.added(proposer, rows, lengthened, tokens) + self._at(rows)
-        seconds = min(seconds, _OUTLIER * expected)
+        seconds = min(max(seconds, _LEAST * expected), _MOST * expected)
         per_row = (seconds - self._shared_part(rows, lengthened)) / lengthened
         self._fits.setdefault(proposer, _Fit()).observe(1.0, tokens / lengthened, per_row)
         return seconds
