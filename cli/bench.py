@@ -17,6 +17,7 @@ from ..providers import get_provider
 from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
 from ..runtime.engine.engine import Engine, EngineConfig
+from ..runtime.fastest import AUTO, fastest_provider
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
 from .bench_report import show
@@ -38,6 +39,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
 class Loaded:
     """An engine, and what its decoding step costs."""
 
+    provider: str
     engine: Engine
     seconds: float
     weight_bytes: int
@@ -45,6 +47,7 @@ class Loaded:
     def facts(self) -> dict[str, Any]:
         """Return what the document says of the model."""
         return {
+            "provider": self.provider,
             "load_seconds": round(self.seconds, 3),
             "weight_bytes_per_step": self.weight_bytes,
             "kv_bytes_per_token": self.engine.info.kv_bytes_per_token,
@@ -110,7 +113,6 @@ def command(
         loaded.engine.close()
     document = {
         "model": model,
-        "provider": provider,
         "cpu": describe_machine().cpu,
         "threads": num_threads or usable_cores(),
         "memory_bandwidth_gb_s": round(gigabytes, 2),
@@ -122,17 +124,19 @@ def command(
 
 
 def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig, quiet: bool) -> Loaded:
-    target = get_provider(provider)
     with progress("prepare", quiet=quiet) as tell:
         files = resolve_model(model, quantize=quantize, progress=tell)
         config = with_context(config, files)
+        if provider == AUTO:
+            provider = fastest_provider(files, config, progress=tell).provider
+        target = get_provider(provider)
         path: Path = lowered_model(files, target, config, tell)
     weight_bytes = graph_facts.bytes_per_step(ir.load(path))
     start = time.perf_counter()
     reset_peak()  # of exporting and lowering
     runner = target.runner(path, config)
     engine = Engine(runner, EngineConfig(prefix_cache=False))
-    return Loaded(engine, time.perf_counter() - start, weight_bytes)
+    return Loaded(provider, engine, time.perf_counter() - start, weight_bytes)
 
 
 def _measure_all(

@@ -11,6 +11,7 @@ import click
 from ..graph_opt.quantize.methods import METHODS
 from ..providers import get_provider
 from ..runtime.errors import ProviderRuntimeError, ProviderUnavailableError
+from ..runtime.fastest import AUTO
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel, load_model
 from ..runtime.outputs import RequestOutput
@@ -60,7 +61,7 @@ def check_available(provider: str) -> None:
         UsageError: no such provider.
         ProviderUnavailableError: it cannot run here.
     """
-    reason = get_provider(provider).available()
+    reason = None if provider == AUTO else get_provider(provider).available()
     if reason is not None:
         raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 
@@ -98,7 +99,7 @@ def open_model(
 ) -> LoadedModel:
     """Load a model; preparing it for the provider shows progress."""
     with progress("prepare", quiet=quiet) as tell:
-        return load_model(
+        loaded = load_model(
             name,
             provider=provider,
             quantize=quantize,
@@ -109,6 +110,9 @@ def open_model(
             num_speculative_tokens=num_speculative_tokens,
             progress=tell,
         )
+    if loaded.choice is not None and not quiet:
+        click.echo(str(loaded.choice), err=True)
+    return loaded
 
 
 def stream_text(

@@ -14,7 +14,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 
 provider_option = click.option(
-    "--provider", default="cpu", show_default=True, help="Where to run; see 'carryall doctor'."
+    "--provider",
+    default="cpu",
+    show_default=True,
+    help="Where to run, see 'carryall doctor'; 'auto' tries the model on all and takes the fastest.",
 )
 
 

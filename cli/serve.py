@@ -74,7 +74,9 @@ def command(
     def load() -> ServedModel:
         with progress("prepare", quiet=quiet or as_json) as tell:
             options["progress"] = tell
-            return load_served_model(model, max_queue=max_queue, **options)
+            served = load_served_model(model, max_queue=max_queue, **options)
+            options["provider"] = served.info.provider  # "auto" has become the one that was chosen
+            return served
 
     def on_ready(address: str) -> None:
         if as_json:

@@ -118,6 +118,7 @@ class Provider(abc.ABC):
 
     name: str
     execution_provider: str | None = None  # ONNX Runtime's name of it, where it is one of ONNX Runtime's
+    runs_models: bool = True  # False for a stand-in, which "auto" must not choose
 
     @abc.abstractmethod
     def available(self) -> str | None:

@@ -166,6 +166,7 @@ class NullProvider(Provider):
     """Runs the toy model in place of any model."""
 
     name = "null"
+    runs_models = False
 
     def available(self) -> str | None:
         """Always."""

@@ -13,6 +13,7 @@ from ..providers.base import Runner, RunnerConfig
 from .chat_template import ChatTemplate
 from .engine.speculation.proposer import Proposer
 from .errors import CarryallError, ProviderUnavailableError
+from .fastest import AUTO, Choice, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
 from .model_source import resolve_model
@@ -32,6 +33,8 @@ class LoadedModel:
         defaults: end tokens and sampling options.
         identity: changes whenever the model or its lowering does; empty if unknown.
         proposer: proposes tokens for the model to check several at a time; the engine closes it too.
+        provider: where it runs.
+        choice: why there, if the provider was to be chosen.
     """
 
     name: str
@@ -41,6 +44,8 @@ class LoadedModel:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     identity: str = ""
     proposer: Proposer | None = None
+    provider: str = ""
+    choice: Choice | None = None
 
 
 class LoadOptions(TypedDict, total=False):
@@ -76,7 +81,8 @@ def load_model(
 
     Args:
         model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
-        provider: where it runs; see ``carryall doctor``.
+        provider: where it runs, see ``carryall doctor``; ``auto`` tries the model on all that can run and
+            takes the fastest, which the cache remembers.
         quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
         max_slots: sequences that may run at once.
         context_length: most tokens of a sequence; None takes the model's own.
@@ -94,10 +100,8 @@ def load_model(
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
-    target = get_provider(provider)
-    reason = target.available()
-    if reason is not None:
-        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
+    if provider != AUTO:
+        _check_available(provider)
     files = resolve_model(model, quantize=quantize, progress=progress)
     config = with_context(
         RunnerConfig(
@@ -108,6 +112,8 @@ def load_model(
         ),
         files,
     )
+    choice = fastest_provider(files, config, progress=progress) if provider == AUTO else None
+    target = get_provider(provider if choice is None else choice.provider)
     tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
@@ -116,12 +122,19 @@ def load_model(
     identity = files.content_key if lowered == files.model_path else lowered.parent.name
     runner = target.runner(lowered, config)
     loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
+    loaded.provider, loaded.choice = target.name, choice
     if speculative is not None:
         options = LoadOptions(
-            provider=provider, max_slots=max_slots, num_threads=num_threads, progress=progress
+            provider=target.name, max_slots=max_slots, num_threads=num_threads, progress=progress
         )
         loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
     return loaded
+
+
+def _check_available(provider: str) -> None:
+    reason = get_provider(provider).available()
+    if reason is not None:
+        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 
 
 def _proposer(model: LoadedModel, method: str, max_tokens: int | None, options: LoadOptions) -> Proposer:

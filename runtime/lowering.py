@@ -41,7 +41,7 @@ def lowered_model(
         progress: told about every tensor written.
     """
     passes = provider.passes(config)
-    if files.lowered or not passes:
+    if not passes or files.lowered:
         return files.model_path
     key = cache_key(
         model=files.content_key,

@@ -40,7 +40,7 @@ def load_served_model(
     facts = loaded.runner.info
     info = ModelInfo(
         model=loaded.name,
-        provider=options.get("provider", "cpu"),
+        provider=loaded.provider,
         vocab_size=facts.vocab_size,
         context_length=facts.context_length,
         max_slots=facts.max_slots,

@@ -179,13 +179,13 @@ def test_placement_counts_nodes_and_bytes(kind: str, tmp_path: Path) -> None:
     model = ir.from_onnx_text(SCALE)
     ir.save(model, tmp_path / "m.onnx")
     proto = ir.to_proto(model)
-    source = {
+    sources: dict[str, Any] = {
         "model": model,
         "proto": proto,
         "bytes": proto.SerializeToString(),
         "path": tmp_path / "m.onnx",
-    }[kind]
-    placed = InferenceSession(source, providers=["cpu"]).placement()
+    }
+    placed = InferenceSession(sources[kind], providers=["cpu"]).placement()
     (share,) = placed.shares
     assert (share.provider, share.nodes, share.weight_bytes) == ("CPUExecutionProvider", 2, 4 + 8)
     assert share.operators == {"Mul": 1, "ReduceSum": 1}
@@ -206,7 +206,7 @@ class Assigned:
         found = []
         for name, op_type in self._nodes:
             node = kind()
-            node.name, node.op_type = name, op_type  # type: ignore[attr-defined]
+            node.name, node.op_type = name, op_type
             found.append(node)
         return found
 

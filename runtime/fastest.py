@@ -1,0 +1,129 @@
+"""``provider="auto"``: the provider that runs this model fastest here, found by trying."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..exporter.save import Progress
+from ..providers import get_provider, provider_names
+from ..providers.base import Provider, Row, Runner, RunnerConfig
+from ..providers.machine import describe_machine
+from .cache import cache_key, cached_folder
+from .errors import CarryallError, ProviderUnavailableError
+from .lowering import lowered_model
+from .model_source import ModelFiles
+
+AUTO = "auto"
+
+_log = logging.getLogger(__name__)
+_FILE = "fastest.json"
+_PROMPT_TOKENS, _NEW_TOKENS, _BURSTS = 32, 8, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One provider, tried.
+
+    Args:
+        provider: its name.
+        seconds: for a prompt of 32 tokens and 8 generated ones, the best of three; None if it cannot run.
+        reason: why it cannot run.
+    """
+
+    provider: str
+    seconds: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest provider, and what it was compared with."""
+
+    provider: str
+    trials: tuple[Trial, ...]
+
+    def __str__(self) -> str:
+        said = [
+            f"{trial.provider} {1e3 * trial.seconds:.1f} ms"
+            if trial.seconds is not None
+            else f"{trial.provider} cannot run it ({trial.reason})"
+            for trial in self.trials
+        ]
+        work = f"{_PROMPT_TOKENS} + {_NEW_TOKENS} tokens"
+        return f"provider {self.provider} is the fastest for this model here; {work}: {', '.join(said)}"
+
+
+def fastest_provider(
+    files: ModelFiles,
+    config: RunnerConfig,
+    candidates: Sequence[Provider] | None = None,
+    progress: Progress | None = None,
+) -> Choice:
+    """Try the model on every provider that can run here; the outcome is kept in the cache.
+
+    Args:
+        files: the model; it is lowered for each provider.
+        config: as it will run.
+        candidates: None takes all that are available.
+        progress: told about every tensor written while lowering.
+
+    Raises:
+        ProviderUnavailableError: no provider can run the model; the message has all reasons.
+    """
+    if candidates is None:
+        everyone = [get_provider(name) for name in provider_names()]
+        candidates = [one for one in everyone if one.runs_models and one.available() is None]
+    machine = describe_machine()
+    key = cache_key(
+        model=files.content_key,
+        providers=[provider.name for provider in candidates],
+        config=dataclasses.asdict(config),
+        machine=(machine.system, machine.cpu, machine.usable_cores),
+    )
+
+    def build(folder: Path) -> None:
+        trials = [_try(provider, files, config, progress) for provider in candidates]
+        (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
+
+    kept = json.loads((cached_folder("fastest", key, build) / _FILE).read_text())
+    trials = tuple(Trial(**trial) for trial in kept)
+    working = [(trial.seconds, trial.provider) for trial in trials if trial.seconds is not None]
+    if not working:
+        reasons = "; ".join(f"{trial.provider}: {trial.reason}" for trial in trials)
+        raise ProviderUnavailableError(f"no provider can run {files.name} here: {reasons or 'none is there'}")
+    choice = Choice(min(working)[1], trials)
+    _log.info("%s", choice)
+    return choice
+
+
+def _try(provider: Provider, files: ModelFiles, config: RunnerConfig, progress: Progress | None) -> Trial:
+    try:
+        runner = provider.runner(lowered_model(files, provider, config, progress), config)
+        try:
+            seconds = min(_burst(runner) for _ in range(_BURSTS))
+        finally:
+            runner.close()
+    except CarryallError as error:
+        return Trial(provider.name, None, str(error))
+    return Trial(provider.name, seconds)
+
+
+def _burst(runner: Runner) -> float:
+    """Seconds for one sequence, with tokens that cost what any tokens cost."""
+    room = runner.info.context_length
+    prompt = np.arange(max(1, min(_PROMPT_TOKENS, room - _NEW_TOKENS))) % runner.info.vocab_size
+    begin = time.perf_counter()
+    runner.forward([Row(0, prompt.astype(np.int64), 0)])
+    for position in range(len(prompt), min(len(prompt) + _NEW_TOKENS, room)):
+        runner.forward([Row(0, prompt[:1].astype(np.int64), position)])
+    seconds = time.perf_counter() - begin
+    runner.release(0)
+    return seconds

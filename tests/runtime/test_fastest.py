@@ -1,0 +1,94 @@
+"""provider="auto": the fastest by trial, remembered, with reasons for those that cannot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from carryall.providers.base import Provider, Row, Runner, RunnerConfig
+from carryall.providers.null import NullOptions, NullRunner
+from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError
+from carryall.runtime.fastest import fastest_provider
+from carryall.runtime.loading import load_model
+from carryall.runtime.model_source import ModelFiles
+
+CONFIG = RunnerConfig(max_slots=2, context_length=64)
+
+
+class PacedRunner(NullRunner):
+    """The toy model at a given pace."""
+
+    def __init__(self, config: RunnerConfig, pace: float) -> None:
+        super().__init__(config, NullOptions(vocab_size=16))
+        self.pace = pace
+
+    def forward(self, rows: Sequence[Row]) -> list[np.ndarray[Any, Any]]:
+        time.sleep(self.pace)
+        return super().forward(rows)
+
+
+class PacedProvider(Provider):
+    """Counts how often it is tried; without a pace it fails."""
+
+    def __init__(self, name: str, pace: float | None) -> None:
+        self.name = name
+        self.pace = pace
+        self.tried = 0
+
+    def available(self) -> str | None:
+        return None
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        return []
+
+    def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
+        raise NotImplementedError
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        self.tried += 1
+        if self.pace is None:
+            raise ProviderRuntimeError(f"{self.name} is out of memory")
+        return PacedRunner(config, self.pace)
+
+
+def files(tmp_path: Path) -> ModelFiles:
+    return ModelFiles("toy", tmp_path, tmp_path / "model.onnx", tmp_path.name, 64, 64)
+
+
+def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    slow, fast, broken = (
+        PacedProvider("slow", 0.01),
+        PacedProvider("fast", 0.0),
+        PacedProvider("broken", None),
+    )
+    for _ in range(2):
+        choice = fastest_provider(files(tmp_path), CONFIG, [slow, fast, broken])
+        assert choice.provider == "fast"
+        assert [trial.provider for trial in choice.trials] == ["slow", "fast", "broken"]
+        assert "provider fast is the fastest" in str(choice)
+        assert "broken cannot run it (broken is out of memory)" in str(choice)
+    assert slow.tried == fast.tried == broken.tried == 1
+    fastest_provider(files(tmp_path), CONFIG, [slow, broken])  # others to choose from: tried again
+    assert slow.tried == 2
+
+
+def test_nobody_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ProviderUnavailableError, match="toy here: a: a is out of memory; b: b is"):
+        fastest_provider(files(tmp_path), CONFIG, [PacedProvider("a", None), PacedProvider("b", None)])
+
+
+def test_a_real_model_never_runs_on_the_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model("draft", provider="auto", max_slots=1)
+    loaded.runner.close()
+    assert loaded.choice is not None
+    assert loaded.provider == loaded.choice.provider
+    assert "cpu" in {trial.provider for trial in loaded.choice.trials if trial.seconds is not None}
+    assert "null" not in {trial.provider for trial in loaded.choice.trials}
