@@ -20,9 +20,7 @@ _CONVERTIBLE = 18
 _REDUCTIONS = frozenset(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 )
-_CHANGED = frozenset(
-    {"BatchNormalization", "Pad", "Resize", "ScatterElements", "ScatterND", "GRU", "LSTM", "RNN"}
-)
+_CHANGED = frozenset({"Pad", "Resize", "ScatterElements", "ScatterND", "GRU", "LSTM", "RNN"})
 
 
 class RaiseOpsetPass(GraphPass):
@@ -54,10 +52,7 @@ class RaiseOpsetPass(GraphPass):
         for node in graph.all_nodes():
             if node.domain:
                 continue
-            if node.op_type in _CHANGED or any(
-                attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-                for attribute in node.attributes.values()
-            ):
+            if node.op_type in _CHANGED:
                 raise GraphError(
                     f"{node.op_type} {node.name} cannot be raised from an opset below {_CONVERTIBLE}; "
                     f"export the model again with opset {_CONVERTIBLE} or later"

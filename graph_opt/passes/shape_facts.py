@@ -114,7 +114,7 @@ class ShapeFacts:
         return None
 
     def _learn_input(self, value: ir.Value) -> None:
-        if value.shape is None or value.dtype is None:
+        if not isinstance(value.type, ir.TensorType) or value.shape is None or value.dtype is None:
             return
         names = self._names(value)
         shapes = []
@@ -199,7 +199,13 @@ class ShapeFacts:
             return onnx.shape_inference.infer_node_outputs(
                 schema, proto, types, data, opset_imports=self._imports
             )
-        except (SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        except (
+            SchemaError,
+            onnx.checker.ValidationError,
+            onnx.shape_inference.InferenceError,
+            RuntimeError,
+            ValueError,
+        ):
             return {}  # an operator that ONNX cannot infer: its outputs stay unknown
 
 
