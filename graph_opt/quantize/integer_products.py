@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -26,12 +26,20 @@ class IntegerProductsPass(GraphPass):
     Args:
         form: of the weights that are not computed in integers.
         exclude: weights whose products stay in float, for inputs that 8 bits cannot hold.
+        overrides: other formats of those weights by name; None leaves a weight float, too.
     """
 
-    def __init__(self, form: BlockFormat, *, exclude: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        form: BlockFormat,
+        *,
+        exclude: Collection[str] = (),
+        overrides: Mapping[str, BlockFormat | None] | None = None,
+    ) -> None:
         super().__init__()
         self.form = form
         self.exclude = frozenset(exclude)
+        self.overrides = dict(overrides or {})
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every product with a weight, then the weights that are left."""
@@ -53,7 +61,7 @@ class IntegerProductsPass(GraphPass):
             if not source.uses():
                 del graph.initializers[name]
             self.fired += 1
-        rest = WeightOnlyQuantizationPass(self.form)
+        rest = WeightOnlyQuantizationPass(self.form, overrides=self.overrides)
         rest.rewrite(graph)
         self.fired += rest.fired
         self.refusals += rest.refusals

@@ -6,7 +6,7 @@ One scale holds a whole activation tensor, so a few channels of large values, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ...runtime.errors import GraphError
 from ..edit import nodes_of, weight
 from .activations import ActivationReader, Report, Tokens
-from .blockwise import Floats
+from .blockwise import BlockFormat, Floats, round_to_nearest
 from .calibrators import LEVELS
 from .integer_products import quantize_columns
 
@@ -29,6 +29,8 @@ def product_errors(
     tokens: Tokens,
     rounding: Rounding,
     *,
+    form: BlockFormat | None = None,
+    only: Collection[str] | None = None,
     factors: Mapping[str, Floats] | None = None,
     progress: Report | None = None,
 ) -> dict[str, float]:
@@ -38,6 +40,8 @@ def product_errors(
         model: a portable float graph.
         tokens: [n], run as one sequence.
         rounding: of the products' inputs.
+        form: how weights are stored; None is int8 with a scale a column.
+        only: the weights to measure; None measures all.
         factors: by value, what ``SmoothQuantPass`` will divide its channels by.
         progress: told about every group of layers.
 
@@ -51,7 +55,9 @@ def product_errors(
     weights: dict[str, list[ir.Value]] = {}
     for node in nodes_of(graph, "MatMul"):
         x, source = node.inputs[0], node.inputs[1]
-        if x is not None and source is not None and weight(source) is not None:
+        if x is None or source is None or weight(source) is None:
+            continue
+        if only is None or source.name in only:
             weights.setdefault(str(x.name), []).append(source)
     names = list(weights)
     errors: dict[str, float] = {}
@@ -60,7 +66,8 @@ def product_errors(
         for name, activation in ActivationReader(model, part).read(tokens).items():
             factor = (factors or {}).get(name, np.ones(activation.shape[-1], np.float32))
             rows: Floats = (activation.reshape(-1, len(factor)) / factor).astype(np.float32)
-            errors |= _errors(rows, rounding(name, rows), factor, weights[name])
+            for source in weights[name]:
+                errors[str(source.name)] = _error(rows, rounding(name, rows), _scaled(source, factor), form)
         if progress is not None:
             progress(start + len(part), len(names), "sensitivity")
     return errors
@@ -76,6 +83,11 @@ def dynamic_rounding(name: str, x: Floats) -> Floats:
     return result
 
 
+def float_inputs(name: str, x: Floats) -> Floats:
+    """Return ``x``: weights alone are quantized."""
+    return x
+
+
 def static_rounding(ranges: Mapping[str, float]) -> Rounding:
     """Return the rounding of ``StaticQuantizationPass``; values without a range stay as they are."""
 
@@ -89,15 +101,30 @@ def static_rounding(ranges: Mapping[str, float]) -> Rounding:
     return rounding
 
 
-def _errors(x: Floats, rounded: Floats, factor: Floats, weights: Sequence[ir.Value]) -> dict[str, float]:
-    errors = {}
-    for source in weights:
-        tensor = weight(source)
-        if tensor is None:
-            raise GraphError(f"weight {source.name} has no content")
-        matrix = np.asarray(tensor.numpy(), np.float32) * factor[:, None]
+def _scaled(source: ir.Value, factor: Floats) -> Floats:
+    tensor = weight(source)
+    if tensor is None:
+        raise GraphError(f"weight {source.name} has no content")
+    matrix: Floats = np.asarray(tensor.numpy(), np.float32) * factor[:, None]
+    return matrix
+
+
+def _error(x: Floats, rounded: Floats, matrix: Floats, form: BlockFormat | None) -> float:
+    exact = x @ matrix
+    error = rounded @ _stored(matrix, form) - exact
+    return float(np.linalg.norm(error) / max(float(np.linalg.norm(exact)), 1e-30))
+
+
+def _stored(matrix: Floats, form: BlockFormat | None) -> Floats:
+    """Return what quantization leaves of a weight."""
+    if form is None:
         values, scales = quantize_columns(matrix)
-        exact = x @ matrix
-        error = rounded @ (values * scales) - exact
-        errors[str(source.name)] = float(np.linalg.norm(error) / max(float(np.linalg.norm(exact)), 1e-30))
-    return errors
+        return values * scales
+    if len(matrix) % form.block_size:  # such a weight stays float
+        return matrix
+    found = round_to_nearest(matrix, form)
+    zeros = 0 if found.zero_points is None else np.repeat(found.zero_points, form.block_size, axis=0)
+    result: Floats = (found.values.astype(np.float32) - zeros) * np.repeat(
+        found.scales, form.block_size, axis=0
+    )
+    return result

@@ -28,12 +28,18 @@ class StaticQuantizationPass(IntegerProductsPass):
         form: of the weights that are not computed so.
         ranges: the largest magnitude to hold, by the name of a product's input.
         exclude: weights whose products stay in float.
+        overrides: other formats of those weights by name; None leaves a weight float, too.
     """
 
     def __init__(
-        self, form: BlockFormat, ranges: Mapping[str, float], *, exclude: Collection[str] = ()
+        self,
+        form: BlockFormat,
+        ranges: Mapping[str, float],
+        *,
+        exclude: Collection[str] = (),
+        overrides: Mapping[str, BlockFormat | None] | None = None,
     ) -> None:
-        super().__init__(form, exclude=exclude)
+        super().__init__(form, exclude=exclude, overrides=overrides)
         self.ranges = ranges
 
     def misfit(self, x: ir.Value) -> str | None:

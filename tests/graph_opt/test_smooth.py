@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -10,12 +12,24 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize.blockwise import Floats
-from carryall.graph_opt.quantize.sensitivity import dynamic_rounding, product_errors
+from carryall.graph_opt import pipeline
+from carryall.graph_opt.passes.base import GraphPass
+from carryall.graph_opt.quantize.blockwise import BlockFormat, Floats
+from carryall.graph_opt.quantize.calibrators import min_max
+from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.ranges import input_histograms
+from carryall.graph_opt.quantize.sensitivity import (
+    dynamic_rounding,
+    float_inputs,
+    product_errors,
+    static_rounding,
+)
 from carryall.graph_opt.quantize.smooth import SmoothQuantPass, largest_activations, smoothing_factors
+from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
 from carryall.graph_opt.runners import PortableRunner
 from carryall.runtime.errors import GraphError
 
+FORM = BlockFormat(bits=8, block_size=16)
 RNG = np.random.default_rng(0)
 WINDOWS = [RNG.integers(0, 256, 50) for _ in range(3)]
 LAYERS = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
@@ -32,12 +46,11 @@ def scale(model: ir.Model, name: str, factor: object) -> None:
     value.const_value = ir.tensor((value.const_value.numpy() * factor).astype(np.float32), name=name)
 
 
-@pytest.fixture(params=["llama", "gpt2"])
-def outliers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A channel behind the first norm is 300 times larger, and its weights as much smaller."""
-    model = export_model(write_tiny(request.param, tmp_path / "checkpoint"))
+def plant(family: str, folder: Path, size: float) -> Path:
+    """Make a channel behind the first norm ``size`` times larger, and its weights as much smaller."""
+    model = export_model(write_tiny(family, folder / "checkpoint"))
     factor = np.ones(32, np.float32)
-    factor[5] = 300
+    factor[5] = size
     norm = next(node for node in model.graph if node.op_type in ("RMSNormalization", "LayerNormalization"))
     for value in norm.inputs[1:]:
         assert value is not None
@@ -46,15 +59,26 @@ def outliers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         weight = use.node.inputs[1]
         assert weight is not None
         scale(model, str(weight.name), 1 / factor[:, None])
-    return save(model, tmp_path / "outliers.onnx")
+    return save(model, folder / "outliers.onnx")
 
 
-def factors(path: Path) -> dict[str, Floats]:
+@pytest.fixture(params=["llama", "gpt2"])
+def outliers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model with a channel of huge values."""
+    return plant(request.param, tmp_path, 300)
+
+
+def factors_of(path: Path) -> dict[str, Floats]:
     return smoothing_factors(path, largest_activations(path, WINDOWS, context_length=64))
 
 
+def ranges_of(path: Path, factors: dict[str, Floats]) -> dict[str, float]:
+    histograms = input_histograms(path, WINDOWS, context_length=64, factors=factors)
+    return {name: min_max(histogram) for name, histogram in histograms.items()}
+
+
 def smoothed(path: Path) -> Path:
-    pass_ = SmoothQuantPass(factors(path))
+    pass_ = SmoothQuantPass(factors_of(path))
     model = ir.load(path)
     pass_(model)
     assert pass_.fired in (4, 7)  # two norms a layer; with llama two gated MLPs, and the norm before its head
@@ -69,6 +93,39 @@ def test_errors_show_where_the_outliers_are_and_smoothing_removes_them(outliers:
     assert all(".0." in name and ("attn" in name) for name in bad)
     assert max(after[name] for name in bad) < 0.03
     assert max(after.values()) < 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+def test_one_scale_ruins_a_model_and_smoothing_or_the_veto_repairs_it(
+    family: str, method: str, tmp_path: Path
+) -> None:
+    """Relative errors of whole logits; 60 is as large as https://arxiv.org/abs/2208.07339 found outliers."""
+    path, tokens = plant(family, tmp_path, 60), WINDOWS[0]
+    exact = PortableRunner(path).forward({0: tokens})[0]
+
+    def error(divided: dict[str, Floats], vetoed: Collection[str] = ()) -> float:
+        passes: list[GraphPass] = [SmoothQuantPass(divided)] if divided else []
+        spared: dict[str, Any] = {"exclude": vetoed, "overrides": dict.fromkeys(left if vetoed else ())}
+        if method == "dynamic":
+            passes.append(DynamicQuantizationPass(FORM, **spared))
+        else:
+            passes.append(StaticQuantizationPass(FORM, ranges_of(path, divided), **spared))
+        model = pipeline.run(ir.load(path), passes)[0]
+        quantized = save(model, tmp_path / f"{len(divided)}-{len(vetoed)}.onnx")
+        logits = PortableRunner(quantized).forward({0: tokens})[0]
+        return float(np.linalg.norm(logits - exact) / np.linalg.norm(exact))
+
+    rounding = dynamic_rounding if method == "dynamic" else static_rounding(ranges_of(path, {}))
+    errors = product_errors(path, tokens, rounding)
+    vetoed = [name for name, found in errors.items() if found > 0.05]
+    assert 1 <= len(vetoed) <= 3
+    weights = product_errors(path, tokens, float_inputs, form=FORM, only=vetoed)
+    left = [name for name, found in weights.items() if found > 0.05]
+    plain, smooth, vetoing = error({}), error(factors_of(path)), error({}, vetoed)
+    assert plain > 0.5
+    assert smooth < 0.1
+    assert vetoing < plain / 4
 
 
 def test_the_float_model_stays_the_same(outliers: Path) -> None:
