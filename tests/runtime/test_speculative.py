@@ -8,6 +8,7 @@ import pytest
 from llm_kit import toy_model
 
 from carryall.exporter.demo import demo_path
+from carryall.providers import get_provider
 from carryall.providers.null import NullRunner
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.speculation.draft_model import DraftModel
@@ -18,6 +19,8 @@ from carryall.runtime.loading import LoadedModel, LoadOptions
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.speculative import make_proposer
 from carryall.runtime.tokenizer import Tokenizer
+
+_SCARCE = 70 * 8192  # bytes of KV: three requests of some 40 tokens do not fit
 
 
 def no_model(name: str) -> LoadedModel:
@@ -52,7 +55,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
     other.tokenizer = Tokenizer(demo_path())
     for draft, words in (
         (toy_model(tmp_path, tokenizer=False), "toy has no tokenizer.json"),
-        (other, r"their tokenizers differ \(8000 and 258 tokens"),
+        (other, r"their tokenizers differ \(4096 and 258 tokens"),
     ):
         with pytest.raises(UsageError, match=words):
             make_proposer("draft:other", None, model, lambda name, draft=draft: draft)  # type: ignore[misc]
@@ -60,20 +63,24 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
         assert draft.runner.closed
 
 
+@pytest.mark.parametrize("provider", ["cpu", "openvino"])
 @pytest.mark.parametrize("method", ["prompt-lookup", "draft:draft"])
-def test_the_demo_writes_the_same_text(method: str) -> None:
+def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
+    reason = get_provider(provider).available()
+    if reason is not None:
+        pytest.skip(reason)
     prompts = ["def read(self, size):\n    ", "x = 1\nx = 1\nx = 1\nx =", "import os\n"]
     params = [
         SamplingParams(temperature=0.0, max_tokens=30),
         SamplingParams(temperature=0.0, max_tokens=40),
         SamplingParams(seed=4, max_tokens=20, top_p=0.9),
     ]
-    options = LoadOptions(max_slots=4, context_length=128, num_threads=1)
+    options = LoadOptions(provider=provider, max_slots=4, context_length=128, num_threads=1)
     with LLM("demo", **options) as llm:
         plain = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
     options = LoadOptions(speculative=method, num_speculative_tokens=4, **options)
-    for adaptive in (False, True):
-        config = EngineConfig(adaptive_speculation=adaptive)
+    for adaptive, kv_bytes in ((False, None), (True, None), (False, _SCARCE)):
+        config = EngineConfig(adaptive_speculation=adaptive, kv_bytes=kv_bytes)
         with LLM("demo", engine_config=config, **options) as llm:
             for _ in range(2):
                 outputs = llm.generate(prompts, params)
