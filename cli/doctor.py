@@ -9,24 +9,39 @@ from rich.table import Table
 from rich.text import Text
 
 from ..providers.doctor import Diagnosis, ProviderReport, diagnose
+from ..providers.selftest import SelftestReport
+from ..runtime.errors import ProviderUnavailableError
 from .options import human_bytes, json_option, print_json, quiet_option
+
+_PROMPT = range(300, 316)  # tokens that the demo model knows
 
 
 @click.command("doctor")
+@click.option("--provider", default="cpu", show_default=True, help="The provider to test, with --selftest.")
+@click.option("--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare.")
 @json_option
 @quiet_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, quiet: bool) -> None:
+def command(ctx: click.Context, provider: str, testing: bool, as_json: bool, quiet: bool) -> None:
     """Check this machine: what it is, what is installed, and which providers work.
 
     Every provider that can load computes a tiny model, and the result is checked. Where something is missing,
     the line says what to install. Exit code 0 if at least one provider works, else 1.
 
+    With --selftest, a provider generates text with the demo model; logits and tokens are compared with the
+    CPU's, and its speed is shown. Exit code 0 if it computes the model, else 1.
+
     \b
-    Example:
+    Examples:
         carryall doctor
+        carryall doctor --provider directml --selftest
     """
     console = Console(stderr=True, quiet=quiet or as_json)
+    if testing:
+        with console.status(f"testing {provider}"):
+            report = _selftest(provider)
+        print_json(report.to_dict()) if as_json else _show_selftest(report)
+        ctx.exit(0 if report.passed else 1)
     with console.status("looking") as status:
         found = diagnose(lambda step: status.update(step))
     if as_json:
@@ -34,6 +49,35 @@ def command(ctx: click.Context, as_json: bool, quiet: bool) -> None:
     else:
         show(found)
     ctx.exit(found.exit_code)
+
+
+def _selftest(name: str) -> SelftestReport:
+    from ..exporter.demo import demo_path
+    from ..exporter.export import export_model
+    from ..providers import get_provider
+    from ..providers.selftest import selftest
+
+    provider = get_provider(name)
+    reason = provider.available()
+    if reason is not None:
+        raise ProviderUnavailableError(f"provider '{name}' cannot run here: {reason}")
+    return selftest(provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT)
+
+
+def _show_selftest(report: SelftestReport) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    rows = {
+        "provider": report.provider,
+        "tokens": f"{report.agreement:.0%} of {report.tokens} as {report.reference} chooses them",
+        "logits": f"differ by {report.worst:.2%} of the largest at most",
+        "loading": f"{report.load_seconds:.2f} s, and {report.first_prompt_seconds:.2f} s for the first text",
+        "prompt": f"{report.prompt_tokens_per_second:.0f} tokens/s",
+        "decoding": f"{report.decode_tokens_per_second:.0f} tokens/s",
+        "verdict": "passed" if report.passed else "FAILED: it computes something else than the model",
+    }
+    for label, text in rows.items():
+        table.add_row(Text(label, style="bold"), Text(text))
+    Console(highlight=False).print(table)
 
 
 def show(found: Diagnosis) -> None:

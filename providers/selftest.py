@@ -1,1 +1,150 @@
-"""Placeholder."""
+"""Does a provider generate text, and the same as the CPU? A small model from prompt to tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..graph_opt.pipeline import run
+from .base import Provider, Row, Runner, RunnerConfig
+
+SLOTS = 3
+# 16-bit floats and int8 activations move logits by as much of the largest, and a near tie may fall otherwise.
+_WORST, _AGREEMENT = 0.05, 0.9
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SelftestReport:
+    """What a provider made of the model, beside the reference."""
+
+    provider: str
+    reference: str
+    tokens: int  # chosen after the prompt
+    agreement: float  # share of them that the reference chooses too
+    worst: float  # largest difference of logits, as a share of the largest logit
+    load_seconds: float  # lowering not counted; compiling on the device counts
+    first_prompt_seconds: float  # with whatever the device compiles at its first run
+    prompt_tokens_per_second: float
+    decode_tokens_per_second: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether it computes the model."""
+        return self.agreement >= _AGREEMENT and self.worst <= _WORST
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON types."""
+        return {**dataclasses.asdict(self), "passed": self.passed}
+
+
+def selftest(
+    provider: Provider,
+    reference: Provider,
+    make_model: Callable[[], ir.Model],
+    prompt: Sequence[int],
+    *,
+    new_tokens: int = 24,
+    options: dict[str, Any] | None = None,
+) -> SelftestReport:
+    """Generate from a prompt on both, feeding both the reference's tokens; then time the provider alone.
+
+    Args:
+        provider: the one in question. One that runs no models is compared with itself.
+        reference: whose results are right.
+        make_model: makes a portable decoder.
+        prompt: token ids.
+        new_tokens: how many to choose.
+        options: the provider's own, as in ``RunnerConfig.options``.
+
+    Raises:
+        CarryallError: the provider cannot run here, or failed.
+    """
+    if not provider.runs_models:
+        reference = provider
+    given = np.array(prompt, np.int64)
+    config = RunnerConfig(max_slots=SLOTS, context_length=len(given) + new_tokens, options=options or {})
+    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
+        expected = _expected(reference, make_model, given, new_tokens, Path(folder) / "reference", config)
+        tokens = np.concatenate([given, expected.argmax(axis=1)])
+        path = _lowered(provider, make_model, config, Path(folder) / "model")
+        start = time.perf_counter()
+        runner = provider.runner(path, config)
+        loaded = time.perf_counter()
+        try:
+            got = _generate(runner, tokens, len(given))
+            warm = time.perf_counter()
+            prompt_seconds, decode_seconds = _timed(runner, tokens, len(given))
+        finally:
+            runner.close()
+    return SelftestReport(
+        provider=provider.name,
+        reference=reference.name,
+        tokens=new_tokens,
+        agreement=float((got.argmax(axis=1) == expected.argmax(axis=1)).mean()),
+        worst=float(np.abs(got - expected).max() / np.abs(expected).max()),
+        load_seconds=loaded - start,
+        first_prompt_seconds=warm - loaded,
+        prompt_tokens_per_second=len(given) / prompt_seconds,
+        decode_tokens_per_second=(new_tokens - 1) / decode_seconds,
+    )
+
+
+def _expected(
+    reference: Provider,
+    make_model: Callable[[], ir.Model],
+    prompt: npt.NDArray[np.int64],
+    new_tokens: int,
+    folder: Path,
+    config: RunnerConfig,
+) -> Logits:
+    """Logits [new_tokens, vocab] of greedy generation."""
+    config = dataclasses.replace(config, options={})
+    runner = reference.runner(_lowered(reference, make_model, config, folder), config)
+    try:
+        (logits,) = runner.forward([Row(0, prompt, 0)])
+        chosen = [logits[0].copy()]
+        for position in range(len(prompt), len(prompt) + new_tokens - 1):
+            token = np.array([chosen[-1].argmax()], np.int64)
+            chosen.append(runner.forward([Row(0, token, position)])[0][0].copy())
+    finally:
+        runner.close()
+    return np.stack(chosen)
+
+
+def _lowered(
+    provider: Provider, make_model: Callable[[], ir.Model], config: RunnerConfig, folder: Path
+) -> Path:
+    model, _ = run(make_model(), provider.passes(config))
+    folder.mkdir()
+    ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
+    return folder / "model.onnx"
+
+
+def _generate(runner: Runner, tokens: npt.NDArray[np.int64], prompt: int, slot: int = 0) -> Logits:
+    """Logits after the prompt and after each token behind it, the last one left out."""
+    (logits,) = runner.forward([Row(slot, tokens[:prompt], 0)])
+    got = [logits[0].copy()]
+    for end in range(prompt + 1, len(tokens)):
+        got.append(runner.forward([Row(slot, tokens[end - 1 : end], end - 1)])[0][0].copy())
+    return np.stack(got)
+
+
+def _timed(runner: Runner, tokens: npt.NDArray[np.int64], prompt: int) -> tuple[float, float]:
+    """Seconds of the prompt and of all decode steps, on a slot of their own."""
+    start = time.perf_counter()
+    runner.forward([Row(1, tokens[:prompt], 0)])
+    middle = time.perf_counter()
+    for end in range(prompt + 1, len(tokens)):
+        runner.forward([Row(1, tokens[end - 1 : end], end - 1)])
+    return middle - start, max(time.perf_counter() - middle, 1e-9)

@@ -1,0 +1,25 @@
+"""``carryall doctor --provider P --selftest``."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from carryall.cli import carryall
+
+
+def test_a_provider_proves_itself() -> None:
+    result = CliRunner().invoke(carryall, ["doctor", "--provider", "cpu", "--selftest", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["provider"], report["agreement"], report["passed"]) == ("cpu", 1.0, True)
+    text = CliRunner().invoke(carryall, ["doctor", "--provider", "null", "--selftest"])
+    assert "passed" in text.stdout
+    assert "tokens/s" in text.stdout
+
+
+def test_a_provider_that_cannot_run_says_why() -> None:
+    result = CliRunner().invoke(carryall, ["doctor", "--provider", "tensorrt", "--selftest"])
+    assert result.exit_code != 0
+    assert "TensorrtExecutionProvider is not part of" in str(result.exception or result.output)
