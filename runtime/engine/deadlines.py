@@ -18,10 +18,10 @@ class Deadlines:
         """Watch a request, if it has a deadline."""
         if request.deadline is None:
             return
+        while self._heap and self._heap[0][2].finished:  # those that ended in time surface sooner or later
+            heapq.heappop(self._heap)
         self._added += 1
         heapq.heappush(self._heap, (request.deadline, self._added, request))
-        while self._heap[0][2].finished:  # those that ended in time surface sooner or later
-            heapq.heappop(self._heap)
 
     def take(self, now: float) -> list[Request]:
         """Requests, finished or not, whose deadline has passed; they are watched no longer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# Weight of a step in the next one's estimate: about the last 30 steps count.
-_DECAY = 0.97
+# Weight of a step in the next one's estimate: about the last 16 steps count.
+_DECAY = 0.94
 # Prompts are cut no smaller than this beside running streams: each piece reads all weights once.
 _LEAST_PIECE = 8
 

@@ -1,0 +1,78 @@
+"""How many prompt tokens a step can take beside running streams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_kit import make_request
+
+from carryall.runtime.engine.prompt_costs import PromptCosts
+from carryall.runtime.engine.sampler import Sample
+from carryall.runtime.engine.scheduler import Scheduler
+from carryall.runtime.engine.slots import SlotTable
+
+FIXED, ROW, TOKEN = 8e-3, 3e-3, 1.3e-3
+
+
+def seconds(rows: int, tokens: int) -> float:
+    return (FIXED if rows else 0.0) + ROW * rows + TOKEN * tokens
+
+
+def test_nothing_is_known_before_both_were_seen() -> None:
+    costs = PromptCosts()
+    assert costs.prompt_tokens(1, 2.0) is None
+    costs.observe(0, 100, seconds(0, 100))
+    assert costs.prompt_tokens(1, 2.0) is None
+    costs.observe(1, 0, seconds(1, 0))
+    assert costs.prompt_tokens(1, 2.0) is not None
+
+
+@pytest.mark.parametrize("stretch", [1.5, 2.25, 4.0])
+@pytest.mark.parametrize("rows", [4, 16, 32])
+def test_steps_become_as_long_as_allowed(rows: int, stretch: float) -> None:
+    costs = PromptCosts()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        decoding, tokens = int(rng.integers(0, 33)), int(rng.integers(0, 200))
+        costs.observe(decoding, tokens, seconds(decoding, tokens) * rng.uniform(0.9, 1.1))
+    chosen = costs.prompt_tokens(rows, stretch)
+    assert chosen is not None
+    ratio = seconds(rows, chosen) / seconds(rows, 0)
+    assert ratio == pytest.approx(stretch, rel=0.15)
+    assert costs.seconds_per_prompt_token() == pytest.approx(TOKEN, rel=0.1)
+
+
+def test_costs_that_change_are_followed() -> None:
+    costs = PromptCosts()
+    for factor in (1.0, 5.0):
+        for tokens in (0, 30, 60) * 30:
+            costs.observe(4, tokens, seconds(4, 0) + factor * TOKEN * tokens)
+    slow = costs.prompt_tokens(4, 3.0)
+    assert slow == pytest.approx(2 * seconds(4, 0) / (5 * TOKEN), rel=0.2)
+
+
+def drive(scheduler: Scheduler, steps: int) -> list[int]:
+    """Run steps that take what the model above says; prompt tokens of each."""
+    found = []
+    for _ in range(steps):
+        plan = scheduler.plan()
+        tokens = sum(len(row.tokens) for row in plan.rows if len(row.tokens) > 1)
+        rows = sum(len(row.tokens) == 1 for row in plan.rows)
+        scheduler.learn(plan, seconds(rows, tokens))
+        scheduler.commit(plan)
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            if row.num_logits:
+                request.append(Sample(1))
+        found.append(tokens)
+    return found
+
+
+def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+    scheduler.add(make_request("stream", 5))
+    drive(scheduler, 3)
+    scheduler.add(make_request("long", 2000))
+    pieces = drive(scheduler, 8)
+    assert all(8 <= size <= 16 for size in pieces)
+    scheduler.remove(scheduler.running[0])
+    assert drive(scheduler, 1) == [512]
