@@ -47,8 +47,8 @@ def test_costs_that_change_are_followed() -> None:
     for factor in (1.0, 5.0):
         for tokens in (0, 30, 60) * 30:
             costs.observe(4, tokens, seconds(4, 0) + factor * TOKEN * tokens)
-    slow = costs.prompt_tokens(4, 3.0)
-    assert slow == pytest.approx(2 * seconds(4, 0) / (5 * TOKEN), rel=0.2)
+    slow = costs.prompt_tokens(4, 5.0)
+    assert slow == pytest.approx(4 * seconds(4, 0) / (5 * TOKEN), rel=0.2)
 
 
 def drive(scheduler: Scheduler, steps: int) -> list[int]:
