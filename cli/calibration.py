@@ -13,13 +13,14 @@ import onnx_ir as ir
 
 from ..exporter.package import Package, fingerprint
 from ..graph_opt.quantize.activations import Report, Tokens
-from ..graph_opt.quantize.blockwise import Floats
+from ..graph_opt.quantize.blockwise import BlockFormat, Floats
+from ..graph_opt.quantize.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
 from ..graph_opt.quantize.half_range import largest_magnitudes, too_large
 from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
-from ..graph_opt.quantize.moments import SecondMoments
+from ..graph_opt.quantize.methods import Quantization
 from ..graph_opt.quantize.ranges import input_histograms
-from ..graph_opt.quantize.sensitivity import Rounding, product_errors
+from ..graph_opt.quantize.sensitivity import Rounding, float_inputs, product_errors
 from ..graph_opt.quantize.smooth import largest_activations, smoothing_factors
 from ..runtime.calibration import MAX_TOKENS, calibration_windows
 from ..runtime.errors import UsageError
@@ -29,7 +30,7 @@ from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
 from .models import default_context_length, graph_file
 from .progress import progress
 
-_GPTQ_TOKENS = 65536  # its moments have many more entries than there are channels
+_LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
 
 
 class Calibration:
@@ -61,13 +62,20 @@ class Calibration:
         scales = self._cached("kv", measure)
         return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
 
-    def moments(self) -> SecondMoments:
-        """Measure what goes into the layers, those of large models when their turn comes."""
-        windows = self._read(_GPTQ_TOKENS)
-        moments = SecondMoments(self._graph, windows, context_length=self._context_length)
+    def layers(self, chosen: Quantization) -> QuantizedLayers:
+        """Quantize the weights one layer after the other."""
+        folder = self._scratch / "layers"
+        folder.mkdir()
         with progress("calibrate", quiet=self._quiet) as tell:
-            moments.measure_first(tell)
-        return moments
+            return quantize_layers(
+                self._model,
+                CALIBRATED[chosen.algorithm],
+                chosen.forms,
+                self._read(_LAYER_TOKENS),
+                folder,
+                context_length=self._context_length,
+                progress=tell,
+            )
 
     def smoothing(self) -> dict[str, Floats]:
         """Measure what to divide the channels between norms and layers by."""
@@ -111,13 +119,24 @@ class Calibration:
         return too_large({name: float(magnitude) for name, magnitude in found.items()}, dtype)
 
     def sensitive_layers(
-        self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats]
-    ) -> dict[str, float]:
-        """Find the weights whose products rounding would change by more than ``max_error``."""
+        self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats], form: BlockFormat | None
+    ) -> tuple[list[str], list[str]]:
+        """Find the weights whose products quantization would change by more than ``max_error``.
+
+        Returns:
+            Those whose inputs stay float, and those of them that ``form`` cannot hold either.
+        """
         longest = max(self._windows, key=len)
-        with progress("calibrate", quiet=self._quiet) as tell:
-            errors = product_errors(self._graph, longest, rounding, factors=factors, progress=tell)
-        return {name: error for name, error in errors.items() if error > max_error}
+
+        def found(rounding: Rounding, **options: Any) -> list[str]:
+            with progress("calibrate", quiet=self._quiet) as tell:
+                errors = product_errors(
+                    self._graph, longest, rounding, factors=factors, progress=tell, **options
+                )
+            return sorted(name for name, error in errors.items() if error > max_error)
+
+        vetoed = found(rounding)
+        return vetoed, found(float_inputs, form=form, only=vetoed)
 
     def _cached(self, what: str, measure: Callable[[Report], Arrays]) -> dict[str, Any]:
         """What is measured on this model and text, now or earlier."""

@@ -55,7 +55,8 @@ NO_METHOD = "none"
     type=click.Choice(list(ALGORITHMS)),
     default="rtn",
     show_default=True,
-    help="How weights are rounded: to the nearest, or by GPTQ, which takes minutes and costs less quality.",
+    help="How weights are rounded. rtn: to the nearest. hqq, kquant: better ranges. awq, gptq: so that the "
+    "layers' products on a calibration text change least; they take minutes.",
 )
 @click.option(
     "--embedding",
@@ -166,7 +167,7 @@ class Wanted:
             raise UsageError("--calibrator is for --method int8-static")
         if calibration is not None and not (self.kv or about_activations or measuring):
             raise UsageError(
-                "--calibration is for --kv, --method int8-static, --algorithm gptq, --smooth and "
+                "--calibration is for --kv, --method int8-static, --algorithm awq and gptq, --smooth and "
                 "--max-error; nothing else needs a text"
             )
 
@@ -197,12 +198,15 @@ class Wanted:
             exempt = measured.beyond(chosen.half_type)
         elif self.max_error is not None:
             rounding = dynamic_rounding if ranges is None else static_rounding(ranges)
-            exempt = measured.sensitive_layers(self.max_error, rounding, factors)
-        moments = measured.moments() if chosen.needs_calibration else None
+            exempt, left = measured.sensitive_layers(self.max_error, rounding, factors, chosen.form)
+            chosen = dataclasses.replace(chosen, overrides={**chosen.overrides, **dict.fromkeys(left)})
+        layers = measured.layers(chosen) if chosen.needs_calibration else None
+        if layers is not None and layers.factors:
+            passes.append(SmoothQuantPass(layers.factors))
         record |= chosen.record()
         if exempt:
             record["weight_only" if chosen.half_type is None else "float"] = sorted(exempt)
-        return [*passes, chosen.quantizer(moments, ranges=ranges, exclude=exempt)]
+        return [*passes, chosen.quantizer(layers, ranges=ranges, exclude=exempt)]
 
 
 def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:

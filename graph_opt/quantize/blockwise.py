@@ -87,14 +87,14 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     zero_points = None if form.symmetric else np.empty((blocks, outputs), stored)
 
     def quantize(columns: slice) -> None:
-        panel = _panel(weight, columns, form)
+        panel = panel_of(weight, columns, form)
         scale, zero_point = _best(panel, form, list(_candidates(panel, form, _SHRINKS[form.bits])))
         values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(inputs, -1)
         scales[:, columns] = scale[:, 0]
         if zero_points is not None:
             zero_points[:, columns] = zero_point[:, 0]
 
-    _for_each_panel(quantize, weight)
+    for_each_panel(quantize, weight)
     return Quantized(values, scales, zero_points)
 
 
@@ -118,15 +118,15 @@ def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tupl
     weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
 
     def choose(columns: slice) -> None:
-        panel = _panel(weight, columns, form)
+        panel = panel_of(weight, columns, form)
         scale, zero_point = _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), weighing)
         scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
 
-    _for_each_panel(choose, weight)
+    for_each_panel(choose, weight)
     return scales, zero_points
 
 
-def _for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
+def for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
     """Call ``work`` with columns few enough for the cache; a large matrix is shared among the cores."""
     inputs, outputs = weight.shape
     width = max(16, _PANEL_BYTES // (4 * inputs))
@@ -140,10 +140,42 @@ def _for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
             pass
 
 
-def _panel(weight: Floats, columns: slice, form: BlockFormat) -> Floats:
+def panel_of(weight: Floats, columns: slice, form: BlockFormat) -> Floats:
     """Columns of the matrix as [blocks, block_size, columns]."""
     panel = np.ascontiguousarray(weight[:, columns], np.float32)
     return panel.reshape(len(weight) // form.block_size, form.block_size, -1)
+
+
+def full_range(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
+    """Return the scales and zero points [blocks, 1, columns] whose range just holds every block's weights.
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    return next(_candidates(panel, form, (1.0,)))
+
+
+def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Floats) -> Quantized:
+    """Round a matrix [in, out] to the nearest under given scales and zero points [blocks, out]."""
+    stored = np.int8 if form.symmetric else np.uint8
+    values = np.empty_like(weight, stored, subok=False)
+
+    def fill(columns: slice) -> None:
+        scale, zero_point = scales[:, None, columns], zero_points[:, None, columns]
+        panel = panel_of(weight, columns, form)
+        values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(len(weight), -1)
+
+    for_each_panel(fill, weight)
+    return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
+
+
+def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
+    """Return the matrix [in, out] that stored values stand for."""
+    levels = quantized.values.astype(np.float32)
+    if quantized.zero_points is not None:
+        levels -= np.repeat(quantized.zero_points.astype(np.float32), form.block_size, 0)
+    levels *= np.repeat(quantized.scales, form.block_size, 0)
+    return levels
 
 
 def _candidates(
@@ -162,7 +194,7 @@ def _candidates(
     middle, half = (top + bottom) / 2, (top - bottom) / 2
     for shrink in shrinks:
         scale = half * np.float32(2 * shrink / form.high)
-        zero_point = np.rint((half * np.float32(shrink) - middle) * _reciprocal(scale))
+        zero_point = np.rint((half * np.float32(shrink) - middle) * reciprocal(scale))
         yield scale, np.clip(zero_point, 0, form.high)
 
 
@@ -185,7 +217,7 @@ def _best(
             levels -= offset
         weighed = levels if importance is None else levels * importance
         product = np.einsum("bin,bin->bn", panel, weighed)[:, None]
-        fitted = product * _reciprocal(np.einsum("bin,bin->bn", levels, weighed)[:, None])
+        fitted = product * reciprocal(np.einsum("bin,bin->bn", levels, weighed)[:, None])
         better = (fitted != 0) & (fitted * product > gain)
         np.copyto(gain, fitted * product, where=better)
         np.copyto(scale, fitted, where=better)
@@ -194,14 +226,14 @@ def _best(
 
 
 def _rounded(panel: Floats, scale: Floats, zero_point: Floats, form: BlockFormat) -> Floats:
-    result = panel * _reciprocal(scale)
+    result = panel * reciprocal(scale)
     np.rint(result, out=result)
     if not form.symmetric:
         result += zero_point
     return np.clip(result, form.low, form.high, out=result)
 
 
-def _reciprocal(values: Floats) -> Floats:
+def reciprocal(values: Floats) -> Floats:
     """Return 1 / values, and 0 for 0."""
     result: Floats = np.divide(1, values, out=np.zeros_like(values), where=values != 0)
     return result

@@ -2,50 +2,72 @@
 
 E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
 https://arxiv.org/abs/2210.17323. Scales are chosen beforehand, for the least error weighted by how large each
-input is; then inputs are worked through by falling importance.
+input is; then inputs are worked through by falling importance. What the quantized layers before did to the
+inputs is made up for by the weights that suit those inputs best, as in Y. Li et al., "GPTAQ: Efficient
+Finetuning-Free Quantization for Asymmetric Calibration", https://arxiv.org/abs/2504.02692. ``refine`` has the
+last word.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import BlockFormat, Floats, Quantized, Quantizer, choose_scales
-from .moments import SecondMoments
+from .blockwise import BlockFormat, Floats, Quantized, choose_scales
+from .refine import descend, fit_scales
 
-_DAMPING = 0.01  # of the mean moment, added to all, as in the paper
+_DAMPING = 0.02  # of the mean moment, added to all
 _COLUMNS = 1024  # rounded at a time
 _PANEL = 128  # inputs whose errors reach the later ones together
+_ROUNDS = 2  # of refinement; later ones gain next to nothing
 
 
-def gptq(moments: SecondMoments, name: str) -> Quantizer:
-    """Return the quantizer of the weight ``name``."""
-    return lambda weight, form: quantize(weight, form, moments.of(name))
-
-
-def quantize(weight: Floats, form: BlockFormat, moments: Floats) -> Quantized:
+def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
     """Quantize a matrix [in, out] so that its products with typical inputs change least.
 
     Args:
         weight: the matrix.
         form: how it is stored.
-        moments: E[x x^T], [in, in].
+        moments: E[y y^T] of the inputs y that it will get, [in, in].
+        drift: E[y (x - y)^T] where x are the inputs of the float model; None if they are the same.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
     importance = np.diagonal(moments).copy()
-    scales, zero_points = choose_scales(weight, form, importance)
+    damped = moments + np.float32(max(_DAMPING * importance.mean(), 1e-12)) * np.eye(
+        len(moments), dtype=np.float32
+    )
+    correction = None if drift is None else np.linalg.solve(damped, drift)
     order = np.argsort(-importance, kind="stable")
-    factor = _inverse_factor(moments[np.ix_(order, order)])
+    factor = _inverse_factor(damped[np.ix_(order, order)])
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
+    parts: list[tuple[Floats, Floats]] = []
     for start in range(0, weight.shape[1], _COLUMNS):  # a column does not depend on the others
         columns = slice(start, start + _COLUMNS)
-        rows = np.array(weight[order, columns], np.float32)
+        target = np.array(weight[:, columns], np.float32)
+        if correction is not None:
+            target += correction @ target
+        scales, zero_points = choose_scales(target, form, importance)
+        levels = np.empty_like(target)
         blocks = order // form.block_size
-        levels = _round(rows, scales[blocks, columns], zero_points[blocks, columns], factor, form)
-        values[order, columns] = levels
+        levels[order] = _round(target[order], scales[blocks], zero_points[blocks], factor, form)
+        scales = _refine(target, levels, scales, zero_points, damped, form)
+        values[:, columns] = levels
+        parts.append((scales, zero_points))
+    scales, zero_points = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
+
+
+def _refine(
+    target: Floats, levels: Floats, scales: Floats, zero_points: Floats, moments: Floats, form: BlockFormat
+) -> Floats:
+    """Improve ``levels`` in place and return better scales."""
+    zero = np.repeat(zero_points, form.block_size, 0)
+    for _ in range(_ROUNDS):
+        scales = fit_scales(target, levels - zero, scales, moments)
+        descend(target, levels, np.repeat(scales, form.block_size, 0), zero, moments, form)
+    return fit_scales(target, levels - zero, scales, moments)
 
 
 def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: BlockFormat) -> Floats:
@@ -64,9 +86,6 @@ def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: Bloc
 
 
 def _inverse_factor(moments: Floats) -> Floats:
-    """Return the upper Cholesky factor U of the damped inverse: H^-1 = U^T U."""
-    damped = moments.astype(np.float64)
-    diagonal = np.einsum("ii->i", damped)
-    diagonal += max(_DAMPING * float(diagonal.mean()), 1e-12)
-    upper: Floats = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
+    """Return the upper Cholesky factor U of the inverse: H^-1 = U^T U."""
+    upper: Floats = np.linalg.cholesky(np.linalg.inv(moments.astype(np.float64))).T.astype(np.float32)
     return upper

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
 from ...runtime.errors import UsageError
 from ..passes.base import GraphPass
-from .blockwise import BlockFormat
+from . import hqq, kquant
+from .blockwise import BlockFormat, Quantizer, round_to_nearest
+from .calibrated import CALIBRATED, QuantizedLayers
 from .dynamic_int8 import DynamicQuantizationPass
-from .gptq import gptq
 from .half import HALF_TYPES, HalfPrecisionPass
-from .moments import SecondMoments
 from .static_int8 import StaticQuantizationPass
-from .weight_only import WeightOnlyQuantizationPass
+from .weight_only import Forms, WeightOnlyQuantizationPass
 
 METHODS: dict[str, BlockFormat | None] = {
     "int4": BlockFormat(bits=4, block_size=128),
@@ -26,7 +26,12 @@ METHODS: dict[str, BlockFormat | None] = {
     "int8-static": BlockFormat(bits=8, block_size=32),
     **dict.fromkeys(HALF_TYPES),
 }
-ALGORITHMS = ("rtn", "gptq")
+UNCALIBRATED: dict[str, Quantizer] = {
+    "rtn": round_to_nearest,
+    "hqq": hqq.quantize,
+    "kquant": kquant.quantize,
+}
+ALGORITHMS = (*UNCALIBRATED, *CALIBRATED)
 _DYNAMIC, _STATIC = "int8-dynamic", "int8-static"
 _BITS = {"int4": 4, "int8": 8}
 
@@ -38,19 +43,32 @@ class Quantization:
     Args:
         method: one of ``METHODS``.
         form: how weights are stored; None for fp16 and bf16.
-        algorithm: how they are rounded: to the nearest, or by GPTQ.
+        algorithm: how they are rounded, one of ``ALGORITHMS``.
         embedding: format of the embedding; None takes ``form``.
+        overrides: formats of single weights; None leaves one float.
     """
 
     method: str
     form: BlockFormat | None
     algorithm: str = "rtn"
     embedding: BlockFormat | None = None
+    overrides: Mapping[str, BlockFormat | None] = field(default_factory=dict)
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether ``quantizer`` needs moments."""
-        return self.algorithm == "gptq"
+        """Whether ``quantizer`` needs the results of a walk on calibration text."""
+        return self.algorithm in CALIBRATED
+
+    @property
+    def forms(self) -> Forms:
+        """Which format each weight gets.
+
+        Raises:
+            UsageError: the method does not quantize weights.
+        """
+        if self.form is None:
+            raise UsageError(f"method {self.method} does not quantize weights")
+        return Forms(self.form, self.embedding, self.overrides)
 
     @property
     def computes_in_integers(self) -> bool:
@@ -69,7 +87,7 @@ class Quantization:
 
     def quantizer(
         self,
-        moments: SecondMoments | None = None,
+        layers: QuantizedLayers | None = None,
         *,
         ranges: Mapping[str, float] | None = None,
         exclude: Collection[str] = (),
@@ -77,7 +95,7 @@ class Quantization:
         """Return the pass that does it.
 
         Args:
-            moments: of the float model, for GPTQ.
+            layers: what a calibrated algorithm found.
             ranges: of the activations of the float model, for static int8.
             exclude: weights whose activations stay float where a method quantizes them; values that stay
                 float where a method converts to 16 bits.
@@ -92,13 +110,16 @@ class Quantization:
                 raise UsageError(
                     f"{_STATIC} needs a calibration: carryall quantize IN OUT --method {_STATIC}"
                 )
-            return StaticQuantizationPass(self.form, ranges, exclude=exclude)
+            return StaticQuantizationPass(self.form, ranges, exclude=exclude, overrides=self.overrides)
         if self.computes_in_integers:
-            return DynamicQuantizationPass(self.form, exclude=exclude)
-        calibrated = (
-            None if moments is None else lambda name: gptq(moments, name) if name in moments else None
+            return DynamicQuantizationPass(self.form, exclude=exclude, overrides=self.overrides)
+        return WeightOnlyQuantizationPass(
+            self.form,
+            embedding=self.embedding,
+            overrides=self.overrides,
+            quantizer=UNCALIBRATED.get(self.algorithm, round_to_nearest),
+            calibrated=None if layers is None else layers.quantizer,
         )
-        return WeightOnlyQuantizationPass(self.form, embedding=self.embedding, calibrated=calibrated)
 
     def record(self) -> dict[str, Any]:
         """Return what a package's record says about it."""

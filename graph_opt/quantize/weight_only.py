@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +14,33 @@ from ..edit import add_initializer, insert, int_attribute, nodes_of, weight
 from ..lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Which format each weight of a graph gets.
+
+    Args:
+        form: of all weights that ``overrides`` does not name.
+        embedding: of the embedding and a head tied to it; None takes ``form``.
+        overrides: other formats by weight name; None leaves the weight float.
+    """
+
+    form: BlockFormat
+    embedding: BlockFormat | None = None
+    overrides: Mapping[str, BlockFormat | None] = field(default_factory=dict)
+
+    def wanted(self, value: ir.Value) -> BlockFormat | None:
+        """Return the format asked for, None for float."""
+        own = self.embedding if any(use.node.op_type == "Gather" for use in value.uses()) else None
+        return self.overrides.get(str(value.name), own or self.form)
+
+    def of(self, value: ir.Value) -> BlockFormat | None:
+        """Return the format that the weight can have, None if it stays float."""
+        axis, form = summed_axis(value), self.wanted(value)
+        if axis is None or form is None or value.const_value is None:
+            return None
+        return None if shape_of(value.const_value)[axis] % form.block_size else form
 
 
 class WeightOnlyQuantizationPass(GraphPass):
@@ -36,9 +64,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         calibrated: Callable[[str], Quantizer | None] | None = None,
     ) -> None:
         super().__init__()
-        self.form = form
-        self.embedding = embedding or form
-        self.overrides = dict(overrides or {})
+        self.forms = Forms(form, embedding, dict(overrides or {}))
         self.quantizer = quantizer
         self.calibrated = calibrated
         self._late: deque[ir.Value] = deque()
@@ -46,9 +72,9 @@ class WeightOnlyQuantizationPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every weight that is used in one known way."""
         for value in list(graph.initializers.values()):
-            axis = self._axis(value)
-            own = self.embedding if any(use.node.op_type == "Gather" for use in value.uses()) else self.form
-            form = self.overrides.get(str(value.name), own)
+            axis, form = summed_axis(value), self.forms.wanted(value)
+            if len(_axes(value)) > 1:
+                self.refuse(next(iter(value.uses())).node, f"weight {value.name} is used in several ways")
             if axis is None or form is None:
                 continue
             size = shape_of(value.const_value)[axis] if value.const_value is not None else 0
@@ -59,16 +85,6 @@ class WeightOnlyQuantizationPass(GraphPass):
             self._quantize(graph, value, axis, form)
             self.fired += 1
         self._register_late(graph, keep=0)
-
-    def _axis(self, value: ir.Value) -> int | None:
-        """Return the axis along which a weight is multiplied and summed; None if it is to stay float."""
-        tensor = weight(value)
-        if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in _FLOATS or not value.uses():
-            return None
-        axes = {_summed_axis(use.node, use.idx) for use in value.uses()}
-        if len(axes) > 1:
-            self.refuse(next(iter(value.uses())).node, f"weight {value.name} is used in several ways")
-        return axes.pop() if len(axes) == 1 else None
 
     def _quantize(self, graph: ir.Graph, value: ir.Value, axis: int, form: BlockFormat) -> None:
         source, name = value.const_value, str(value.name)
@@ -106,6 +122,19 @@ def has_quantized_weights(graph: ir.Graph) -> bool:
     """Return whether a weight of the graph is stored in few bits."""
     dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
     return dequantized or any(nodes_of(graph, "MatMulInteger"))
+
+
+def summed_axis(value: ir.Value) -> int | None:
+    """Return the axis along which a weight is multiplied and summed; None if it has none, or several."""
+    axes = _axes(value)
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _axes(value: ir.Value) -> set[int | None]:
+    tensor = weight(value)
+    if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in _FLOATS:
+        return set()
+    return {_summed_axis(use.node, use.idx) for use in value.uses()}
 
 
 def _summed_axis(node: ir.Node, position: int) -> int | None:

@@ -1,0 +1,78 @@
+"""AWQ: input channels that matter are enlarged before rounding, so that they are rounded more finely.
+
+    MatMul(Norm(h) * gain, W)  ->  MatMul(Norm(h) * (gain / s), s * W)
+
+J. Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration",
+https://arxiv.org/abs/2306.00978. The factors are a power of the channels' sizes; the power is the one of
+least error of the products, tried on a grid. The paper's search for a clipping is
+``blockwise.choose_scales``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import weight
+from .blockwise import BlockFormat, Floats, Quantized, choose_scales, dequantize, levels_of, round_to_nearest
+
+_POWERS = tuple(step / 10 for step in range(11))
+_COLUMNS = 256  # of each weight that a power is judged by
+_NORMS = ("RMSNormalization", "LayerNormalization")
+
+
+def can_scale(source: ir.Value) -> bool:
+    """Return whether a value comes from a norm whose gain can be divided without changing anything else."""
+    norm = source.producer()
+    if norm is None or norm.op_type not in _NORMS or source.is_graph_output():
+        return False
+    readers = [use.node.inputs[1] for use in source.uses() if use.node.op_type == "MatMul" and use.idx == 0]
+    changed = [*readers, *(value for value in norm.inputs[1:] if value is not None)]
+    own = all(weight(value) is not None and value is not None and len(value.uses()) == 1 for value in changed)
+    return own and len(readers) == len(source.uses())
+
+
+def factors(weights: Sequence[Floats], form: BlockFormat, moments: Floats) -> Floats:
+    """Return what to divide the input channels by, and multiply the rows of ``weights`` by.
+
+    Args:
+        weights: matrices [in, out] that multiply the same inputs.
+        form: how they are stored.
+        moments: E[x x^T], [in, in].
+    """
+    sizes: Floats = np.sqrt(np.maximum(np.diagonal(moments), 1e-12)).astype(np.float32)
+    samples = [np.array(matrix[:, :: -(-matrix.shape[1] // _COLUMNS)], np.float32) for matrix in weights]
+    tried = [_normalised(sizes**power) for power in _POWERS]
+    errors = [sum(_error(sample, form, moments, scale) for sample in samples) for scale in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
+    """Round a matrix [in, out] to the nearest, with ranges of least error weighted by the inputs' sizes.
+
+    Args:
+        weight: the matrix.
+        form: how it is stored.
+        moments: E[x x^T], [in, in]; only its diagonal counts.
+        drift: not made up for.
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    del drift
+    scales, zero_points = choose_scales(weight, form, np.diagonal(moments).copy())
+    return levels_of(weight, form, scales, zero_points)
+
+
+def _normalised(scale: Floats) -> Floats:
+    result: Floats = np.clip(scale / np.sqrt(scale.max() * scale.min()), 1e-4, 1e4).astype(np.float32)
+    return result
+
+
+def _error(sample: Floats, form: BlockFormat, moments: Floats, scale: Floats) -> float:
+    """Return the mean squared error of products after scaling and rounding, times a constant."""
+    scaled = sample * scale[:, None]
+    off = dequantize(round_to_nearest(scaled, form), form) / scale[:, None] - sample
+    return float(np.einsum("ij,ij->", off, moments @ off))

@@ -1,0 +1,163 @@
+"""Calibrated weight-only quantization: a walk through the float model leaves every layer's levels in a file.
+
+A stage's weights are quantized when the walk has reached it, and dropped; files hold them until the quantized
+graph is written. So memory holds one layer, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from . import awq, gptq
+from .activations import Report, Tokens
+from .blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
+from .layerwise import Stage, walk
+from .weight_only import Forms
+
+Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """How a calibrated method works.
+
+    Args:
+        solve: quantizes a matrix, given the moments and the drift of its inputs.
+        scales_channels: whether channels are scaled first, as AWQ does.
+        follows: whether later layers are calibrated on what the quantized ones give.
+    """
+
+    solve: Solver
+    scales_channels: bool = False
+    follows: bool = True
+
+
+CALIBRATED = {
+    "awq": Algorithm(awq.quantize, scales_channels=True, follows=False),
+    "gptq": Algorithm(gptq.quantize),
+    "awq+gptq": Algorithm(gptq.quantize, scales_channels=True),
+}
+
+
+class QuantizedLayers:
+    """What a walk found.
+
+    Attributes:
+        factors: by value, what its channels are to be divided by before the weights fit.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.factors: dict[str, Floats] = {}
+        self._folder = folder
+        self._files: dict[str, Path] = {}
+
+    def keep(self, name: str, result: Quantized) -> None:
+        """Write what was found for a weight."""
+        path = self._folder / f"{len(self._files)}.npz"
+        points = () if result.zero_points is None else (result.zero_points,)
+        np.savez(path, result.values, result.scales, *points)
+        self._files[name] = path
+
+    def quantizer(self, name: str) -> Quantizer | None:
+        """Return what gives a weight's levels whatever it is called with, None for one that was not met."""
+        path = self._files.get(name)
+        return None if path is None else lambda _weight, _form: _read(path)
+
+
+def quantize_layers(
+    model: ir.Model,
+    algorithm: Algorithm,
+    forms: Forms,
+    windows: Sequence[Tokens],
+    folder: Path,
+    *,
+    context_length: int,
+    progress: Report | None = None,
+) -> QuantizedLayers:
+    """Quantize the weights of a portable float graph on calibration text.
+
+    Args:
+        model: the graph, which stays as it is.
+        algorithm: one of ``CALIBRATED``.
+        forms: of the weights.
+        windows: token ids, each a sequence of its own.
+        folder: an empty one, for the results.
+        context_length: windows start at positions all over it.
+        progress: told about every stage.
+
+    Raises:
+        GraphError: a weight or an activation is NaN or infinite.
+        UsageError: the text is too short.
+    """
+    found = QuantizedLayers(folder)
+
+    def replace(stage: Stage) -> Mapping[str, Floats]:
+        stand_ins = _quantize_stage(stage, algorithm, forms, found)
+        return stand_ins if algorithm.follows else {}
+
+    embeddings = _embeddings(model.graph, forms) if algorithm.follows else {}
+    walk(model, windows, replace, context_length=context_length, stand_ins=embeddings, progress=progress)
+    return found
+
+
+def _quantize_stage(
+    stage: Stage, algorithm: Algorithm, forms: Forms, found: QuantizedLayers
+) -> dict[str, Floats]:
+    """Quantize a stage's weights; return what they become, as multiplied with unscaled inputs."""
+    wanted = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
+    matrices = {value: _matrix(value) for value in wanted}
+    scale: Floats = np.ones(len(stage.moments), np.float32)
+    if algorithm.scales_channels and len(wanted) == len(stage.weights) and awq.can_scale(stage.source):
+        narrowest = min(wanted.values(), key=lambda form: form.bits)
+        scale = awq.factors(list(matrices.values()), narrowest, stage.moments)
+        found.factors[str(stage.source.name)] = scale
+    squares: Floats = np.outer(scale, scale).astype(np.float32)
+    drift = None if stage.drift is None else stage.drift / squares
+    stand_ins = {}
+    for value, form in wanted.items():
+        name = str(value.name)
+        try:
+            result = algorithm.solve(matrices[value] * scale[:, None], form, stage.moments / squares, drift)
+        except GraphError as error:
+            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
+        found.keep(name, result)
+        if not _is_tied(value):
+            stand_ins[name] = dequantize(result, form) / scale[:, None]
+    return stand_ins
+
+
+def _embeddings(graph: ir.Graph, forms: Forms) -> dict[str, Floats]:
+    """Return embeddings rounded to the nearest: nothing is known of their readers yet."""
+    rounded = {}
+    for value in graph.initializers.values():
+        form = forms.of(value) if any(use.node.op_type == "Gather" for use in value.uses()) else None
+        if form is not None:
+            rows = np.asarray(value.const_value and value.const_value.numpy(), np.float32)
+            rounded[str(value.name)] = np.ascontiguousarray(
+                dequantize(round_to_nearest(rows.T, form), form).T
+            )
+    return rounded
+
+
+def _matrix(value: ir.Value) -> Floats:
+    """Return a weight as [in, out]."""
+    if value.const_value is None:
+        raise GraphError(f"initializer {value.name} has no content")
+    matrix = np.asarray(value.const_value.numpy(), np.float32)
+    return matrix.T if any(use.node.op_type == "Gemm" for use in value.uses()) else matrix
+
+
+def _is_tied(value: ir.Value) -> bool:
+    return len({use.node.op_type for use in value.uses()}) > 1
+
+
+def _read(path: Path) -> Quantized:
+    with np.load(path) as parts:
+        values, scales, *points = (parts[name] for name in parts.files)
+        return Quantized(values, scales, points[0] if points else None)

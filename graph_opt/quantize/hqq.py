@@ -1,0 +1,70 @@
+"""HQQ: zero points for weights whose errors may be a few large ones and many small ones; no calibration.
+
+H. Badri and A. Shaji, "Half-Quadratic Quantization of Large Machine Learning Models",
+https://mobiusml.github.io/hqq_blog/. The p-norm of the error, p < 1, is minimised in turns: a shrinkage
+operator says which part of the error to accept, and the offset that suits the rest has a closed form. Where
+there is no zero point the scale takes its place. A block keeps what gave the least error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .blockwise import (
+    BlockFormat,
+    Floats,
+    Quantized,
+    for_each_panel,
+    full_range,
+    levels_of,
+    panel_of,
+    reciprocal,
+)
+
+_NORM = 0.7
+_BETA, _GROWTH = 10.0, 1.01  # strength of the penalty, and what it grows by; as published
+_ROUNDS = 20
+
+
+def quantize(weight: Floats, form: BlockFormat) -> Quantized:
+    """Quantize a matrix [in, out].
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    shape = (len(weight) // form.block_size, weight.shape[1])
+    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
+
+    def choose(columns: slice) -> None:
+        scale, zero = _optimise(panel_of(weight, columns, form), form)
+        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero[:, 0]
+
+    for_each_panel(choose, weight)
+    return levels_of(weight, form, scales, zero_points)
+
+
+def _optimise(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
+    """Return scales and zero points [blocks, 1, columns] of a panel [blocks, block_size, columns]."""
+    scale, zero = full_range(panel, form)
+    # Errors of weights of any size are compared on the scale of weights with a deviation of 0.02.
+    unit = 0.02 / np.maximum(np.sqrt(np.square(panel).mean(1, keepdims=True)), 1e-30)
+    best_scale, best_zero = scale, zero
+    least = np.full_like(scale, np.inf)
+    beta = _BETA
+    for _ in range(_ROUNDS):
+        levels = np.clip(np.rint(panel * reciprocal(scale)) + zero, form.low, form.high)
+        error = (panel - (levels - zero) * scale) * unit
+        size = np.abs(error)
+        norm = (np.maximum(size, 1e-8) ** _NORM).sum(1, keepdims=True)
+        better = norm < least
+        least = np.where(better, norm, least)
+        best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
+        accepted = np.sign(error) * np.maximum(size - np.maximum(size, 1e-8) ** (_NORM - 1) / beta, 0) / unit
+        if form.symmetric:
+            weighed = ((panel - accepted) * levels).sum(1, keepdims=True)
+            scale = weighed * reciprocal(np.square(levels).sum(1, keepdims=True))
+        else:
+            offset = (levels - (panel - accepted) * reciprocal(scale)).mean(1, keepdims=True)
+            zero = np.clip(np.rint(offset), form.low, form.high)
+        beta *= _GROWTH
+    return best_scale.astype(np.float32), best_zero.astype(np.float32)

@@ -1,0 +1,250 @@
+"""Calibration stage by stage: a graph runs on a text from one layer's inputs to the next, in two versions.
+
+One version has the float weights. The other has what quantizing has put in their place so far, so that a
+layer sees what the layers before will really give it, as in the sequential order of GPTQ
+(https://arxiv.org/abs/2210.17323). Between two stages only the values are kept that later nodes read, and
+only one stage's weights are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError, MissingExtraError
+from ..edit import nodes_of, weight
+from ..lazy import Array, shape_of
+from .activations import Report, Tokens, fresh_sequence, placed
+from .blockwise import Floats
+
+_MAX_BYTES = 1 << 30  # of values kept between two stages, roughly
+Values = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The weights that multiply one value, and how that value is distributed on the text.
+
+    Attributes:
+        source: the value.
+        weights: initializers; [in, out] for a MatMul, [out, in] for a transposed Gemm.
+        moments: E[y y^T] of the value y that the quantized layers before give, [in, in].
+        drift: E[y (x - y)^T] with the float model's value x; None where both are the same.
+    """
+
+    source: ir.Value
+    weights: tuple[ir.Value, ...]
+    moments: Floats
+    drift: Floats | None
+
+
+Replace = Callable[[Stage], Mapping[str, Floats]]
+"""Receives a stage; returns by name what stands in for its weights in the second version."""
+
+
+def walk(
+    model: ir.Model,
+    windows: Sequence[Tokens],
+    replace: Replace,
+    *,
+    context_length: int,
+    stand_ins: Mapping[str, Floats] | None = None,
+    progress: Report | None = None,
+) -> None:
+    """Call ``replace`` with every stage in the order of the graph.
+
+    Args:
+        model: a portable float graph; it stays as it is.
+        windows: calibration text, each run as a sequence of its own; as many as fit into 1 GiB are read.
+        replace: receives the stages.
+        context_length: windows start at positions all over it.
+        stand_ins: for embeddings in the second version.
+        progress: told about every stage.
+
+    Raises:
+        GraphError: an activation is NaN or infinite.
+        UsageError: the text is too short.
+        MissingExtraError: onnxruntime is not installed.
+    """
+    route = _Route(model.graph)
+    read = placed(_affordable(windows, route), context_length)
+    shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
+    fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
+    versions: list[list[Values]] = [[{} for _ in fed]]
+    replaced = dict(stand_ins or {})
+    for number, source in enumerate(route.sources):
+        segment = _Segment(model, route, number, fed[0], versions[0][0])
+        if len(versions) == 1 and any(name in replaced for name in segment.weights):
+            versions.append([dict(values) for values in versions[0]])
+        moments, drift = _advance(segment, fed, versions, replaced, str(source.name))
+        for name in segment.weights:
+            replaced.pop(name, None)
+        replaced |= replace(Stage(source, route.weights[source], moments, drift))
+        if progress is not None:
+            progress(number + 1, len(route.sources), str(source.name))
+
+
+class _Route:
+    """In which order the products of a graph are reached, and what is alive where.
+
+    Attributes:
+        sources: the values that weights multiply, in the order of the graph.
+        weights: by source, the weights.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._index = {node: index for index, node in enumerate(graph)}
+        self._texts = _text_dependent(graph)
+        found: dict[ir.Value, list[ir.Value]] = {}
+        for op_type in ("MatMul", "Gemm"):
+            for node in nodes_of(graph, op_type):
+                x, factor = node.inputs[0], node.inputs[1]
+                if x in self._texts and factor is not None and is_matrix(factor):
+                    found.setdefault(x, []).append(factor)
+        self.sources = sorted(found, key=self._position)
+        self.weights = {value: tuple(factors) for value, factors in found.items()}
+
+    def alive(self, number: int) -> list[ir.Value]:
+        """Return the values made up to source ``number`` that are read behind it."""
+        if number < 0:
+            return []
+        here = self._position(self.sources[number])
+        return [
+            value
+            for value in self._texts
+            if self._position(value) <= here and any(self._index[use.node] > here for use in value.uses())
+        ]
+
+    def _position(self, value: ir.Value) -> int:
+        producer = value.producer()
+        return -1 if producer is None else self._index[producer]
+
+
+class _Segment:
+    """The nodes from one source to the next, weights fed like any other input."""
+
+    def __init__(self, model: ir.Model, route: _Route, number: int, fed: Values, held: Values) -> None:
+        before, outputs = route.alive(number - 1), route.alive(number)
+        graph = ir.convenience.extract(
+            model.graph, [*model.graph.inputs, *before], [value for value in outputs if value not in before]
+        )
+        self.names = [str(value.name) for value in graph.outputs]
+        self.kept = [str(value.name) for value in outputs if value in before]
+        matrices = [value for value in graph.initializers.values() if is_matrix(value)]
+        self.weights = {str(value.name): value.const_value for value in matrices}
+        for value in matrices:
+            del graph.initializers[str(value.name)]
+        inputs = [value for value in graph.inputs if value.uses()] + matrices
+        graph.inputs.clear()
+        graph.inputs.extend(inputs)
+        samples = {**fed, **held}
+        for value in inputs:
+            name = str(value.name)
+            kind = ir.DataType.FLOAT if name in self.weights else ir.DataType.from_numpy(samples[name].dtype)
+            value.type = ir.TensorType(kind)
+        self._inputs = [str(value.name) for value in inputs]
+        self._session = _session(ir.Model(graph, ir_version=model.ir_version))
+
+    def matrices(self, replaced: Mapping[str, Floats]) -> Values:
+        """Return the weights, or what stands in for them."""
+        return {
+            name: replaced[name] if name in replaced else _floats(tensor, name)
+            for name, tensor in self.weights.items()
+        }
+
+    def run(self, values: Values, matrices: Values) -> Values:
+        """Return what is alive behind the segment.
+
+        Raises:
+            GraphError: a value holds NaN or infinity.
+        """
+        everything = {**values, **matrices}
+        feed = {name: everything[name] for name in self._inputs}
+        results = dict(zip(self.names, self._session.run(self.names, feed), strict=True))
+        for name, value in results.items():
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise GraphError(
+                    f"{name} holds NaN or infinity on the calibration text; check the float model"
+                )
+        return results | {name: values[name] for name in self.kept}
+
+
+def _advance(
+    segment: _Segment,
+    fed: Sequence[Values],
+    versions: Sequence[list[Values]],
+    replaced: Mapping[str, Floats],
+    source: str,
+) -> tuple[Floats, Floats | None]:
+    """Take every window of every version to the segment's end; return moments and drift there."""
+    for version, held in enumerate(versions):
+        matrices = segment.matrices(replaced if version else {})
+        for index, values in enumerate(held):
+            held[index] = segment.run({**fed[index], **values}, matrices)
+    width = versions[0][0][source].shape[-1]
+    moments, drift = (np.zeros((width, width), np.float32) for _ in "md")
+    count = 0
+    for pair in zip(*versions, strict=True):
+        x, y = (values[source].reshape(-1, width) for values in (pair[0], pair[-1]))
+        moments += y.T @ y
+        drift += y.T @ (x - y) if len(pair) > 1 else 0
+        count += len(y)
+    return moments / np.float32(count), drift / np.float32(count) if len(versions) > 1 else None
+
+
+def is_matrix(value: ir.Value) -> bool:
+    """Return whether a value is a weight matrix."""
+    tensor = weight(value)
+    return tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
+
+
+def inputs_of(factor: ir.Value) -> int:
+    """Return how many inputs a weight has: rows for a MatMul, columns for a transposed Gemm."""
+    is_gemm = any(use.node.op_type == "Gemm" for use in factor.uses())
+    return 0 if factor.const_value is None else shape_of(factor.const_value)[1 if is_gemm else 0]
+
+
+def _text_dependent(graph: ir.Graph) -> dict[ir.Value, None]:
+    """Return, in order, the values that come from the text by way of a weight matrix.
+
+    All others, such as masks and rope tables, are cheap to compute anew.
+    """
+    found: dict[ir.Value, None] = {}
+    for node in graph:
+        if any(value is not None and (value in found or is_matrix(value)) for value in node.inputs):
+            found |= dict.fromkeys(value for value in node.outputs if value.uses())
+    return found
+
+
+def _affordable(windows: Sequence[Tokens], route: _Route) -> Sequence[Tokens]:
+    """Return the first windows: two versions of a layer's inputs and of a value beside them must fit."""
+    left = _MAX_BYTES // (
+        2 * 2 * 4 * max(map(inputs_of, (w for group in route.weights.values() for w in group)))
+    )
+    for index, tokens in enumerate(windows):
+        left -= len(tokens)
+        if left < 0:
+            return windows[: max(1, index)]
+    return windows
+
+
+def _floats(tensor: ir.TensorProtocol | None, name: str) -> Floats:
+    if tensor is None:
+        raise GraphError(f"initializer {name} has no content")
+    return np.asarray(tensor.numpy(), np.float32)
+
+
+def _session(model: ir.Model) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("calibration", "onnxruntime", "cpu") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # numpy works in between
+    proto = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,112 @@
+"""The walk through a float model that calibrated quantization takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt.quantize.activations import ActivationReader
+from carryall.graph_opt.quantize.layerwise import Stage, walk
+from carryall.runtime.errors import GraphError, UsageError
+
+RNG = np.random.default_rng(0)
+WINDOWS = [RNG.integers(0, 256, 50) for _ in range(3)]
+Floats = npt.NDArray[np.float32]
+
+
+def record(model: ir.Model, stand_ins: Mapping[str, Floats] | None = None) -> dict[str, Stage]:
+    """Every stage by the name of its first weight; ``stand_ins`` replace weights when their stage comes."""
+    stages: dict[str, Stage] = {}
+
+    def replace(stage: Stage) -> Mapping[str, Floats]:
+        stages[str(stage.weights[0].name)] = stage
+        given = stand_ins or {}
+        return {name: given[name] for value in stage.weights if (name := str(value.name)) in given}
+
+    walk(model, WINDOWS, replace, context_length=64)
+    return stages
+
+
+def reference_moments(path: Path, source: str) -> Floats:
+    """Moments from one session that holds the whole model, windows at the same places of the context."""
+    reader = ActivationReader(path, [source])
+    rows = [reader.read(tokens, 14 * i // 2)[source][0] for i, tokens in enumerate(WINDOWS)]
+    joined = np.concatenate(rows)
+    moments: Floats = joined.T @ joined / np.float32(len(joined))
+    return moments
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2", "phi3"])
+def test_every_stage_sees_what_the_whole_model_would_give_it(family: str, tmp_path: Path) -> None:
+    path = tmp_path / "float.onnx"
+    ir.save(export_model(write_tiny(family, tmp_path / "checkpoint")), path)
+    model = ir.load(path)
+    for stage in record(model).values():
+        if stage.source.producer() is not None and "Reshape" not in str(stage.source.name):
+            expected = reference_moments(path, str(stage.source.name))
+            np.testing.assert_allclose(stage.moments, expected, rtol=1e-4, atol=1e-5)
+        assert stage.drift is None
+    every = [
+        value
+        for value in model.graph.initializers.values()
+        if any(use.node.op_type in ("MatMul", "Gemm") and use.idx == 1 for use in value.uses())
+        and len(value.shape or ()) == 2
+    ]
+    assert len(every) == sum(len(stage.weights) for stage in record(model).values())
+
+
+def test_later_stages_see_what_replaced_the_earlier_weights(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensor = model.graph.initializers[name].const_value
+    assert tensor is not None
+    stages = record(model, {name: 0.5 * tensor.numpy().astype(np.float32)})
+    before = stages["model.layers.0.mlp.gate_proj.weight"]
+    behind = stages["model.layers.0.mlp.down_proj.weight"]
+    assert before.drift is None
+    assert behind.drift is not None
+    np.testing.assert_allclose(behind.drift, behind.moments, rtol=1e-4, atol=1e-7)  # y = x / 2
+    plain = record(model)["model.layers.0.mlp.down_proj.weight"]
+    np.testing.assert_allclose(4 * behind.moments, plain.moments, rtol=1e-4, atol=1e-6)
+
+
+def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
+    """A model of many layers takes no more than one of few."""
+
+    def stand_in(stage: Stage) -> Mapping[str, Floats]:
+        return {
+            str(value.name): value.const_value.numpy().astype(np.float32)
+            for value in stage.weights
+            if value.const_value is not None
+        }
+
+    peaks = []
+    for layers in (2, 12):
+        folder = write_tiny("llama", tmp_path / str(layers), num_hidden_layers=layers, hidden_size=128,
+                            intermediate_size=512, num_attention_heads=4, head_dim=32)  # fmt: skip
+        model = export_model(folder)
+        walk(model, WINDOWS, stand_in, context_length=64)
+        tracemalloc.start()
+        walk(model, WINDOWS, stand_in, context_length=64)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    layer = 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 512)
+    assert peaks[1] < peaks[0] + layer  # of ten layers more
+
+
+def test_bad_numbers_and_too_little_text_are_refused(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    with pytest.raises(UsageError, match="20 tokens; at least 128"):
+        walk(model, [np.arange(20)], lambda _: {}, context_length=64)
+    norm = model.graph.initializers["model.layers.1.input_layernorm.weight"]
+    norm.const_value = ir.tensor(np.full(32, np.inf, np.float32), name=norm.name)
+    with pytest.raises(GraphError, match=r"model.layers.1.input_layernorm.* holds NaN or infinity"):
+        record(model)

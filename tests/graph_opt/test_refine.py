@@ -1,0 +1,88 @@
+"""Descent on scales and levels."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from carryall.graph_opt.quantize import refine
+from carryall.graph_opt.quantize.blockwise import BlockFormat, dequantize, round_to_nearest
+
+Floats = npt.NDArray[np.float32]
+
+
+def problem(
+    form: BlockFormat, inputs: int = 128, outputs: int = 20
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """A weight, its levels, scales and zero points rounded to the nearest, and moments of its inputs."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((400, 20)) @ rng.standard_normal((20, inputs)) + rng.standard_normal(
+        (400, inputs)
+    )
+    weight = rng.standard_normal((inputs, outputs)).astype(np.float32)
+    result = round_to_nearest(weight, form)
+    zero = (
+        np.zeros_like(result.scales) if result.zero_points is None else result.zero_points.astype(np.float32)
+    )
+    return weight, result.values.astype(np.float32), result.scales, zero, (x.T @ x / 400).astype(np.float32)
+
+
+def error(weight: Floats, levels: Floats, scales: Floats, zero: Floats, moments: Floats) -> float:
+    size = len(weight) // len(scales)
+    off = (levels - np.repeat(zero, size, 0)) * np.repeat(scales, size, 0) - weight
+    return float(np.einsum("ij,ij->", off, moments @ off))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_step_makes_the_error_smaller(symmetric: bool) -> None:
+    form = BlockFormat(block_size=32, symmetric=symmetric)
+    weight, levels, scales, zero, moments = problem(form)
+    before = [error(weight, levels, scales, zero, moments)]
+    scales = refine.fit_scales(weight, levels - np.repeat(zero, 32, 0), scales, moments)
+    before.append(error(weight, levels, scales, zero, moments))
+    args = (np.repeat(scales, 32, 0), np.repeat(zero, 32, 0), moments, form)
+    assert refine.descend(weight, levels, *args) > 0
+    before.append(error(weight, levels, scales, zero, moments))
+    assert before[1] < 0.99 * before[0]
+    assert before[2] < 0.5 * before[1]
+    assert form.low <= levels.min() <= levels.max() <= form.high
+    assert np.array_equal(levels, np.rint(levels))
+
+
+def test_descent_ends_where_no_single_move_helps() -> None:
+    form = BlockFormat(block_size=16)
+    weight, levels, scales, zero, moments = problem(form, 32, 4)
+    args = (np.repeat(scales, 16, 0), np.repeat(zero, 16, 0), moments, form)
+    assert any(refine.descend(weight, levels, *args) == 0 for _ in range(50))
+    least = error(weight, levels, scales, zero, moments)
+    for i in range(32):
+        for step in (-1, 1):
+            moved = levels.copy()
+            moved[i] = np.clip(moved[i] + step, form.low, form.high)
+            assert error(weight, moved, scales, zero, moments) >= least - 1e-3
+
+
+def test_scales_are_those_of_a_dense_solver() -> None:
+    form = BlockFormat(block_size=16)
+    weight, levels, scales, _, moments = problem(form, 48, 3)
+    found = refine.fit_scales(weight, levels, scales, moments)
+    root = np.linalg.cholesky(moments.astype(np.float64)).T
+    for column in range(3):
+        design = np.stack(
+            [root[:, b * 16 : b * 16 + 16] @ levels[b * 16 : b * 16 + 16, column] for b in range(3)]
+        )
+        expected = np.linalg.lstsq(design.T, root @ weight[:, column], rcond=None)[0]
+        np.testing.assert_allclose(found[:, column], expected, rtol=1e-3)
+
+
+def test_blocks_of_zeros_keep_their_scale() -> None:
+    form = BlockFormat(block_size=16)
+    moments = np.eye(32, dtype=np.float32)
+    scales = np.full((2, 3), 0.5, np.float32)
+    levels = np.zeros((32, 3), np.float32)
+    levels[:16] = 2
+    found = refine.fit_scales(np.ones((32, 3), np.float32), levels, scales, moments)
+    np.testing.assert_allclose(found[1], 0.5)
+    np.testing.assert_allclose(found[0], 0.5, rtol=1e-3)
+    assert dequantize(round_to_nearest(np.zeros((32, 3), np.float32), form), form).max() == 0

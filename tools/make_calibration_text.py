@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Write the calibration text that comes along: short excerpts from all over CPython's library (PSF licence).
+
+Many places say more about a model's activations than a few long files. Excerpts that share a line of substance
+with a text held out for evaluation are left out.
+"""
+
+import argparse
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+DEMO = Path(__file__).resolve().parent.parent / "exporter" / "demo"
+EXCERPT = 1600  # characters, about one window of tokens
+SHARES = {"library": 0.7, "tests": 0.15, "prose": 0.15}
+SUBSTANCE = 20  # characters from which a line counts as a copy
+
+
+def excerpts(path: Path, most: int, rng: random.Random) -> Iterator[str]:
+    """Yield a few pieces of a file, each from the start of a line, half of them from its beginning."""
+    lines = path.read_text(encoding="utf-8", errors="ignore").splitlines(keepends=True)
+    for _ in range(min(most, 1 + sum(map(len, lines)) // 20000)):
+        start = rng.choice((0, rng.randrange(len(lines) + 1)))
+        piece = ""
+        for line in lines[start:]:
+            if len(piece) + len(line) > EXCERPT:
+                break
+            piece += line
+        yield piece
+
+
+def kind(name: Path) -> str:
+    """Return which share a file of the library counts to."""
+    if "pydoc_data" in name.parts:
+        return "prose"
+    return "tests" if {"test", "tests", "idle_test"} & set(name.parts) else "library"
+
+
+def main() -> None:
+    """Collect excerpts of every kind until the wanted size is reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--characters", type=int, default=320_000)
+    parser.add_argument("--out", type=Path, default=DEMO / "calibration" / "text.txt")
+    args = parser.parse_args()
+    rng = random.Random(0)
+    held = {
+        line.strip() for path in DEMO.rglob("heldout.txt") for line in path.read_text("utf-8").splitlines()
+    }
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = [
+        path.relative_to(root) for path in sorted(root.rglob("*.py")) if "site-packages" not in path.parts
+    ]
+    rng.shuffle(names)
+    pieces: dict[str, list[str]] = {share: [] for share in SHARES}
+    for name in names:
+        for piece in excerpts(root / name, 40 if kind(name) == "prose" else 3, rng):
+            lines = [line.strip() for line in piece.splitlines() if len(line.strip()) > SUBSTANCE]
+            if len(piece) > EXCERPT // 4 and not held.intersection(lines):
+                pieces[kind(name)].append(piece)
+    chosen = [
+        piece
+        for share, part in SHARES.items()
+        for piece in rng.sample(pieces[share], min(len(pieces[share]), int(part * args.characters / EXCERPT)))
+    ]
+    rng.shuffle(chosen)
+    args.out.write_text("\n\n".join(chosen), encoding="utf-8", newline="")
+    print(f"{args.out}: {len(chosen)} excerpts, {args.out.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
