@@ -39,6 +39,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         LiftProductsPass(),
         LiftWeightsPass(),
         SimplifyShapesPass(),
+        common.RemoveUnusedNodesPass(),
         LiftRotaryPass(),
         LiftAttentionPass(),
         SimplifyShapesPass(),

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import SchemaError
 
+from .known_shapes import shape_of_result, type_of_result
 from .small_contents import MAX_CONTENT, content_of
 
 Array = npt.NDArray[Any]
@@ -158,7 +159,24 @@ class ShapeFacts:
             self._shapes[output] = tuple(content.shape for content in found)
             self._types[output] = int(ir.DataType.from_numpy(found[0].dtype))
             return
-        self._infer(node)
+        if not self._apply_rule(node):
+            self._infer(node)
+
+    def _apply_rule(self, node: ir.Node) -> bool:
+        """Find shapes and type by a rule of our own, if there is one."""
+        operands = [value for value in node.inputs if value is not None]
+        try:
+            columns = zip(*(self._shapes[value] for value in operands), strict=True)
+            shapes = [shape_of_result(node, column) for column in columns]
+        except ValueError:  # the sizes tried do not fit, as where two inputs must agree
+            return False
+        known = tuple(shape for shape in shapes if shape is not None)
+        if not operands or len(known) < len(PROBES):
+            return False
+        output = node.outputs[0]
+        self._shapes[output] = known
+        self._types[output] = type_of_result(node, [self._types[value] for value in operands])
+        return True
 
     def _compute(self, node: ir.Node) -> Iterator[Array | None]:
         for index in range(len(PROBES)):
@@ -172,7 +190,12 @@ class ShapeFacts:
 
     def _infer(self, node: ir.Node) -> None:
         """Ask ONNX's own shape inference, once for every set of sizes."""
-        results = [self._infer_once(node, index) for index in range(len(PROBES))]
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
+        except SchemaError:
+            return
+        proto = ir.serde.serialize_node(node)
+        results = [self._infer_once(node, schema, proto, index) for index in range(len(PROBES))]
         for output in node.outputs:
             found = [result.get(str(output.name)) for result in results]
             shapes = [_shape_of(type_) for type_ in found if type_ is not None]
@@ -181,7 +204,9 @@ class ShapeFacts:
                 self._shapes[output] = known
                 self._types[output] = found[0].tensor_type.elem_type
 
-    def _infer_once(self, node: ir.Node, index: int) -> dict[str, onnx.TypeProto]:
+    def _infer_once(
+        self, node: ir.Node, schema: onnx.defs.OpSchema, proto: onnx.NodeProto, index: int
+    ) -> dict[str, onnx.TypeProto]:
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}
         for value in node.inputs:
@@ -194,8 +219,6 @@ class ShapeFacts:
             if content is not None:
                 data[name] = onnx.numpy_helper.from_array(content, name)
         try:
-            schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
-            proto = ir.to_proto(node)
             return onnx.shape_inference.infer_node_outputs(
                 schema, proto, types, data, opset_imports=self._imports
             )
