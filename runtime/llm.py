@@ -9,9 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from ..exporter.package import Progress
 from .beam_search import beam_search
 from .chat_template import Message
+from .embedding import Pooling
 from .engine.beam_search import BeamSearchOptions
 from .engine.engine import Engine, EngineConfig
 from .engine.request_group import RequestGroup
@@ -22,6 +26,16 @@ from .loading import LoadedModel, load_model
 from .outputs import RequestOutput
 from .requests import ChatPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
+from .scoring import (
+    RERANK_INSTRUCTION,
+    ContinuationScore,
+    answer_params,
+    continuation_score,
+    paired,
+    rerank_prompt,
+    scoring_request,
+    share_of_first,
+)
 from .tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
@@ -206,6 +220,66 @@ class LLM:
             self._requests.tokenizer if self._requests.has_tokenizer else None,
         )
 
+    def score(
+        self, texts: str | Sequence[str], continuations: str | Sequence[str]
+    ) -> list[ContinuationScore]:
+        """How likely each continuation is after its text; a single text goes with all continuations.
+
+        Raises:
+            RequestError: a text or a continuation is at fault.
+            UsageError: there are not as many texts as continuations.
+            ProviderRuntimeError: the model failed to run.
+        """
+        pairs = paired(texts, continuations)
+        wanted = [scoring_request(self._requests, *pair) for pair in pairs]
+        outputs = self._run([each.token_ids for each in wanted], [each.params for each in wanted])
+        return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str = RERANK_INSTRUCTION,
+        answers: Sequence[str] = ("yes", "no"),
+    ) -> list[float]:
+        """For each document, the probability that it answers the query, as Qwen3-Reranker says.
+
+        Args:
+            query: what is asked.
+            documents: what may answer it.
+            instruction: what the search is for.
+            answers: what the model may say, that for yes first.
+
+        Raises:
+            RequestError: the prompt or the answers are at fault.
+            ProviderRuntimeError: the model failed to run.
+        """
+        params = answer_params(self._requests, answers)
+        prompts = [rerank_prompt(self._requests, query, document, instruction) for document in documents]
+        outputs = self._run(prompts, [params] * len(prompts))
+        return [share_of_first(params, output) for output in outputs]
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings [prompts, hidden_size] of prompts, from the model's last hidden states.
+
+        The first call opens the model a second time, without its head.
+
+        Args:
+            prompts: one or several.
+            pooling: ``last`` takes the last token's hidden state, ``mean`` the mean over all tokens.
+            normalize: scale each to a length of 1.
+
+        Raises:
+            RequestError: a prompt is empty or too long.
+            UsageError: the model runs as it is, without a lowering that could give hidden states.
+            ProviderRuntimeError: the model failed to run.
+        """
+        tokens = [self._requests.token_ids(prompt) for prompt in _listed(prompts)]
+        return self._requests.embedder.embed(tokens, pooling, normalize=normalize)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         return self._requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -235,6 +309,7 @@ class LLM:
             if not self._closed:
                 self._closed = True
                 self._engine.close()
+                self._requests.embedder.close()
 
     def __enter__(self) -> Self:
         return self

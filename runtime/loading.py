@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ..exporter.package import Progress
 from ..providers import get_provider
-from ..providers.base import Runner, RunnerConfig
+from ..providers.base import Provider, Runner, RunnerConfig
 from .chat_template import ChatTemplate
 from .engine.speculation.proposer import Proposer
 from .errors import CarryallError, ProviderUnavailableError
 from .fastest import AUTO, Choice, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
-from .model_source import resolve_model
+from .model_source import ModelFiles, resolve_model
 from .speculative import make_proposer
 from .tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -32,6 +33,7 @@ class LoadedModel:
         chat_template: the checkpoint's own.
         defaults: end tokens and sampling options.
         identity: changes whenever the model or its lowering does; empty if unknown.
+        open_encoder: opens another runner of the same model, with hidden states in place of logits.
         proposer: proposes tokens for the model to check several at a time; the engine closes it too.
         provider: where it runs.
         choice: why there, if the provider was to be chosen.
@@ -44,6 +46,7 @@ class LoadedModel:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     identity: str = ""
     proposer: Proposer | None = None
+    open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: Choice | None = None
 
@@ -123,12 +126,17 @@ def load_model(
     runner = target.runner(lowered, config)
     loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
     loaded.provider, loaded.choice = target.name, choice
+    loaded.open_encoder = functools.partial(_encoder, files, target, config, progress)
     if speculative is not None:
         options = LoadOptions(
             provider=target.name, max_slots=max_slots, num_threads=num_threads, progress=progress
         )
         loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
     return loaded
+
+
+def _encoder(files: ModelFiles, target: Provider, config: RunnerConfig, progress: Progress | None) -> Runner:
+    return target.runner(lowered_model(files, target, config, progress, hidden_states=True), config)
 
 
 def _check_available(provider: str) -> None:

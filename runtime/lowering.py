@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..exporter.package import MODEL_FILE
 from ..exporter.save import Progress, save_model
+from ..graph_opt.lower.hidden_states import HiddenStatesPass
 from ..graph_opt.pipeline import run
 from ..graph_opt.pipelines import portable_passes
 from ..providers.base import Provider, RunnerConfig
@@ -30,7 +31,12 @@ def with_context(config: RunnerConfig, files: ModelFiles) -> RunnerConfig:
 
 
 def lowered_model(
-    files: ModelFiles, provider: Provider, config: RunnerConfig, progress: Progress | None = None
+    files: ModelFiles,
+    provider: Provider,
+    config: RunnerConfig,
+    progress: Progress | None = None,
+    *,
+    hidden_states: bool = False,
 ) -> Path:
     """The ONNX file for ``provider.runner``, lowered now or found in the cache.
 
@@ -39,8 +45,14 @@ def lowered_model(
         provider: whose kernels to use.
         config: as it will be given to the runner, its ``context_length`` set.
         progress: told about every tensor written.
+        hidden_states: let the graph give these out in place of logits.
+
+    Raises:
+        UsageError: hidden states are wanted of a graph that was lowered elsewhere.
     """
     passes = provider.passes(config)
+    if hidden_states and (files.lowered or not passes):
+        raise UsageError(f"{files.name} has no hidden states to give: it runs as it is, without a lowering")
     if not passes or files.lowered:
         return files.model_path
     key = cache_key(
@@ -48,10 +60,12 @@ def lowered_model(
         provider=provider.name,
         context_length=config.context_length,
         options=config.options,
+        **({"output": "hidden_states"} if hidden_states else {}),
     )
+    first = [*portable_passes(), *([HiddenStatesPass()] if hidden_states else [])]
 
     def build(folder: Path) -> None:
-        model, _ = run(files.load(), [*portable_passes(), *passes])
+        model, _ = run(files.load(), [*first, *passes])
         save_model(model, folder / MODEL_FILE, progress)
 
     return cached_folder("lowered", key, build) / MODEL_FILE

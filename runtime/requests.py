@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
+from .embedding import Embedder
 from .engine.request import Grammar, Request
 from .engine.request_group import RequestGroup, sample_params
 from .errors import InvalidSamplingError, RequestError, UsageError
@@ -45,6 +46,7 @@ class RequestFactory:
         self._model = model
         self._lock = threading.Lock()
         self._grammars: GrammarCompiler | None = None
+        self.embedder = Embedder(model.open_encoder)
 
     @property
     def has_tokenizer(self) -> bool:

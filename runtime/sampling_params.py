@@ -65,7 +65,8 @@ class SamplingParams:
         ignore_eos: keep generating past the model's end tokens.
         logprobs: how many alternatives to report per token (0 reports only the chosen one, None nothing).
         logprob_token_ids: tokens whose log-probability is reported whatever their rank, if ``logprobs`` is.
-        prompt_logprobs: the same as ``logprobs`` for the prompt's tokens; such a prompt is computed anew.
+        prompt_logprobs: the same as ``logprobs`` for the prompt's tokens.
+        prompt_logprobs_start: the first of them that is wanted; what is before it may come from a cache.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string at the end of the text.
 
@@ -109,6 +110,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -229,6 +231,7 @@ _WHOLE = (
     "mirostat",
     "dry_allowed_length",
     "dry_penalty_last_n",
+    "prompt_logprobs_start",
     "no_repeat_ngram_size",
 )
 # name: (lowest, highest, whether the lowest itself is allowed)
@@ -258,4 +261,5 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "seed": (0, 2**63 - 1, True),
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
+    "prompt_logprobs_start": (0, _INF, True),
 }

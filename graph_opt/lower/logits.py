@@ -28,7 +28,7 @@ class SelectLogitsPass(GraphPass):
         logits = next((value for value in graph.outputs if value.name == "logits"), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs can be lowered to slots")
-        hidden, head = _head(logits)
+        hidden, head = find_head(logits)
         if not head:
             raise GraphError(f"no head was found between the last norm and 'logits' ({logits.producer()})")
         wanted = ir.val(LOGITS_POSITIONS, ir.DataType.INT64, ["batch", "wanted"])
@@ -45,12 +45,12 @@ class SelectLogitsPass(GraphPass):
         self.fired += 1
 
 
-def _head(logits: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+def find_head(logits: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """Walk up from the logits to the last norm. Returns its output and the nodes below it, first to last."""
     value, head = logits, list[ir.Node]()
     while (node := value.producer()) is not None and node.op_type in _HEAD and not node.domain:
         data = [operand for operand in node.inputs if operand is not None and weight(operand) is None]
-        if not data:
+        if not data or (node.op_type == "Add" and len(data) > 1):  # the sum with the residual is no head
             break
         head.insert(0, node)
         value = data[0]

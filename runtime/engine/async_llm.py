@@ -10,12 +10,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from ..chat_template import Message
+from ..embedding import Pooling
 from ..errors import CarryallError, EngineClosedError, RequestError
 from ..loading import LoadedModel, LoadOptions, load_model
 from ..outputs import RequestOutput
 from ..requests import ChatPrompt, Prompt, RequestFactory
 from ..sampling_params import SamplingParams
+from ..scoring import (
+    RERANK_INSTRUCTION,
+    ContinuationScore,
+    answer_params,
+    continuation_score,
+    paired,
+    rerank_prompt,
+    scoring_request,
+    share_of_first,
+)
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineConfig
 from .request import Request
@@ -132,9 +146,7 @@ class AsyncLLM:
             QueueFullError: too many requests are waiting.
             EngineClosedError: the engine was shut down meanwhile.
         """
-        stream = await self.add_request(
-            prompt, params, request_id, priority, cache_salt, tenant, timeout
-        )
+        stream = await self.add_request(prompt, params, request_id, priority, cache_salt, tenant, timeout)
         try:
             async for output in stream:
                 yield output
@@ -184,6 +196,43 @@ class AsyncLLM:
         """A conversation, as a prompt for ``generate``; see ``RequestFactory.chat_prompt``."""
         return self._requests.chat_prompt(messages, tools=tools, **options)
 
+    async def score(
+        self, texts: str | Sequence[str], continuations: str | Sequence[str]
+    ) -> list[ContinuationScore]:
+        """How likely continuations are; see ``LLM.score``."""
+        wanted = [scoring_request(self._requests, *pair) for pair in paired(texts, continuations)]
+        outputs = await asyncio.gather(*(self._final(each.token_ids, each.params) for each in wanted))
+        return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str = RERANK_INSTRUCTION,
+        answers: Sequence[str] = ("yes", "no"),
+    ) -> list[float]:
+        """Which documents answer a query; see ``LLM.rerank``."""
+        params = answer_params(self._requests, answers)
+        prompts = [rerank_prompt(self._requests, query, document, instruction) for document in documents]
+        outputs = await asyncio.gather(*(self._final(prompt, params) for prompt in prompts))
+        return [share_of_first(params, output) for output in outputs]
+
+    async def embed(
+        self, prompts: Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings of prompts, made beside the engine's thread; see ``LLM.embed``."""
+        tokens = [self._requests.token_ids(prompt) for prompt in prompts]
+        return await asyncio.to_thread(self._requests.embedder.embed, tokens, pooling, normalize=normalize)
+
+    async def _final(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        """The last state of a request."""
+        stream = await self.add_request(prompt, params)
+        try:
+            return [output async for output in stream][-1]
+        finally:
+            stream.cancel()
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -205,6 +254,7 @@ class AsyncLLM:
             self._closed = self._closed or "the engine was shut down"
             self._wake.notify()
         self._thread.join()
+        self._requests.embedder.close()
 
     def _drop(self, stream: RequestStream) -> None:
         """End this very request; another of its id, which made the engine refuse it, lives on."""

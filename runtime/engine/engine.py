@@ -367,5 +367,5 @@ class Engine:
 def _observe_prompts(plan: StepPlan, logits: list[Logits]) -> None:
     """Give the logits of prompts to the requests that want them."""
     for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
-        if request.awaits_prompt_logprobs:
-            request.observe_prompt(row.start, own)
+        if request.awaits_prompt_logprobs and len(own):
+            request.observe_prompt(row.start + len(row.tokens) - len(own), own)

@@ -63,9 +63,12 @@ class PrefixCache:
 
     def match(self, request: Request) -> PrefixMatch:
         """What is known of a request's tokens, less the last, which must run to give logits."""
-        if not self.enabled or request.awaits_prompt_logprobs:
+        usable = request.num_tokens - 1
+        if request.awaits_prompt_logprobs:
+            usable = request.first_prompt_logits
+        if not self.enabled or not usable:
             return PrefixMatch()
-        return self._tree.match(request.token_slice(0, request.num_tokens - 1), request.cache_salt)
+        return self._tree.match(request.token_slice(0, usable), request.cache_salt)
 
     def stored(self, request: Request) -> int:
         """How many of a request's tokens the tiers hold; looked up once for each time that it queues."""

@@ -151,7 +151,8 @@ class Request:
         self._text = text
         self._logprobs: list[dict[int, Logprob]] = []
         # The first token of a prompt has no probability.
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        unwanted = min(max(1, params.prompt_logprobs_start), len(self.prompt_token_ids))
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * unwanted
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
@@ -229,12 +230,22 @@ class Request:
         wanted = self.params.prompt_logprobs is not None
         return wanted and len(self._prompt_logprobs) < len(self.prompt_token_ids)
 
+    @property
+    def first_prompt_logits(self) -> int:
+        """The position of the first logits still wanted of the prompt."""
+        return len(self._prompt_logprobs) - 1
+
     def observe_prompt(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """Note the log-probabilities of the prompt's tokens after ``start``, from logits [n, vocab_size]."""
+        """Note the log-probabilities of the prompt's tokens after ``start``, from logits [n, vocab_size].
+
+        Tokens whose log-probabilities are known are passed over: a preempted request is computed again.
+        """
+        logits = logits[self.first_prompt_logits - start :]
+        start = self.first_prompt_logits
         tokens = self.prompt_token_ids[start + 1 : start + 1 + len(logits)]
         counts = [self.params.prompt_logprobs or 0] * len(tokens)
         found = token_logprobs(list(logits[: len(tokens)]), tokens, counts)
-        self._prompt_logprobs[start + 1 :] = [self._reported(logprobs) for logprobs in found]
+        self._prompt_logprobs += [self._reported(logprobs) for logprobs in found]
 
     def append(self, sample: Sample) -> None:
         """Take a generated token; finishes the request where the token, its text or the length ends it."""

@@ -54,7 +54,9 @@ class StepPlan:
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         tokens = request.token_slice(start, stop)
-        num_logits = len(tokens) if request.awaits_prompt_logprobs else int(stop == request.num_tokens)
+        num_logits = int(stop == request.num_tokens)
+        if request.awaits_prompt_logprobs:
+            num_logits = max(num_logits, stop - max(start, request.first_prompt_logits))
         self.rows.append(Row(request.slot, tokens, start, num_logits))
         self.requests.append(request)
         self.proposed.append(0)

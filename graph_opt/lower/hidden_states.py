@@ -1,0 +1,47 @@
+"""Hidden states in place of logits: what embeddings are made of.
+
+    logits = head(norm(x))   ->   logits = Identity(norm(x))
+
+The output keeps its name, so every lowering and runner takes such a graph for one of a small vocabulary.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..edit import insert, remove_unused, replace, static_size, weight
+from ..passes.base import GraphPass
+from .logits import find_head
+
+
+class HiddenStatesPass(GraphPass):
+    """Give out the last norm's output [batch, sequence, hidden_size] as ``logits``; to run before a lowering.
+
+    Raises:
+        GraphError: the graph has no output ``logits``, or no head in front of it.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Put the hidden states in the logits' place, and drop the head."""
+        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        if logits is None:
+            raise GraphError("the graph has no output 'logits'; only decoder graphs have hidden states")
+        hidden, head = find_head(logits)
+        size = _size(hidden)
+        if not head or size is None:
+            raise GraphError(f"no head was found between the last norm and 'logits' ({logits.producer()})")
+        states = insert(head[-1], "Identity", [hidden]).outputs[0]
+        states.shape = ir.Shape(["batch", "sequence", size])
+        states.type = logits.type
+        replace(logits, states)
+        remove_unused(graph, head[-1])
+        self.fired += 1
+
+
+def _size(hidden: ir.Value) -> int | None:
+    """The hidden size: known of the value itself, or of the norm's scale."""
+    norm = hidden.producer()
+    scales = [weight(value) for value in norm.inputs] if norm is not None else []
+    known = [tensor.shape[-1] for tensor in scales if tensor is not None and len(tensor.shape)]
+    return static_size(hidden, -1) or next((size for size in known if isinstance(size, int)), None)

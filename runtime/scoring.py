@@ -1,0 +1,124 @@
+"""How likely a model finds given texts, and what it answers to a yes-or-no question about each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import ProviderRuntimeError, RequestError, UsageError
+from .outputs import Logprob, RequestOutput
+from .requests import ChatPrompt, RequestFactory
+from .sampling_params import SamplingParams
+
+# As Qwen3-Reranker was trained (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
+RERANK_SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+RERANK_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """The log-probability of a continuation, natural, in all and of each of its tokens.
+
+    ``greedy`` says whether each of them was the most likely one.
+    """
+
+    logprob: float
+    token_ids: list[int]
+    token_logprobs: list[float]
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequest:
+    """A text and continuation as one prompt, and where in it the continuation begins."""
+
+    token_ids: list[int]
+    start: int
+
+    @property
+    def params(self) -> SamplingParams:
+        """Options that report the continuation's log-probabilities."""
+        return SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=self.start
+        )
+
+
+def scoring_request(requests: RequestFactory, text: str, continuation: str) -> ScoringRequest:
+    """Both are tokenized together, as they would be read; tokens that the border cuts count as continuation.
+
+    Raises:
+        RequestError: one of them is empty.
+    """
+    before, whole = requests.token_ids(text), requests.token_ids(text + continuation)
+    pairs = enumerate(zip(before, whole, strict=False))
+    start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(whole)))
+    if not 0 < start < len(whole):
+        raise RequestError(
+            "a continuation is scored after a text of at least one token; neither may be empty"
+        )
+    return ScoringRequest(whole, start)
+
+
+def continuation_score(request: ScoringRequest, output: RequestOutput) -> ContinuationScore:
+    """Read what a scoring request gave.
+
+    Raises:
+        ProviderRuntimeError: it failed.
+    """
+    if output.error is not None or output.prompt_logprobs is None:
+        raise ProviderRuntimeError(output.error or "the request gave no log-probabilities")
+    tokens = request.token_ids[request.start :]
+    entries = zip(tokens, output.prompt_logprobs[request.start :], strict=True)
+    own: list[Logprob] = [(entry or {})[token] for token, entry in entries]
+    logprobs = [entry.logprob for entry in own]
+    return ContinuationScore(math.fsum(logprobs), tokens, logprobs, all(entry.rank == 1 for entry in own))
+
+
+def paired(texts: str | Sequence[str], continuations: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Each continuation with its text, a single text with all.
+
+    Raises:
+        UsageError: there are not as many of both.
+    """
+    ends = [continuations] if isinstance(continuations, str) else list(continuations)
+    begins = [texts] * len(ends) if isinstance(texts, str) else list(texts)
+    if len(begins) != len(ends):
+        raise UsageError(f"{len(begins)} texts for {len(ends)} continuations; give one, or one for each")
+    return list(zip(begins, ends, strict=True))
+
+
+def rerank_prompt(requests: RequestFactory, query: str, document: str, instruction: str) -> ChatPrompt:
+    """The question whether a document answers a query; the model answers without thinking."""
+    asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    messages = [{"role": "system", "content": RERANK_SYSTEM}, {"role": "user", "content": asked}]
+    return requests.chat_prompt(messages, enable_thinking=False)
+
+
+def answer_params(requests: RequestFactory, answers: Sequence[str]) -> SamplingParams:
+    """Options that report how likely each answer's first token is.
+
+    Raises:
+        RequestError: an answer has no token, or two have the same.
+    """
+    tokens = [requests.tokenizer.encode(answer, add_special_tokens=False)[:1] for answer in answers]
+    if not all(tokens) or len({token for (token,) in tokens}) != len(answers):
+        raise RequestError(f"the answers {answers} must begin with different tokens")
+    named = tuple(token for (token,) in tokens)
+    return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, logprob_token_ids=named)
+
+
+def share_of_first(params: SamplingParams, output: RequestOutput) -> float:
+    """The probability of the first answer among all answers.
+
+    Raises:
+        ProviderRuntimeError: the request failed.
+    """
+    if output.error is not None or not output.outputs[0].logprobs:
+        raise ProviderRuntimeError(output.error or "the request gave no log-probabilities")
+    entries = output.outputs[0].logprobs[0]
+    logprobs = [entries[token].logprob for token in params.logprob_token_ids]
+    return 1.0 / math.fsum(math.exp(min(logprob - logprobs[0], 700.0)) for logprob in logprobs)

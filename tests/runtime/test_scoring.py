@@ -1,0 +1,96 @@
+"""Likelihoods of given texts, and documents ranked by a model's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from llm_kit import toy_model
+
+from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.runtime.errors import RequestError, UsageError
+from carryall.runtime.llm import LLM
+from carryall.runtime.sampling_params import SamplingParams
+
+TEXT = "a text of some thirty tokens: "
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    with LLM(toy_model(tmp_path, context_length=512)) as llm:
+        yield llm
+
+
+def by_hand(llm: LLM, text: str, continuation: str) -> list[float]:
+    """Token by token, what the model says after all before it."""
+    tokens, result = llm.encode(text + continuation), []
+    for place in range(len(llm.encode(text)), len(tokens)):
+        params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=(tokens[place],))
+        (choices,) = llm.generate(tokens[:place], params)[0].outputs[0].logprobs or []
+        result.append(choices[tokens[place]].logprob)
+    return result
+
+
+def test_a_score_is_the_sum_over_the_continuation(llm: LLM) -> None:
+    continuations = ["this", "that one", "!"]
+    for continuation, score in zip(continuations, llm.score(TEXT, continuations), strict=True):
+        assert score.token_logprobs == by_hand(llm, TEXT, continuation)
+        assert score.logprob == pytest.approx(math.fsum(score.token_logprobs))
+        assert llm.decode(score.token_ids) == continuation
+        assert not score.greedy
+
+
+def test_what_the_model_would_say_itself_is_greedy(tmp_path: Path) -> None:
+    with LLM(toy_model(tmp_path, end_token_ids=())) as llm:
+        bytes_only = SamplingParams(temperature=0.0, max_tokens=5, allowed_token_ids=tuple(range(97, 123)))
+        said = llm.generate(TEXT, bytes_only)[0].outputs[0].text
+        (score,) = llm.score(TEXT, said)
+        assert score.token_logprobs == by_hand(llm, TEXT, said)
+        likeliest = [bool(llm.score(TEXT + said[:i], said[i])[0].greedy) for i in range(len(said))]
+        assert score.greedy == all(likeliest)
+
+
+def test_what_comes_before_a_continuation_may_be_cached(llm: LLM) -> None:
+    llm.score(TEXT, "x")
+    before = llm.stats().computed_tokens
+    llm.score(TEXT, "yz")
+    # The text's last token runs again, to give the first logits.
+    assert llm.stats().computed_tokens - before == 3
+
+
+def test_texts_and_continuations_go_together(llm: LLM) -> None:
+    pairs = llm.score(["a", "b"], ["c", "d"])
+    assert pairs == [llm.score("a", "c")[0], llm.score("b", "d")[0]]
+    with pytest.raises(UsageError, match="2 texts for 3 continuations"):
+        llm.score(["a", "b"], ["c", "d", "e"])
+    with pytest.raises(RequestError, match="neither may be empty"):
+        llm.score("a", "")
+
+
+def test_documents_are_ranked_by_how_likely_the_first_answer_is(llm: LLM) -> None:
+    documents = ["one", "another", "a third"]
+    scores = llm.rerank("which?", documents, answers=["y", "n"])
+    assert len(set(scores)) == 3
+    assert all(0 < score < 1 for score in scores)
+    reversed_scores = llm.rerank("which?", documents, answers=["n", "y"])
+    assert [a + b for a, b in zip(scores, reversed_scores, strict=True)] == pytest.approx([1.0] * 3)
+    with pytest.raises(RequestError, match="must begin with different tokens"):
+        llm.rerank("which?", documents, answers=["yes", "yellow"])
+
+
+def test_the_asynchronous_engine_gives_the_same(llm: LLM, tmp_path: Path) -> None:
+    async def run() -> tuple[object, object]:
+        other = AsyncLLM(toy_model(tmp_path, context_length=512))
+        try:
+            scores = await other.score(TEXT, ["this", "that"])
+            return scores, await other.rerank("q", ["d", "e"], answers=["y", "n"])
+        finally:
+            other.shutdown()
+
+    assert asyncio.run(run()) == (
+        llm.score(TEXT, ["this", "that"]),
+        llm.rerank("q", ["d", "e"], answers=["y", "n"]),
+    )
