@@ -1,0 +1,71 @@
+"""Random graphs compute the same after the whole generic pipeline, and stay valid."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_graphs import FOREIGN, SHAPE, models
+
+from carryall.graph_opt.load import check_model
+from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipelines import portable_passes
+
+Arrays = list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
+quiet = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def evaluate(proto: onnx.ModelProto, seed: int) -> Arrays:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    rng = np.random.default_rng(seed)
+    feed = {value.name: rng.standard_normal(SHAPE, np.float32) for value in session.get_inputs()}
+    results: Arrays = session.run(None, feed)
+    return results
+
+
+@quiet
+@given(model=models(), seed=st.integers(0, 2**31))
+def test_optimized_is_unoptimized(model: ir.Model, seed: int) -> None:
+    before = ir.to_proto(model)
+    onnx.checker.check_model(before, full_check=True)
+    optimized, _ = run(model, portable_passes())
+    check_model(optimized, "optimized")
+    onnx.checker.check_model(ir.to_proto(optimized))
+    for expected, found in zip(evaluate(before, seed), evaluate(ir.to_proto(optimized), seed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def foreign_nodes(model: ir.Model) -> Counter[str]:
+    """Everything about the nodes of the unknown domain that no pass may change."""
+    nodes = [node for node in model.graph.all_nodes() if node.domain == FOREIGN]
+    return Counter(
+        f"{node.op_type} {sorted((name, str(a.value)) for name, a in node.attributes.items())} "
+        f"{[value is None for value in node.inputs]} {len(node.outputs)}"
+        for node in nodes
+    )
+
+
+@quiet
+@given(model=models(foreign=True))
+def test_operators_of_an_unknown_domain_are_left_alone(model: ir.Model) -> None:
+    before = foreign_nodes(model)
+    optimized, _ = run(model, portable_passes())
+    check_model(optimized, "optimized")
+    onnx.checker.check_model(ir.to_proto(optimized))
+    after = foreign_nodes(optimized)
+    assert not after - before  # equal ones may have become one, and unused ones none
+    if after:
+        assert optimized.opset_imports[FOREIGN] == 7
