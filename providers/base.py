@@ -44,6 +44,7 @@ class RunnerInfo:
     max_slots: int
     kv_bytes_per_token: int
     batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
+    sliding_window: int = 0  # the widest window of layers whose KV ``trim`` gives back; 0 is none
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
 
 
@@ -80,6 +81,12 @@ class Runner(Protocol):
 
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the operating system. Its content is lost."""
+
+    def trim(self, slot: int, length: int) -> None:
+        """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
+
+        The slot's prefixes shorter than ``length`` are lost. Only called where ``info.sliding_window`` is set.
+        """
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of positions [start, start + length), for ``write_kv`` of a runner of equal ``kv_layout``.

@@ -33,11 +33,13 @@ class KVSpec:
         heads: KV heads.
         width: elements a head and token: the head size, or less if an element packs several values.
         dtype: NumPy type of an element.
+        window: positions that a new token looks back at, itself included; None is all.
     """
 
     heads: int
     width: int
     dtype: np.dtype[np.generic]
+    window: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -68,6 +70,8 @@ class KVMemory:
     def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
         self.length = padded_length(length, specs)
         self._stride = {name: self.length * spec.bytes_per_token for name, spec in specs.items()}
+        self._windows = {name: spec.window for name, spec in specs.items() if spec.window}
+        self._gone: dict[tuple[str, int], int] = {}  # buffer and slot -> positions below are given back
         self._maps: dict[str, mmap.mmap] = {}
         self.buffers: dict[str, npt.NDArray[np.generic]] = {}
         for name, spec in specs.items():
@@ -82,8 +86,11 @@ class KVMemory:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy positions [0, length) of every buffer from slot ``source`` to slot ``target``."""
-        for buffer in self.buffers.values():
-            buffer[target, :, :length] = buffer[source, :, :length]
+        for name, buffer in self.buffers.items():
+            gone = self._gone.get((name, source), 0)
+            buffer[target, :, gone:length] = buffer[source, :, gone:length]
+            if gone:
+                self._gone[name, target] = gone
 
     def read(self, slot: int, start: int, length: int) -> list[npt.NDArray[np.generic]]:
         """Views [heads, length, width] of positions [start, start + length), a buffer each."""
@@ -96,10 +103,26 @@ class KVMemory:
 
     def release(self, slot: int) -> None:
         """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""
+        self._gone = {key: gone for key, gone in self._gone.items() if key[1] != slot}
         if _GIVE_BACK is None:
             return
         for name, memory in self._maps.items():
             memory.madvise(_GIVE_BACK, slot * self._stride[name], self._stride[name])
+
+    def trim(self, slot: int, length: int) -> None:
+        """Give back whole pages of positions that no token from ``length`` on looks at."""
+        for name, window in self._windows.items():
+            gone = length + 1 - window
+            if _GIVE_BACK is None or gone <= self._gone.get((name, slot), 0):
+                continue
+            buffer = self.buffers[name]
+            head, token = buffer.strides[1], buffer.strides[2]
+            for start in range(slot * buffer.strides[0], (slot + 1) * buffer.strides[0], head):
+                first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+                size = (start + gone * token - first) // mmap.PAGESIZE * mmap.PAGESIZE
+                if size > 0:
+                    self._maps[name].madvise(_GIVE_BACK, first, size)
+            self._gone[name, slot] = gone
 
     def close(self) -> None:
         """Drop the buffers; the address space goes when the last view of it does."""

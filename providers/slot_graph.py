@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
 LOGITS = "logits"
 _PAST, _PRESENT = "past_key_values.", "present."
-CONTEXT_LENGTH = "context_length"  # key in the model's metadata
+CONTEXT_LENGTH = "context_length"  # keys in the model's metadata
+SLIDING_WINDOWS = "sliding_windows"
 
 TYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
@@ -66,7 +68,12 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     """
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = {value.name: value for value in session.get_outputs()}
-    caches = {name: _cache_spec(value, source) for name, value in inputs.items() if name.startswith(_PAST)}
+    windows = _windows(session, source)
+    caches = {
+        name: _cache_spec(value, source, windows.get(name))
+        for name, value in inputs.items()
+        if name.startswith(_PAST)
+    }
     wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
     produced = {LOGITS, *(present_name(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
@@ -86,7 +93,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     return SlotGraph(vocab_size, caches, _context_length(session, source))
 
 
-def _cache_spec(value: Any, source: str) -> KVSpec:
+def _cache_spec(value: Any, source: str, window: int | None) -> KVSpec:
     dtype = TYPES.get(value.type)
     if dtype is None:
         raise GraphError(f"{source}: KV input '{value.name}' has the unsupported type {value.type}")
@@ -95,7 +102,16 @@ def _cache_spec(value: Any, source: str) -> KVSpec:
             f"{source}: KV input '{value.name}' must be [batch, kv_heads, length, head_dim] with known "
             f"kv_heads and head_dim, not {value.shape}"
         )
-    return KVSpec(value.shape[1], value.shape[3], np.dtype(dtype))
+    return KVSpec(value.shape[1], value.shape[3], np.dtype(dtype), window)
+
+
+def _windows(session: Any, source: str) -> Mapping[str, int]:
+    """Windows of KV inputs whose attention looks no further back."""
+    text = session.get_modelmeta().custom_metadata_map.get(SLIDING_WINDOWS, "{}")
+    try:
+        return {str(name): int(window) for name, window in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise GraphError(f"{source}: the metadata entry '{SLIDING_WINDOWS}' is damaged: {error}") from error
 
 
 def _context_length(session: Any, source: str) -> int | None:

@@ -94,6 +94,9 @@ class SlotMemory(abc.ABC):
         """Fill positions [start, start + length) with what ``read`` gave."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
+    def trim(self, slot: int, length: int) -> None:
+        """Give back KV that no token from position ``length`` on looks at, where that is possible."""
+
     @abc.abstractmethod
     def release(self, slot: int) -> None:
         """Give the slot's memory back where that is possible; its content is lost."""
@@ -138,6 +141,10 @@ class HostMemory(SlotMemory):
     def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
         """See ``SlotMemory``."""
         self._kv.write(slot, start, length, parts)
+
+    def trim(self, slot: int, length: int) -> None:
+        """See ``SlotMemory``."""
+        self._kv.trim(slot, length)
 
     def release(self, slot: int) -> None:
         """See ``SlotMemory``."""

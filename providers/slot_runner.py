@@ -75,6 +75,7 @@ class SlotRunner:
             kv_bytes_per_token=graph.kv_bytes_per_token,
             batched_multi_token=False,
             kv_layout=self._kv.layout,
+            sliding_window=max((spec.window or 0 for spec in graph.caches.values()), default=0),
         )
         self._session = session
         self._decode_session = decode_session
@@ -110,6 +111,10 @@ class SlotRunner:
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
         self._kv.copy_prefix(source, target, length)
         self._lengths[target] = length
+
+    def trim(self, slot: int, length: int) -> None:
+        """Give back KV that tokens from ``length`` on do not look at; see ``Runner.trim``."""
+        self._kv.trim(slot, length)
 
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the operating system. Its content is lost."""

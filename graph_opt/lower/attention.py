@@ -6,6 +6,7 @@ limits are those of onnxruntime's ``group_query_attention_helper.h``.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import onnx_ir as ir
@@ -48,6 +49,7 @@ class GroupQueryAttentionPass(GraphPass):
         """Rewrite ``model`` and note the context length it now has room for."""
         result = super().call(model)
         model.metadata_props["context_length"] = str(self.context_length)
+        model.metadata_props["sliding_windows"] = json.dumps(_windows(model.graph))
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -182,3 +184,14 @@ def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:
     value = ir.val(name, ir.DataType.INT32, shape)
     graph.inputs.append(value)
     return value
+
+
+def _windows(graph: ir.Graph) -> dict[str, int]:
+    """Window of each KV input whose attention looks no further back."""
+    found = {}
+    for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+        window = int_attribute(node, "local_window_size", -1)
+        for value in node.inputs[3:5]:
+            if window > 0 and value is not None and value.name:
+                found[value.name] = window
+    return found

@@ -44,6 +44,7 @@ _NOTHING_TO_DRAW = (
 # Seconds a step may spend on bringing KV back, beside running streams and without them.
 _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
 _UNLIMITED = 2**31 - 1
+_TRIM_EVERY = 256  # tokens
 
 Logits = npt.NDArray[np.float32]
 
@@ -98,6 +99,9 @@ class Engine:
             adaptive=self.config.adaptive_speculation,
         )
         self._requests: dict[str, Request] = {}
+        # What is given back is missed by whoever begins alike, or begins again.
+        self._trims = info.sliding_window > 0 and not self.config.prefix_cache
+        self._trims &= self.config.context_overflow == "length"
         self._endless: EndlessText | None = None
         if self.config.context_overflow == "slide":
             self._endless = EndlessText(
@@ -160,6 +164,8 @@ class Engine:
         plan = self._prepare(self._scheduler.plan())
         plan, logits, failed = self._forward(plan)
         self._scheduler.commit(plan)
+        if self._trims:
+            self._trim(plan)
         _observe_prompts(plan, logits)
         drawing = plan.drawing()
         accepted = self._draw(plan, logits, drawing)
@@ -208,6 +214,12 @@ class Engine:
         self._runner.close()
         self._speculator.close()
         return cut
+
+    def _trim(self, plan: StepPlan) -> None:
+        """Let layers with a sliding window forget what lies behind it, now and then."""
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            if request.num_computed // _TRIM_EVERY > row.start // _TRIM_EVERY:
+                self._runner.trim(row.slot, row.start)
 
     def _tier(self, identity: str) -> Tier | None:
         """What the options ask for to keep KV in outside of the runner."""
