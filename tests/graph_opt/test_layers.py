@@ -1,0 +1,114 @@
+"""Parts of a decoder: run one after the other, they give what the whole gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from family_cases import write_case
+
+from carryall.exporter.export import export_package
+from carryall.graph_opt.layers import HIDDEN_STATES, KeepLayersPass, LayerRange, num_layers
+from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.quantize.half import HalfPrecisionPass
+from carryall.runtime.errors import GraphError, UsageError
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def package(case: str, folder: Path) -> Path:
+    return export_package(write_case(case, folder / "checkpoint"), folder / "package").model_path
+
+
+def part(path: Path, first: int, last: int, *, half: bool = False) -> ir.Model:
+    convert = [HalfPrecisionPass(ir.DataType.FLOAT16)] if half else []
+    keep = KeepLayersPass(LayerRange(first, last))
+    model, _ = run(ir.load(path), [*portable_passes(), *convert, keep])
+    return model
+
+
+def evaluate(model: ir.Model | Path, feeds: Arrays) -> Arrays:
+    source = str(model) if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    results = session.run(None, {name: array for name, array in feeds.items() if name in names})
+    return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
+
+
+def feeds(path: Path, past: int = 3, new: int = 4) -> Arrays:
+    rng = np.random.default_rng(0)
+    found: Arrays = {
+        "input_ids": rng.integers(0, 32, (2, new)),
+        "attention_mask": np.ones((2, past + new), np.int64),
+        "position_ids": np.broadcast_to(np.arange(past, past + new), (2, new)).copy(),
+    }
+    for value in ir.load(path).graph.inputs:
+        if str(value.name).startswith("past_key_values"):
+            assert value.shape is not None
+            shape = (2, int(value.shape[1]), past, int(value.shape[3]))  # type: ignore[arg-type]
+            found[str(value.name)] = rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+def loaded(model: ir.Model) -> ir.Model:
+    """The same with its weights in memory, so that it can be serialized."""
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    return model
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3_text", "gpt2", "llama-biases-tied"])
+def test_parts_in_a_row_are_the_whole(case: str, tmp_path: Path) -> None:
+    path = package(case, tmp_path)
+    given = feeds(path)
+    whole = evaluate(path, given)
+    last = num_layers(ir.load(path).graph) - 1
+    first_results = evaluate(loaded(part(path, 0, 0)), given)
+    states = first_results.pop("logits")
+    second_results = evaluate(loaded(part(path, 1, last)), {**given, HIDDEN_STATES: states})
+    joined = {**first_results, **second_results}
+    assert joined.keys() == whole.keys()
+    for name, array in whole.items():
+        np.testing.assert_allclose(joined[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_part_holds_its_own_weights_and_caches(tmp_path: Path) -> None:
+    path = package("llama", tmp_path)
+    first, second = part(path, 0, 0).graph, part(path, 1, 1).graph
+    names = {str(value.name) for value in first.inputs}
+    assert names == {
+        *("input_ids", "attention_mask", "position_ids", "past_key_values.0.key", "past_key_values.0.value")
+    }
+    assert HIDDEN_STATES in {value.name for value in second.inputs}
+    assert not any("layers.1." in name or "lm_head" in name for name in first.initializers)
+    assert not any("layers.0." in name or "embed" in name for name in second.initializers)
+
+
+def test_hidden_states_pass_in_full_precision(tmp_path: Path) -> None:
+    second = part(package("llama", tmp_path), 1, 1, half=True)
+    states = next(value for value in second.graph.inputs if value.name == HIDDEN_STATES)
+    first = part(tmp_path / "package" / "model.onnx", 0, 0, half=True)
+    assert states.dtype == first.graph.outputs[0].dtype == ir.DataType.FLOAT
+    assert "Cast" in {node.op_type for node, _ in states.uses()}
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 2), (-1, 0), (1, 0), (2, 2)])
+def test_layers_that_are_not_there(first: int, last: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the model has 0-1"):
+        part(package("llama", tmp_path), first, last)
+
+
+def test_a_graph_without_numbered_caches_has_no_layers() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 11, opset_import: ["" : 23]> g (float[1, 2, 8] x) => (float[1, 2, 8] logits) '
+        "{ logits = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x) }"
+    )
+    with pytest.raises(GraphError, match="reads no cache"):
+        run(model, [KeepLayersPass(LayerRange(0, 0))])
