@@ -85,7 +85,7 @@ class Runner(Protocol):
     def trim(self, slot: int, length: int) -> None:
         """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
 
-        The slot's prefixes shorter than ``length`` are lost. Only called where ``info.sliding_window`` is set.
+        Prefixes shorter than ``length`` are lost. Only called where ``info.sliding_window`` is set.
         """
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:

@@ -86,6 +86,9 @@ class ExplicitRunner:
         self._past.pop(slot, None)
         self._lengths[slot] = 0
 
+    def trim(self, slot: int, length: int) -> None:
+        """Nothing: all positions are kept."""
+
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """See ``Runner.read_kv``."""
         raise ProviderRuntimeError("KV on this device cannot be read")

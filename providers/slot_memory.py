@@ -56,6 +56,7 @@ class SlotMemory(abc.ABC):
     slots: int
     length: int  # positions a slot
     layout: str = ""  # see ``RunnerInfo.kv_layout``
+    trims: bool = False  # whether ``trim`` is of use
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
@@ -95,7 +96,8 @@ class SlotMemory(abc.ABC):
         raise ProviderRuntimeError("KV on this device cannot be written")
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back KV that no token from position ``length`` on looks at, where that is possible."""
+        """Give back KV that no token from position ``length`` on looks at; only where ``trims`` is set."""
+        raise ProviderRuntimeError("this memory cannot be given back in parts")
 
     @abc.abstractmethod
     def release(self, slot: int) -> None:
@@ -113,6 +115,7 @@ class HostMemory(SlotMemory):
         self._kv = KVMemory(specs, slots, length)
         self.slots = slots
         self.length = self._kv.length
+        self.trims = self._kv.gives_back
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
         )

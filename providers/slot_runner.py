@@ -75,7 +75,7 @@ class SlotRunner:
             kv_bytes_per_token=graph.kv_bytes_per_token,
             batched_multi_token=False,
             kv_layout=self._kv.layout,
-            sliding_window=max((spec.window or 0 for spec in graph.caches.values()), default=0),
+            sliding_window=max(spec.window or 0 for spec in graph.caches.values()) * self._kv.trims,
         )
         self._session = session
         self._decode_session = decode_session
