@@ -28,6 +28,7 @@ class Kernels:
         joint_norms: RMSNormalization takes a scale for each head, so that one norms q and k.
         matmul_bias: MatMulNBits adds a bias.
         matmul_zero_points: MatMulNBits wants zero points even where they are the middle of the range.
+        padded_prompts: fresh prompts run together, padded on the right; not where runs are to be captured.
         dequantize_blocks: DequantizeLinear takes blocked weights of every type that graphs here have.
         opset: the newest of the standard's opsets whose operators have kernels.
     """
@@ -50,6 +51,7 @@ class Kernels:
     joint_norms: bool = False
     matmul_bias: bool = True
     matmul_zero_points: bool = False
+    padded_prompts: bool = True
     dequantize_blocks: bool = True
     opset: int = 23
 
@@ -72,6 +74,7 @@ CUDA = Kernels(
     half_precision=True,
     float_attention=False,
     norms_in_attention=True,
+    padded_prompts=False,
     dequantize_blocks=False,
 )
 
@@ -95,6 +98,7 @@ DIRECTML = Kernels(
     softcap=False,
     matmul_bias=False,
     matmul_zero_points=True,
+    padded_prompts=False,
     dequantize_blocks=False,
     opset=21,
 )

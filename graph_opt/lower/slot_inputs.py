@@ -15,15 +15,24 @@ from ..edit import insert, nodes_of, replace, shared_constant
 from ..passes.base import GraphPass
 from .attention import SEQLENS_K, TOTAL_LENGTH
 
+_AXES = (("zero", 0), ("one", 1))
 _CACHE = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
 
 
 class SlotInputsPass(GraphPass):
     """Give the graph the inputs and outputs of the slot contract.
 
+    Args:
+        padded_prompts: several fresh prompts may run together, padded on the right. Without, positions need
+            no arithmetic that mixes host and device, which a captured run cannot have.
+
     Raises:
         GraphError: an ``Attention`` is left, or something else still reads ``attention_mask``.
     """
+
+    def __init__(self, *, padded_prompts: bool = True) -> None:
+        super().__init__()
+        self.padded_prompts = padded_prompts
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Change inputs, outputs and positions."""
@@ -36,7 +45,8 @@ class SlotInputsPass(GraphPass):
         inputs = {str(value.name): value for value in graph.inputs}
         positions = inputs.get("position_ids")
         if positions is not None and positions.uses():
-            replace(positions, _positions(graph, inputs))
+            compute = _positions if self.padded_prompts else _last_positions
+            replace(positions, compute(graph, inputs))
         self._drop(graph, inputs)
         for value in [*graph.inputs, *graph.outputs]:
             if _CACHE.fullmatch(str(value.name)) and value.shape is not None:
@@ -79,3 +89,21 @@ def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
     total = op("Cast", inputs[TOTAL_LENGTH], to=int(ir.DataType.INT64))
     start = op("Where", op("Equal", length, total), zero, on_cache)
     return op("Add", start, op("Range", scalar_zero, length, scalar_one))
+
+
+def _last_positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
+    """Compute position_ids [batch, sequence] of rows whose new tokens end at ``seqlens_k``.
+
+    Range reads numbers on the host and writes on the device, so nothing else has to cross.
+    """
+    first = graph[0]
+
+    def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
+        return insert(first, op_type, operands, attributes).outputs[0]
+
+    zero, one = (shared_constant(graph, f"slots.{name}", np.array([size])) for name, size in _AXES)
+    scalar_one = shared_constant(graph, "slots.scalar_one", np.array(1, np.int64))
+    length = op("Squeeze", op("Shape", inputs["input_ids"], start=1, end=2), zero)
+    offsets = op("Range", op("Sub", scalar_one, length), scalar_one, scalar_one)
+    last = op("Unsqueeze", op("Cast", inputs[SEQLENS_K], to=int(ir.DataType.INT64)), one)
+    return op("Add", last, offsets)

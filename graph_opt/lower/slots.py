@@ -64,7 +64,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
         GroupQueryAttentionPass(options.context_length, kernels),
         common.RemoveUnusedNodesPass(),
-        SlotInputsPass(),
+        SlotInputsPass(padded_prompts=kernels.padded_prompts),
         SelectLogitsPass(),
     ]
     if kernels.norms_in_attention:
