@@ -219,7 +219,7 @@ class Engine:
         """Let layers with a sliding window forget what lies behind it, now and then."""
         for row, request in zip(plan.rows, plan.requests, strict=True):
             if request.num_computed // _TRIM_EVERY > row.start // _TRIM_EVERY:
-                self._runner.trim(row.slot, row.start)
+                self._runner.trim(row.slot, request.num_computed)
 
     def _tier(self, identity: str) -> Tier | None:
         """What the options ask for to keep KV in outside of the runner."""

@@ -111,3 +111,29 @@ def test_too_much_is_refused_with_the_remedy() -> None:
         ProviderRuntimeError, match=r"GiB of address space for KV buffer 'key': .*Lower max_slots"
     ):
         KVMemory(specs(heads=1024, width=1024), slots=2**20, length=2**20)
+
+
+@linux
+def test_what_lies_behind_a_window_is_given_back_and_nothing_else() -> None:
+    widths = {
+        "windowed": KVSpec(4, 64, np.dtype(np.float32), 512),
+        "whole": KVSpec(4, 64, np.dtype(np.float32)),
+    }
+    memory = KVMemory(widths, slots=3, length=8192)
+    for buffer in memory.buffers.values():
+        buffer[1:, :, :8000] = 1
+    before = resident_bytes()
+    memory.trim(1, 8000)
+    gone = 8001 - 512
+    assert before - resident_bytes() > 0.99 * 4 * gone * 256
+    assert (memory.buffers["windowed"][1, :, gone:8000] == 1).all()
+    assert (memory.buffers["whole"][1, :, :8000] == 1).all()
+    assert (memory.buffers["windowed"][2, :, :8000] == 1).all()
+    memory.copy_prefix(1, 0, 8000)
+    assert (memory.buffers["windowed"][0, :, gone:8000] == 1).all()
+    assert (memory.buffers["whole"][0, :, :8000] == 1).all()
+    assert not memory.buffers["windowed"][0, :, : gone // 2].any()
+    memory.release(1)
+    memory.buffers["windowed"][1, :, :600] = 2
+    memory.copy_prefix(1, 2, 600)
+    assert (memory.buffers["windowed"][2, :, :600] == 2).all()
