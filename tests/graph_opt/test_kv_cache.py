@@ -88,6 +88,27 @@ def test_whole_equals_pieces_equals_batch(quantized: Path) -> None:
     np.testing.assert_allclose(last, whole[-1:], atol=1e-5 * np.abs(whole).max())
 
 
+def test_one_scale_for_a_whole_tensor(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
+    scales = kv_scales(save(model, tmp_path / "float.onnx"), WINDOWS, context_length=CONTEXT)
+    whole = {name: scale.max() for name, scale in scales.items()}
+    model = pipeline.run(ir.load(tmp_path / "float.onnx"), [QuantizeKVPass(whole)])[0]
+    path = save(model, tmp_path / "quantized.onnx")
+    low = lowered(path)
+    kinds = {
+        node.attributes["k_quant_type"].as_string()
+        for node in ir.load(low).graph
+        if node.op_type == "GroupQueryAttention"
+    }
+    assert kinds == {"PER_TENSOR"}
+    first, second = PortableRunner(path), SlotRunner(low, slots=1, max_length=CONTEXT)
+    for count in (9, 1, 5):
+        tokens = RNG.integers(0, 256, count)
+        left, right = first.forward({0: tokens})[0], second.forward({0: tokens})[0]
+        np.testing.assert_allclose(left, right, atol=2e-2 * np.abs(left).max())
+        assert np.abs(left - right).mean() < 2e-3 * np.abs(left).max()
+
+
 def test_a_float_cache_may_be_asked_for(quantized: Path) -> None:
     model = lowered(quantized, "float32")
     tokens = RNG.integers(0, 256, 12)
