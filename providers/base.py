@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..runtime.errors import ProviderRuntimeError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
@@ -39,7 +41,7 @@ class RunnerConfig:
 class RunnerInfo:
     """What a loaded model is, and what its runner can do."""
 
-    vocab_size: int
+    vocab_size: int  # or the hidden size, where the graph gives out hidden states as its logits
     context_length: int
     max_slots: int
     kv_bytes_per_token: int
@@ -59,6 +61,20 @@ class Row:
     tokens: npt.NDArray[np.int64]  # [n], n >= 1
     start: int
     num_logits: int = 1  # logits wanted, of the last num_logits of the tokens; any from none to all of them
+    # [n, hidden_size]: what the earlier layers gave, where the graph holds the later ones only.
+    hidden_states: npt.NDArray[np.float32] | None = None
+
+
+def check_hidden_states(row: Row, hidden_size: int | None) -> None:
+    """Refuse hidden states that the graph does not take, and their lack where it does.
+
+    Raises:
+        ProviderRuntimeError: the row does not fit.
+    """
+    wanted = None if hidden_size is None else (len(row.tokens), hidden_size)
+    given = None if row.hidden_states is None else row.hidden_states.shape
+    if given != wanted:
+        raise ProviderRuntimeError(f"hidden states are {given} where the graph takes {wanted}")
 
 
 class Runner(Protocol):

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
 from . import ort
-from .base import Row, RunnerConfig, RunnerInfo
+from .base import Row, RunnerConfig, RunnerInfo, check_hidden_states
 from .device_memory import Device
-from .slot_graph import CONTEXT_LENGTH, INPUT_IDS, LOGITS, TYPES, present_name
+from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, TYPES, present_name
 from .slot_memory import shared_value
 
 _PAST = "past_key_values."
@@ -117,11 +117,13 @@ class ExplicitRunner:
                     f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
                     f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
                 )
+            states = self._inputs.get(HIDDEN_STATES)
+            check_hidden_states(row, None if states is None else states.shape[-1])
 
     def _run_row(self, row: Row) -> tuple[Logits, list[Any]]:
         past, parts = self._cut(row.slot, row.start), []
         for begin, end in self._pieces(len(row.tokens)):
-            logits, past = self._run(row.tokens[begin:end], row.start + begin, past)
+            logits, past = self._run(row, begin, end, past)
             first = max(begin, len(row.tokens) - row.num_logits)
             parts.append(logits[first - begin :] if first < end else logits[:0])
         return np.concatenate(parts), past
@@ -129,13 +131,15 @@ class ExplicitRunner:
     def _pieces(self, size: int) -> Iterator[tuple[int, int]]:
         yield from ((begin, min(begin + self._chunk, size)) for begin in range(0, size, self._chunk))
 
-    def _run(self, tokens: npt.NDArray[np.int64], start: int, past: list[Any]) -> tuple[Logits, list[Any]]:
-        total = start + len(tokens)
-        feeds = {
-            INPUT_IDS: np.ascontiguousarray(tokens, np.int64)[None],
+    def _run(self, row: Row, begin: int, end: int, past: list[Any]) -> tuple[Logits, list[Any]]:
+        start, total = row.start + begin, row.start + end
+        feeds: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             _MASK: np.ones((1, total), np.int64),
             _POSITIONS: np.arange(start, total, dtype=np.int64)[None],
         }
+        if row.hidden_states is not None:
+            feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         binding = self._session.io_binding()
         for name, array in feeds.items():
             if name in self._inputs:

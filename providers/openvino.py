@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx_ir as ir
 
+from ..graph_opt.edit import static_size
+from ..graph_opt.layers import HIDDEN_STATES
 from ..graph_opt.lower.paged import TABLES, paged_passes
 from ..runtime.errors import (
     GraphError,
@@ -85,7 +88,7 @@ class OpenVinoProvider(Provider):
             ProviderRuntimeError: no memory for the KV pool.
         """
         settings = self._checked(config.options)
-        context_length, vocab_size = _facts(model, config)
+        facts = _facts(model, config)
         core, compiled = self._compile(model, config, generating=True)
         shapes = {
             port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
@@ -97,7 +100,7 @@ class OpenVinoProvider(Provider):
             shape[1] * shape[2] * shape[3] * types[name].bitwidth // 8 for name, shape in shapes.items()
         )
         block_size = next(shape[2] for name, shape in shapes.items() if name.endswith(".value"))
-        wanted = config.max_slots * -(-context_length // block_size)
+        wanted = config.max_slots * -(-facts.context_length // block_size)
         num_blocks = _num_blocks(settings["kv_cache_bytes"], block_bytes, wanted)
         caches = {
             name: _cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
@@ -105,15 +108,15 @@ class OpenVinoProvider(Provider):
         }
         layout = "; ".join(f"{name} {types[name]} blocks {shape[1:]}" for name, shape in shapes.items())
         info = RunnerInfo(
-            vocab_size,
-            context_length,
+            facts.vocab_size,
+            facts.context_length,
             config.max_slots,
             block_bytes // block_size,
             batched_multi_token=True,
             kv_layout=layout if settings["device"] == "CPU" else "",
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
-        return PagedRunner(compiled, caches, pool, info, _copy_block)
+        return PagedRunner(compiled, caches, pool, info, _copy_block, facts.num_tokens, facts.hidden_size)
 
     def _compile(self, model: Path, config: RunnerConfig, *, generating: bool) -> tuple[Any, Any]:
         settings = self._checked(config.options)
@@ -146,14 +149,24 @@ class OpenVinoProvider(Provider):
         return settings
 
 
-def _facts(path: Path, config: RunnerConfig) -> tuple[int, int]:
-    """Context length and vocabulary size of a paged graph."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a paged graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``."""
+
+    context_length: int
+    vocab_size: int
+    num_tokens: int | None
+    hidden_size: int | None
+
+
+def _facts(path: Path, config: RunnerConfig) -> _Facts:
+    """Read a paged graph's facts."""
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
         raise GraphError(f"{path} is no readable ONNX file: {error}") from error
-    names = {value.name for value in model.graph.inputs}
-    missing = sorted(set(TABLES) - names)
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    missing = sorted(set(TABLES) - inputs.keys())
     if missing:
         raise GraphError(
             f"{path} is not lowered to a paged cache (no input '{missing[0]}'); lower it with "
@@ -166,7 +179,10 @@ def _facts(path: Path, config: RunnerConfig) -> tuple[int, int]:
     vocab_size = shape[-1] if shape is not None else None
     if not isinstance(vocab_size, int):
         raise GraphError(f"{path}: the last axis of 'logits' must be the vocabulary size")
-    return config.context_length or known, vocab_size
+    lookup = next((node for node, _ in inputs["input_ids"].uses() if node.op_type == "Gather"), None)
+    num_tokens = None if lookup is None else static_size(lookup.inputs[0], 0)
+    hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
+    return _Facts(config.context_length or known, vocab_size, num_tokens, hidden_size)
 
 
 def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
-from .base import Row, RunnerInfo
+from .base import Row, RunnerInfo, check_hidden_states
 from .block_pool import BlockPool, Copies
 
 Logits = npt.NDArray[np.float32]
@@ -23,6 +23,8 @@ class PagedRunner:
         caches: the KV tensors by input name, [blocks, ...] each.
         pool: block tables over as many blocks.
         info: what the model is.
+        num_tokens: tokens that the embedding knows; None where the graph has none.
+        hidden_size: width of the input ``hidden_states``; None where the graph has none.
         copy_block: copies one block's content, of all caches: (source, target).
     """
 
@@ -33,8 +35,11 @@ class PagedRunner:
         pool: BlockPool,
         info: RunnerInfo,
         copy_block: Callable[[dict[str, Any], int, int], None],
+        num_tokens: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         self.info = info
+        self._num_tokens, self._hidden_size = num_tokens, hidden_size
         self._pool = pool
         self._caches = caches
         self._copy_block = copy_block
@@ -117,8 +122,10 @@ class PagedRunner:
                     f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
                     f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
                 )
-            if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
-                raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
+            check_hidden_states(row, self._hidden_size)
+            known = self._num_tokens
+            if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
+                raise ProviderRuntimeError(f"token outside the vocabulary of {known}")
 
     def _blocks(self, slot: int, start: int, length: int) -> list[int]:
         size = self._pool.block_size
@@ -139,7 +146,7 @@ class PagedRunner:
         ]
         # A graph need not run for no logits at all; the one then computed is given to nobody.
         chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
-        return {
+        feeds: dict[str, npt.NDArray[Any]] = {
             "input_ids": np.concatenate([row.tokens for row in rows]).astype(np.int64)[None],
             "position_ids": np.concatenate(positions).astype(np.int64)[None],
             "logits_positions": chosen.astype(np.int64),
@@ -151,6 +158,10 @@ class PagedRunner:
             ),
             "max_context_len": np.array(max(row.start + len(row.tokens) for row in rows), np.int32),
         }
+        states = [row.hidden_states for row in rows if row.hidden_states is not None]
+        if states:
+            feeds["hidden_states"] = np.concatenate(states)[None]
+        return feeds
 
     def _infer(self, feeds: dict[str, npt.NDArray[Any]]) -> Logits:
         import openvino

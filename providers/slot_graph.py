@@ -14,6 +14,7 @@ from ..runtime.errors import GraphError
 from .kv_memory import KVSpec
 
 INPUT_IDS = "input_ids"
+HIDDEN_STATES = "hidden_states"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
@@ -39,11 +40,13 @@ class SlotGraph:
         vocab_size: columns of the logits.
         caches: shape of each KV input, by input name.
         context_length: most tokens a sequence may have, or None if the graph does not say.
+        hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
     """
 
     vocab_size: int
     caches: Mapping[str, KVSpec]
     context_length: int | None
+    hidden_size: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -77,7 +80,8 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
     produced = {LOGITS, *(present_name(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
-    problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - wanted - caches.keys())]
+    known = wanted | caches.keys() | {HIDDEN_STATES}
+    problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]
     problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
     if not caches:
         problems.append("has no KV cache inputs")
@@ -90,7 +94,8 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         raise GraphError(
             f"{source}: the last axis of 'logits' must be the vocabulary size, not {vocab_size!r}"
         )
-    return SlotGraph(vocab_size, caches, _context_length(session, source))
+    hidden_size = inputs[HIDDEN_STATES].shape[-1] if HIDDEN_STATES in inputs else None
+    return SlotGraph(vocab_size, caches, _context_length(session, source), hidden_size)
 
 
 def _cache_spec(value: Any, source: str, window: int | None) -> KVSpec:

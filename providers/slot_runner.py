@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
-from .base import Row, RunnerConfig, RunnerInfo
+from .base import Row, RunnerConfig, RunnerInfo, check_hidden_states
 from .kv_memory import KVSpec
 from .slot_graph import (
+    HIDDEN_STATES,
     INPUT_IDS,
     LOGITS,
     POSITIONS,
@@ -85,6 +86,8 @@ class SlotRunner:
         self._lengths = np.zeros(self._kv.slots, np.int32)
         self._total = np.zeros((), np.int32)
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
+        hidden = (self._kv.slots, 1, graph.hidden_size or 0)
+        self._hidden = None if graph.hidden_size is None else np.zeros(hidden, np.float32)
         self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
@@ -163,12 +166,15 @@ class SlotRunner:
                     f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
                     f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
                 )
+            check_hidden_states(row, None if self._hidden is None else self._hidden.shape[-1])
         for row in rows:
             self._lengths[row.slot] = row.start
 
     def _decode(self, rows: list[Row]) -> None:
         for row in rows:
             self._ids[row.slot, 0] = row.tokens[0]
+            if self._hidden is not None:
+                self._hidden[row.slot] = row.hidden_states
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
             longest = int(self._lengths[first : first + count].max()) + 1
@@ -186,19 +192,21 @@ class SlotRunner:
         for begin, end in self._policy.pieces(row.start, size):
             part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
             # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
-            self._run_piece(row.slot, row.start + begin, row.tokens[begin:end], part if part.size else spare)
+            self._run_piece(row, begin, end, part if part.size else spare)
         return logits.reshape(row.num_logits, self.info.vocab_size)
 
-    def _run_piece(self, slot: int, start: int, tokens: npt.NDArray[np.int64], logits: Logits) -> None:
-        """Run ``tokens`` at positions [start, start + n) of a slot; fill ``logits`` from the last ones."""
-        count = len(tokens)
-        run = self._bound("prefill", slot, 1)
+    def _run_piece(self, row: Row, begin: int, end: int, logits: Logits) -> None:
+        """Run tokens [begin, end) of a row; fill ``logits`` from the last ones."""
+        count = end - begin
+        run = self._bound("prefill", row.slot, 1)
         feeds: dict[str, npt.NDArray[Any]] = {
-            INPUT_IDS: np.ascontiguousarray(tokens, np.int64)[None],
-            SEQLENS_K: np.array([start + count - 1], np.int32),
-            TOTAL_LENGTH: np.array(start + count, np.int32),
+            INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
+            SEQLENS_K: np.array([row.start + end - 1], np.int32),
+            TOTAL_LENGTH: np.array(row.start + end, np.int32),
             POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
+        if row.hidden_states is not None:
+            feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session)
 
     def _decode_run(self, first: int, count: int) -> BoundRun:
@@ -211,6 +219,8 @@ class SlotRunner:
                 TOTAL_LENGTH: self._total,
                 POSITIONS: self._first_position[part],
             }
+            if self._hidden is not None:
+                feeds[HIDDEN_STATES] = self._hidden[part]
             results = {LOGITS: self._logits[part]}
             capture = self._policy.captures(first, count)
             self._bindings[key] = self._kv.bind_step(run.binding, feeds, results, capture=capture)

@@ -27,6 +27,7 @@ from ..edit import (
     shared_constant,
     static_size,
 )
+from ..layers import HIDDEN_STATES
 from ..passes.base import GraphPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
 from .float_compute import FloatComputePass
@@ -148,6 +149,8 @@ class PagedInputsPass(GraphPass):
                 value.shape = ir.Shape(["blocks", value.shape[1], "block_size", value.shape[3]])
             elif value.name in ("input_ids", "position_ids"):
                 value.shape = ir.Shape([1, "tokens"])
+            elif value.name == HIDDEN_STATES and value.shape is not None:
+                value.shape = ir.Shape([1, "tokens", value.shape[-1]])
             elif value.name == "attention_mask":
                 _drop(graph, value)
         self.fired += 1
