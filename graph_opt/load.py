@@ -104,8 +104,8 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
         made.update(node.outputs)
     for value in graph.outputs:
         is_given = value.is_graph_input() or value.is_initializer() or value.producer() is not None
-        if value.graph not in inside or not is_given:
-            raise GraphError(f"{name} has the output {value.name}, and no node makes it")
+        if value.graph is not graph or not is_given:
+            raise GraphError(f"{name} has the output {value.name}, and no node of its graph makes it")
     return in_order
 
 

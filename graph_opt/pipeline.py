@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ..runtime.errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
+from .checker import complaint
 from .graph_facts import count_operators, describe_tensor, initializers, weights_by_type
+from .load import check_model
 from .passes.base import GraphPass, Refusal, pass_name
 from .report import PassReport, Report
 from .weight_errors import weight_errors
@@ -33,7 +34,8 @@ def run(
         model: changed in place unless a pass says otherwise; use the returned one.
         passes: onnx_ir passes; those made for carryall also count and explain.
         disable: names of passes to leave out.
-        debug: check the model after every pass; the environment variable ``CARRYALL_DEBUG`` does the same.
+        debug: check the model after every pass, with ONNX's checker too if it takes the model as it comes.
+            The environment variable ``CARRYALL_DEBUG`` does the same.
         originals: float weights by name; the report then has the error of each that is quantized.
 
     Returns:
@@ -48,6 +50,7 @@ def run(
     counts = count_operators(model)
     report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
     _measure(report, model, originals)
+    strict = debug and complaint(model) is None  # runtimes take operators that the checker does not know
     for pass_ in passes:
         if pass_name(pass_) in disable:
             continue
@@ -60,26 +63,25 @@ def run(
         if result.modified:
             _measure(report, model, originals)
         if debug:
-            check(model, pass_name(pass_))
+            _check(model, pass_name(pass_), strict=strict)
     report.after, report.weights_after = counts, weights_by_type(model)
     report.largest = [describe_tensor(tensor) for tensor in initializers(model)[:_LARGEST]]
     return model, report
 
 
-def check(model: ir.Model, name: str) -> None:
-    """Check the structure; operators of other domains are skipped by the checker.
-
-    Args:
-        model: unchanged, its large weights not looked at.
-        name: the pass that made it.
+def _check(model: ir.Model, name: str, *, strict: bool) -> None:
+    """Check what a pass left; ``strict`` asks ONNX's checker too.
 
     Raises:
         GraphError: the model is invalid.
     """
     try:
-        common.CheckerPass()(model)
-    except Exception as error:
+        check_model(model, "the graph")
+    except GraphError as error:
         raise GraphError(f"pass {name} left an invalid model: {error}") from error
+    reason = complaint(model) if strict else None
+    if reason is not None:
+        raise GraphError(f"pass {name} left an invalid model: {reason}")
 
 
 def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase]) -> None:

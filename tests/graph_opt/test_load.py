@@ -35,7 +35,7 @@ INVALID = {
         LOOP.replace("READ", "x").replace("Abs(x)", "Abs(w)"),
         "Abs reads w, and no node makes it",
     ),
-    "an output from nowhere": ("{ z = Neg(x) }", "has the output y, and no node makes it"),
+    "an output from nowhere": ("{ z = Neg(x) }", "has the output y, and no node of its graph makes it"),
     "a value made twice": ("{ y = Neg(x) y = Abs(x) }", "'y' is redeclared"),
     "an undeclared domain": ("{ y = their.own.Op(x) }", "states no opset for it"),
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -96,3 +97,39 @@ def test_a_list_of_passes_counts_as_one_pass_with_the_refusals_of_all() -> None:
     (one,) = report.passes
     assert one.name == "PassManager"
     assert [refusal.reason for refusal in one.refusals] == ["it adds a weight"]
+
+
+class ReturningOuterPass(GraphPass):
+    """Lets a branch return a value from outside, which no runtime takes."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        (branch,) = [node for node in graph if node.op_type == "If"]
+        branch.attributes["then_branch"].as_graph().outputs[0] = graph[0].outputs[0]
+        self.fired += 1
+
+
+def test_debug_mode_looks_into_subgraphs() -> None:
+    text = """g (float[N] x, bool c) => (float[N] y) { z = Exp(x) y = If(c) <
+        then_branch = t () => (float[N] a) { a = Abs(x) }, else_branch = e () => (float[N] b) { b = Neg(z) }
+        > }"""
+    with pytest.raises(GraphError, match="pass ReturningOuter left an invalid model"):
+        pipeline.run(graph(text), [ReturningOuterPass()], debug=True)
+
+
+def test_debug_mode_takes_weights_in_files_and_operators_that_only_runtimes_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ir.save(model(), tmp_path / "model.onnx", external_data="model.onnx.data", size_threshold_bytes=0)
+    monkeypatch.chdir(tmp_path.parent)
+    stored = ir.load(tmp_path / "model.onnx")
+    pipeline.run(stored, passes(), debug=True)
+    assert isinstance(stored.graph.initializers["w"].const_value, ir.ExternalTensor)
+    odd = graph("g (float[B, 4] x) => (float[B, 4] y) { y = SimplifiedLayerNormalization(x, x) }")
+    _, report = pipeline.run(odd, [common.RemoveUnusedNodesPass()], debug=True)
+    assert report.after == {"SimplifiedLayerNormalization": 1}
+
+
+def test_debug_mode_can_be_had_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_DEBUG", "1")
+    with pytest.raises(GraphError, match="pass Breaking left an invalid model"):
+        pipeline.run(model(), [BreakingPass()])
