@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from ..runtime.errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from .placement import RECORD, placement, stray_nodes
+from .placement import RECORD, placement, readers_of_large_weights, stray_nodes
 
 CPU = "CPUExecutionProvider"
 
@@ -190,7 +190,7 @@ def open_session(
     session.disable_fallback()
     check_registered([execution_provider], session.get_providers(), name)
     if execution_provider != CPU:
-        check_placed(session, execution_provider, model)
+        check_placed(session, [execution_provider], name, lambda: readers_of_large_weights(model))
     return session
 
 
@@ -201,15 +201,24 @@ def _strictness(onnxruntime: ModuleType) -> tuple[str, str]:
     return "session.disable_cpu_ep_fallback", "1"
 
 
-def check_placed(session: Any, execution_provider: str, model: Path | bytes) -> None:
-    """Raise ProviderUnavailableError if nodes that matter run elsewhere than asked."""
+def check_placed(
+    session: Any, asked: Sequence[str], model: str, heavy: Callable[[], Collection[str]]
+) -> None:
+    """Raise ProviderUnavailableError if nodes that matter run elsewhere than asked.
+
+    Args:
+        session: opened with ``placement.RECORD``.
+        asked: execution providers.
+        model: how error messages call it.
+        heavy: names of nodes that read large weights.
+    """
     placed = placement(session)
-    strays = stray_nodes(placed, execution_provider, model) if placed is not None else []
+    strays = stray_nodes(placed, asked, heavy) if placed is not None else []
     if strays:
         named = ", ".join(str(node) for node in strays[:3])
         raise ProviderUnavailableError(
-            f"{len(strays)} nodes of {model_name(model)} cannot run on {execution_provider} and would fall "
-            f"back to another provider: {named}. Lower the model for this provider, or allow the fallback."
+            f"{len(strays)} nodes of {model} cannot run on {', '.join(asked)} and would fall back to another "
+            f"provider: {named}. Lower the model for this provider, or allow the fallback."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _SHAPE_OPERATORS = frozenset(
         *("ReduceSum", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where"),
     }
 )
-_LARGE = 1024  # elements of a weight that no arithmetic on shapes reads
+LARGE = 4096  # bytes of a weight that no arithmetic on shapes reads
 _CPU = "CPUExecutionProvider"
 
 
@@ -55,27 +55,36 @@ def placement(session: Any) -> dict[str, list[PlacedNode]] | None:
 
 
 def stray_nodes(
-    placed: Mapping[str, Sequence[PlacedNode]], asked: str, model: Path | bytes
+    placed: Mapping[str, Sequence[PlacedNode]],
+    asked: Collection[str],
+    heavy: Callable[[], Collection[str]],
 ) -> list[PlacedNode]:
-    """Nodes that run elsewhere than on ``asked`` and do more than arithmetic on shapes."""
-    strays = [node for name, nodes in placed.items() if name not in (asked, _CPU) for node in nodes]
-    if asked == _CPU:
-        return strays
-    on_cpu = placed.get(_CPU, [])
-    suspects = [
-        node for node in on_cpu if node.domain in ("", "ai.onnx") and node.op_type in _SHAPE_OPERATORS
-    ]
-    strays += [node for node in on_cpu if node not in suspects]
-    heavy = _readers_of_large_weights(model) if suspects else set()
-    return strays + [node for node in suspects if (node.op_type, node.name) in heavy]
+    """Nodes that run elsewhere than asked and do more than arithmetic on shapes.
+
+    Args:
+        placed: nodes by execution provider.
+        asked: execution providers.
+        heavy: names of nodes that read weights too large for arithmetic on shapes.
+    """
+    strays: list[PlacedNode] = []
+    suspects: list[PlacedNode] = []
+    for name, nodes in placed.items():
+        for node in nodes if name not in asked else ():
+            (suspects if name == _CPU and _may_be_shape_arithmetic(node) else strays).append(node)
+    names = heavy() if suspects else ()
+    return strays + [node for node in suspects if node.name in names]
 
 
-def _readers_of_large_weights(model: Path | bytes) -> set[tuple[str, str]]:
-    """Operator and name of nodes that read a weight too large for arithmetic on shapes."""
+def readers_of_large_weights(model: Path | bytes) -> set[str]:
+    """Names of nodes that read a weight too large for arithmetic on shapes."""
     content = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
     found = set()
     for node in content.graph.all_nodes():
         tensors = [value.const_value for value in node.inputs if value is not None]
-        if any(tensor is not None and tensor.size > _LARGE for tensor in tensors):
-            found.add((node.op_type, node.name or ""))
+        if any(tensor is not None and tensor.nbytes > LARGE for tensor in tensors):
+            found.add(node.name or "")
     return found
+
+
+def _may_be_shape_arithmetic(node: PlacedNode) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in _SHAPE_OPERATORS

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from ..providers import get_provider, ort
+from ..providers.placement import LARGE, RECORD
 from .errors import ModelNotFoundError, UsageError
 from .placement import Placement, placement, weight_bytes_by_node
 
@@ -25,9 +26,6 @@ ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our er
 import onnxruntime  # noqa: E402
 
 from .bound_run import BoundRun, Tensors  # noqa: E402
-
-_NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
-_RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 Providers = Sequence[str | tuple[str, dict[Any, Any]]]
 
@@ -70,10 +68,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         if not allow_fallback:
             kwargs["enable_fallback"] = 0
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
-        options.add_session_config_entry(_RECORD_PLACEMENT, "1")
+        options.add_session_config_entry(RECORD, "1")
         asked = _names(providers)
         self._weights = _weight_bytes(path_or_bytes)
-        with _readable(path_or_bytes) as model, self._strictly(asked, options):
+        with _readable(path_or_bytes) as model, self._strictly(asked):
             super().__init__(model, options, _translated(providers), provider_options, **kwargs)
         self._check(asked)
 
@@ -82,7 +80,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     ) -> None:
         """Open the model again on other providers; same rules as at construction."""
         asked = _names(providers)
-        with self._strictly(asked, self._sess_options_initial):
+        with self._strictly(asked):
             super().set_providers(_translated(providers), provider_options)
         self._check(asked)
 
@@ -114,27 +112,27 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         return placement(assigned, self.get_providers(), self._weights())
 
     @contextlib.contextmanager
-    def _strictly(self, asked: list[str], options: Any) -> Iterator[None]:
+    def _strictly(self, asked: list[str]) -> Iterator[None]:
         """While a session opens: no node may fall to the CPU unasked, and failures become our errors."""
         if self._allow_fallback:
             yield
             return
         for name in asked:
             ort.check_available(name)
-        guarded = bool(asked) and ort.CPU not in asked
-        if guarded:
-            options.add_session_config_entry(_NO_CPU_FALLBACK, "1")
         try:
             yield
         except ort.runtime_errors() as error:
             raise ort.load_error(error, self._source, asked) from error
-        finally:
-            if guarded:  # the options are the caller's, who may use them for another session
-                options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
 
     def _check(self, asked: list[str]) -> None:
-        if not self._allow_fallback:
-            ort.check_registered(asked, self.get_providers(), self._source)
+        if self._allow_fallback:
+            return
+        ort.check_registered(asked, self.get_providers(), self._source)
+        if asked:
+            ort.check_placed(self, asked, self._source, self._heavy_nodes)
+
+    def _heavy_nodes(self) -> set[str]:
+        return {name for name, size in self._weights().items() if size > LARGE}
 
 
 def _weight_bytes(model: object) -> Callable[[], dict[str, int]]:
