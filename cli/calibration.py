@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ..exporter.package import Package, fingerprint
 from ..graph_opt.quantize.activations import Report, Tokens
 from ..graph_opt.quantize.blockwise import BlockFormat, Floats
+from ..graph_opt.quantize.budget import Plan, choices, spend_bits, spend_divergence
 from ..graph_opt.quantize.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
 from ..graph_opt.quantize.half_range import largest_magnitudes, too_large
@@ -22,6 +23,7 @@ from ..graph_opt.quantize.methods import Quantization
 from ..graph_opt.quantize.ranges import input_histograms
 from ..graph_opt.quantize.sensitivity import Rounding, float_inputs, product_errors
 from ..graph_opt.quantize.smooth import largest_activations, smoothing_factors
+from ..graph_opt.quantize.weight_inputs import WeightInputs
 from ..runtime.calibration import MAX_TOKENS, calibration_windows
 from ..runtime.errors import UsageError
 from ..runtime.measurements import Arrays, cached_arrays
@@ -31,6 +33,7 @@ from .models import default_context_length, graph_file
 from .progress import progress
 
 _LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
+_PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # tokens that every weight is judged by, logits of all kept
 
 
 class Calibration:
@@ -61,6 +64,18 @@ class Calibration:
 
         scales = self._cached("kv", measure)
         return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
+
+    def plan(self, chosen: Quantization, bits: float | None, max_kl: float | None) -> Plan:
+        """Choose formats within a budget of ``bits`` a weight, or else of ``max_kl``."""
+        windows = [
+            window[:_PLAN_WINDOW] for window in self._windows[:: max(1, len(self._windows) // _PLAN_WINDOWS)]
+        ]
+        runner = WeightInputs(self._graph, windows, chosen.forms, context_length=self._context_length)
+        with progress("measure", quiet=self._quiet) as tell:
+            found = choices(runner, tell)
+        if bits is not None:
+            return spend_bits(found, bits)
+        return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
     def layers(self, chosen: Quantization) -> QuantizedLayers:
         """Quantize the weights one layer after the other."""

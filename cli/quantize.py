@@ -64,6 +64,16 @@ NO_METHOD = "none"
     help="What the embedding, and a head tied to it, becomes.  [default: as the other weights]",
 )
 @click.option(
+    "--budget",
+    metavar="BITS",
+    help="With int4, int8: mean bits a weight, scales included, such as 4.5bits. Some layers get more.",
+)
+@click.option(
+    "--max-kl",
+    type=click.FloatRange(0, min_open=True),
+    help="With int4, int8: the smallest mix of int4, int8 and float layers whose divergence stays below.",
+)
+@click.option(
     "--smooth",
     is_flag=True,
     help="With int8-dynamic, int8-static: move large activation channels into the weights (SmoothQuant).",
@@ -99,6 +109,8 @@ def command(
     symmetric: bool | None,
     algorithm: str,
     embedding: str | None,
+    budget: str | None,
+    max_kl: float | None,
     smooth: bool,
     max_error: float | None,
     calibrator: str | None,
@@ -118,6 +130,7 @@ def command(
     Examples:
         carryall quantize qwen3 qwen3-int4 --method int4 --block-size 32
         carryall quantize qwen3 qwen3-int4 --algorithm gptq --kv int8 --calibration prompts.jsonl
+        carryall quantize qwen3 qwen3-mixed --algorithm gptq --max-kl 0.02
         carryall quantize qwen3 qwen3-int8 --method int8-dynamic --smooth
         carryall quantize qwen3 qwen3-int8 --method int8-static --smooth --calibration prompts.jsonl
         carryall quantize qwen3 qwen3-fp16 --method fp16
@@ -128,7 +141,7 @@ def command(
         chosen = quantization(
             method, block_size=block_size, symmetric=symmetric, algorithm=algorithm, embedding=embedding
         )
-    wanted = Wanted(chosen, kv, smooth, max_error, calibrator)
+    wanted = Wanted(chosen, kv, smooth, max_error, calibrator, bits_of(budget), max_kl)
     wanted.check(calibration)
     model, package = load_graph(source)
     _check(model, source, chosen, kv)
@@ -151,6 +164,8 @@ class Wanted:
     smooth: bool
     max_error: float | None
     calibrator: str | None
+    budget: float | None
+    max_kl: float | None
 
     def check(self, calibration: Path | None) -> None:
         """Refuse options that would have no effect."""
@@ -162,13 +177,18 @@ class Wanted:
                 "--smooth and --max-error are for a --method that quantizes activations: "
                 "int8-dynamic, int8-static"
             )
-        measuring = chosen is not None and (chosen.needs_calibration or chosen.needs_ranges)
+        mixing = self.budget is not None or self.max_kl is not None
+        if mixing and (chosen is None or not chosen.weight_only):
+            raise UsageError("--budget and --max-kl are for --method int4 and int8")
+        if self.budget is not None and self.max_kl is not None:
+            raise UsageError("--budget and --max-kl may contradict each other; choose one of them")
+        measuring = mixing or (chosen is not None and (chosen.needs_calibration or chosen.needs_ranges))
         if self.calibrator is not None and (chosen is None or not chosen.needs_ranges):
             raise UsageError("--calibrator is for --method int8-static")
         if calibration is not None and not (self.kv or about_activations or measuring):
             raise UsageError(
-                "--calibration is for --kv, --method int8-static, --algorithm awq and gptq, --smooth and "
-                "--max-error; nothing else needs a text"
+                "--calibration is for --kv, --method int8-static, --algorithm awq and gptq, --budget, "
+                "--max-kl, --smooth and --max-error; nothing else needs a text"
             )
 
     def passes(self, measured: Calibration) -> tuple[list[GraphPass], dict[str, Any]]:
@@ -200,6 +220,10 @@ class Wanted:
             rounding = dynamic_rounding if ranges is None else static_rounding(ranges)
             exempt, left = measured.sensitive_layers(self.max_error, rounding, factors, chosen.form)
             chosen = dataclasses.replace(chosen, overrides={**chosen.overrides, **dict.fromkeys(left)})
+        if self.budget is not None or self.max_kl is not None:
+            plan = measured.plan(chosen, self.budget, self.max_kl)
+            chosen = dataclasses.replace(chosen, overrides=plan.overrides)
+            record["mixed"] = plan.record()
         layers = measured.layers(chosen) if chosen.needs_calibration else None
         if layers is not None and layers.factors:
             passes.append(SmoothQuantPass(layers.factors))
@@ -207,6 +231,23 @@ class Wanted:
         if exempt:
             record["weight_only" if chosen.half_type is None else "float"] = sorted(exempt)
         return [*passes, chosen.quantizer(layers, ranges=ranges, exclude=exempt)]
+
+
+def bits_of(budget: str | None) -> float | None:
+    """Return the number in ``4.5bits`` or ``4.5``.
+
+    Raises:
+        UsageError: it is none, or not positive.
+    """
+    if budget is None:
+        return None
+    try:
+        bits = float(budget.removesuffix("bits").removesuffix("bit"))
+    except ValueError as error:
+        raise UsageError(f"a budget is a number of bits, such as 4.5bits, not '{budget}'") from error
+    if not 0 < bits <= 32:
+        raise UsageError(f"a budget is more than 0 and at most 32 bits, not '{budget}'")
+    return bits
 
 
 def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | None) -> None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the calibration text that comes along: short excerpts from all over CPython's library (PSF licence).
 
-Many places say more about a model's activations than a few long files. Excerpts that share a line of substance
-with a text held out for evaluation are left out.
+Many places say more about a model's activations than a few long files. Excerpts that share a line of
+substance with a text held out for evaluation are left out.
 """
 
 import argparse

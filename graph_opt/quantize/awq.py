@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ..edit import weight
 from .blockwise import BlockFormat, Floats, Quantized, choose_scales, dequantize, levels_of, round_to_nearest
+from .refine import fit_scales
 
 _POWERS = tuple(step / 10 for step in range(11))
 _COLUMNS = 256  # of each weight that a power is judged by
@@ -55,7 +56,7 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
     Args:
         weight: the matrix.
         form: how it is stored.
-        moments: E[x x^T], [in, in]; only its diagonal counts.
+        moments: E[x x^T], [in, in]; its diagonal chooses the ranges, all of it the final scales.
         drift: not made up for.
 
     Raises:
@@ -63,7 +64,9 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
     """
     del drift
     scales, zero_points = choose_scales(weight, form, np.diagonal(moments).copy())
-    return levels_of(weight, form, scales, zero_points)
+    result = levels_of(weight, form, scales, zero_points)
+    levels = result.values.astype(np.float32) - np.repeat(zero_points, form.block_size, 0)
+    return result._replace(scales=fit_scales(weight, levels, scales, moments))
 
 
 def _normalised(scale: Floats) -> Floats:

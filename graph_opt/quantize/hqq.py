@@ -2,8 +2,8 @@
 
 H. Badri and A. Shaji, "Half-Quadratic Quantization of Large Machine Learning Models",
 https://mobiusml.github.io/hqq_blog/. The p-norm of the error, p < 1, is minimised in turns: a shrinkage
-operator says which part of the error to accept, and the offset that suits the rest has a closed form. Where
-there is no zero point the scale takes its place. A block keeps what gave the least error.
+operator says which part of the error to accept, and the offset that suits the rest has a closed form, as has
+the scale, which is refitted here, too. A block keeps what gave the least error.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _optimise(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
         least = np.where(better, norm, least)
         best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
         accepted = np.sign(error) * np.maximum(size - np.maximum(size, 1e-8) ** (_NORM - 1) / beta, 0) / unit
-        if form.symmetric:
-            weighed = ((panel - accepted) * levels).sum(1, keepdims=True)
-            scale = weighed * reciprocal(np.square(levels).sum(1, keepdims=True))
-        else:
-            offset = (levels - (panel - accepted) * reciprocal(scale)).mean(1, keepdims=True)
+        aim = panel - accepted
+        if not form.symmetric:
+            offset = (levels - aim * reciprocal(scale)).mean(1, keepdims=True)
             zero = np.clip(np.rint(offset), form.low, form.high)
+        levels -= zero
+        scale = (aim * levels).sum(1, keepdims=True) * reciprocal(np.square(levels).sum(1, keepdims=True))
         beta *= _GROWTH
     return best_scale.astype(np.float32), best_zero.astype(np.float32)

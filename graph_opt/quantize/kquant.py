@@ -65,11 +65,11 @@ def _fit(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
 
 def _zero_point(panel: Floats, levels: Floats, importance: Floats, form: BlockFormat) -> Floats:
     """Return the rounded zero point of the weighted least-squares line through levels and weights."""
-    total = importance.sum(1, keepdims=True)
-    level = (importance * levels).sum(1, keepdims=True) / total
-    value = (importance * panel).sum(1, keepdims=True) / total
-    slope = (importance * (levels - level) * (panel - value)).sum(1, keepdims=True)
-    slope *= reciprocal((importance * np.square(levels - level)).sum(1, keepdims=True))
+    share = importance * reciprocal(importance.sum(1, keepdims=True))
+    level = (share * levels).sum(1, keepdims=True)
+    value = (share * panel).sum(1, keepdims=True)
+    slope = (share * (levels - level) * (panel - value)).sum(1, keepdims=True)
+    slope *= reciprocal((share * np.square(levels - level)).sum(1, keepdims=True))
     result: Floats = np.clip(np.rint(level - value * reciprocal(slope)), form.low, form.high)
     return result
 

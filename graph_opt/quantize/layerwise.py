@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class _Segment:
             kind = ir.DataType.FLOAT if name in self.weights else ir.DataType.from_numpy(samples[name].dtype)
             value.type = ir.TensorType(kind)
         self._inputs = [str(value.name) for value in inputs]
-        self._session = _session(ir.Model(graph, ir_version=model.ir_version))
+        self._session = open_session(ir.Model(graph, ir_version=model.ir_version))
 
     def matrices(self, replaced: Mapping[str, Floats]) -> Values:
         """Return the weights, or what stands in for them."""
@@ -238,7 +239,12 @@ def _floats(tensor: ir.TensorProtocol | None, name: str) -> Floats:
     return np.asarray(tensor.numpy(), np.float32)
 
 
-def _session(model: ir.Model) -> Any:
+def open_session(model: ir.Model, folder: Path | None = None) -> Any:
+    """Return an onnxruntime session of a graph, whose external weights lie in ``folder``.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+    """
     try:
         import onnxruntime
     except ImportError as error:
@@ -246,5 +252,7 @@ def _session(model: ir.Model) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # numpy works in between
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     proto = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])

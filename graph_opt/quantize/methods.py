@@ -60,6 +60,11 @@ class Quantization:
         return self.algorithm in CALIBRATED
 
     @property
+    def weight_only(self) -> bool:
+        """Whether weights are all it quantizes, each in a format of its own."""
+        return self.form is not None and not self.computes_in_integers
+
+    @property
     def forms(self) -> Forms:
         """Which format each weight gets.
 

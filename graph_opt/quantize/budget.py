@@ -1,0 +1,153 @@
+"""Mixed precision: every weight gets as many bits as a budget affords, of size or of error.
+
+How much a weight matters is measured: the Kullback-Leibler divergence of the model's predictions when that
+weight alone is rounded to few bits. It grows with the square of the error, so the divergence in more bits
+follows from the two errors. Divergences of several weights nearly add up. The budget is then spent greedily,
+best gain a bit first, as is usual for multiple-choice knapsacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.errors import UsageError
+from .activations import Report
+from .blockwise import BlockFormat
+from .weight_inputs import WeightInputs
+
+_FLOAT_BITS = 32
+_ATTEMPTS = 8  # to meet a divergence by measuring what was chosen
+_ENOUGH = 0.85  # of the divergence allowed, from which no cheaper plan is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to store a weight: bits in all, scales included, and the divergence that it causes alone."""
+
+    form: BlockFormat | None
+    bits: float
+    divergence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a budget bought.
+
+    Attributes:
+        overrides: formats of the weights that got more than the cheapest one; None for float.
+        bits: mean bits a weight, scales included.
+        divergence: mean divergence; as measured where the budget was one of error, else the expected one.
+    """
+
+    overrides: dict[str, BlockFormat | None]
+    bits: float
+    divergence: float
+
+    def record(self) -> dict[str, Any]:
+        """Return what a package's record says about it."""
+        stored: dict[str, list[str]] = {}
+        for name, form in sorted(self.overrides.items()):
+            stored.setdefault("float" if form is None else f"int{form.bits}", []).append(name)
+        return {"bits_a_weight": round(self.bits, 4), "divergence": float(f"{self.divergence:.4g}"), **stored}
+
+
+def choices(runner: WeightInputs, progress: Report | None = None) -> dict[str, list[Choice]]:
+    """Measure by weight name what each weight may become, cheapest first; every weight runs the text once."""
+    found: dict[str, list[Choice]] = {}
+    for number, (name, form) in enumerate(runner.forms.items()):
+        size, blocks = runner.sizes[name], runner.sizes[name] / form.block_size
+        divergence = runner.divergence({name: form})
+        ladder = [form] if form.bits == 8 else [form, dataclasses.replace(form, bits=8)]
+        errors = [max(runner.error(name, step), 1e-30) for step in ladder]
+        found[name] = [
+            Choice(
+                step,
+                step.bits * size + blocks * (32 + (0 if step.symmetric else step.bits)),
+                divergence * error / errors[0],
+            )
+            for step, error in zip(ladder, errors, strict=True)
+        ]
+        found[name].append(Choice(None, _FLOAT_BITS * size, 0.0))
+        if progress is not None:
+            progress(number + 1, len(runner.forms), name)
+    return found
+
+
+def spend_bits(found: Mapping[str, Sequence[Choice]], budget: float) -> Plan:
+    """Choose for least divergence within ``budget`` bits a weight.
+
+    Raises:
+        UsageError: not even the cheapest choices fit.
+    """
+    weights = sum(choice[-1].bits for choice in found.values()) / _FLOAT_BITS
+    least = sum(choice[0].bits for choice in found.values()) / weights
+    if least > budget:
+        raise UsageError(
+            f"a budget of {budget:g} bits cannot be met; the closest is {least:.3f} bits a weight, "
+            "scales included; larger blocks take fewer"
+        )
+    return _plan(found, _climb(found, bits=budget * weights))
+
+
+def spend_divergence(
+    found: Mapping[str, Sequence[Choice]],
+    limit: float,
+    measure: Callable[[Mapping[str, BlockFormat | None]], float],
+) -> Plan:
+    """Choose the fewest bits whose measured divergence is at most ``limit``.
+
+    Raises:
+        UsageError: the limit cannot be met.
+    """
+    aim, closest, best = limit, float("inf"), None
+    for _ in range(_ATTEMPTS):
+        plan = _plan(found, _climb(found, bits=float("inf"), divergence=aim))
+        measured = measure({name: plan.overrides.get(name, steps[0].form) for name, steps in found.items()})
+        closest = min(closest, measured)
+        if measured <= limit and (best is None or plan.bits < best.bits):
+            best = dataclasses.replace(plan, divergence=measured)
+        if _ENOUGH * limit <= measured <= limit or (measured <= limit and not plan.overrides):
+            break
+        aim = plan.divergence * max(0.9 * limit / max(measured, 1e-30), 0.1)
+    if best is None:
+        raise UsageError(f"a divergence of {limit:g} cannot be met; the closest is {closest:.3g}")
+    return best
+
+
+def _climb(found: Mapping[str, Sequence[Choice]], *, bits: float, divergence: float = 0.0) -> dict[str, int]:
+    """Take the upgrades that ``bits`` have room for, best gain first, until ``divergence`` is reached."""
+    levels = dict.fromkeys(found, 0)
+    used = sum(steps[0].bits for steps in found.values())
+    expected = sum(steps[0].divergence for steps in found.values())
+    for name, level in _upgrades(found):
+        if expected <= divergence:
+            break
+        old, new = found[name][levels[name]], found[name][level]
+        if level > levels[name] and used + new.bits - old.bits <= bits:
+            used += new.bits - old.bits
+            expected += new.divergence - old.divergence
+            levels[name] = level
+    return levels
+
+
+def _upgrades(found: Mapping[str, Sequence[Choice]]) -> list[tuple[str, int]]:
+    """Return (weight, level) by falling gain a bit over the level below."""
+    gains = {}
+    for name, steps in found.items():
+        for level in range(1, len(steps)):
+            old, new = steps[level - 1], steps[level]
+            gains[name, level] = (old.divergence - new.divergence) / max(new.bits - old.bits, 1e-30)
+    return sorted(gains, key=lambda upgrade: -gains[upgrade])
+
+
+def _plan(found: Mapping[str, Sequence[Choice]], levels: Mapping[str, int]) -> Plan:
+    chosen = {name: steps[levels[name]] for name, steps in found.items()}
+    weights = sum(steps[-1].bits for steps in found.values()) / _FLOAT_BITS
+    return Plan(
+        {name: choice.form for name, choice in chosen.items() if levels[name]},
+        sum(choice.bits for choice in chosen.values()) / weights,
+        sum(choice.divergence for choice in chosen.values()),
+    )

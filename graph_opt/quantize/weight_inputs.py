@@ -1,0 +1,89 @@
+"""A portable graph whose weights are fed, so that single ones can be replaced: what does rounding them cost?
+
+The float weights are mapped from disk, never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from ..lazy import Array
+from .activations import Tokens, fresh_sequence, placed
+from .blockwise import BlockFormat, Floats, dequantize, round_to_nearest
+from .layerwise import open_session
+from .weight_only import Forms, summed_axis
+
+
+class WeightInputs:
+    """Predictions on a text with some weights rounded to the nearest, compared with those without.
+
+    Args:
+        model: a portable float graph.
+        windows: calibration text; the float predictions on all of it are kept.
+        forms: of the weights.
+        context_length: windows start at positions all over it.
+
+    Attributes:
+        forms: the format of every weight that has one.
+        sizes: how many values each of them has.
+    """
+
+    def __init__(self, model: Path, windows: Sequence[Tokens], forms: Forms, *, context_length: int) -> None:
+        loaded = ir.load(model)
+        graph = loaded.graph
+        wanted = {value: form for value in graph.initializers.values() if (form := forms.of(value))}
+        self.forms = {str(value.name): form for value, form in wanted.items()}
+        self._axes = {str(value.name): summed_axis(value) for value in wanted}
+        self._weights: dict[str, Array] = {}
+        for value in wanted:
+            if value.const_value is not None:
+                self._weights[str(value.name)] = value.const_value.numpy()
+            del graph.initializers[str(value.name)]
+            graph.inputs.append(value)
+        self.sizes = {name: weight.size for name, weight in self._weights.items()}
+        del graph.outputs[1:]
+        shapes = {str(value.name): tuple(value.shape or ()) for value in graph.inputs}
+        self._feeds = [
+            fresh_sequence(shapes, tokens, start) for tokens, start in placed(windows, context_length)
+        ]
+        self._session: Any = open_session(loaded, model.parent)
+        self._expected = [self._predict(feed, {}) for feed in self._feeds]
+
+    def divergence(self, forms: Mapping[str, BlockFormat | None]) -> float:
+        """Return the mean Kullback-Leibler divergence, in nats, with these weights rounded.
+
+        Raises:
+            GraphError: the predictions hold NaN or infinity.
+        """
+        rounded = {name: self._rounded(name, form) for name, form in forms.items() if form is not None}
+        total = count = 0.0
+        for feed, expected in zip(self._feeds, self._expected, strict=True):
+            found = self._predict(feed, rounded)
+            total += float((np.exp(expected) * (expected - found)).sum(dtype=np.float64))
+            count += len(expected)
+        return max(0.0, total / count)
+
+    def error(self, name: str, form: BlockFormat) -> float:
+        """Return the squared error of a weight rounded to ``form``."""
+        return float(np.square(self._rounded(name, form) - self._weights[name]).sum(dtype=np.float64))
+
+    def _rounded(self, name: str, form: BlockFormat) -> Floats:
+        matrix = self._weights[name]
+        if self._axes[name] == 0:
+            return dequantize(round_to_nearest(matrix, form), form)
+        return np.ascontiguousarray(dequantize(round_to_nearest(matrix.T, form), form).T)
+
+    def _predict(self, feed: Mapping[str, Array], rounded: Mapping[str, Floats]) -> Floats:
+        """Return log-probabilities [tokens, vocabulary]."""
+        logits = self._session.run(["logits"], {**feed, **self._weights, **rounded})[0][0]
+        if not np.isfinite(logits).all():
+            raise GraphError("the model's logits hold NaN or infinity on the calibration text")
+        logits -= logits.max(axis=1, keepdims=True)
+        result: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return result

@@ -1,0 +1,111 @@
+"""Mixed precision under a budget."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.budget import Choice, choices, spend_bits, spend_divergence
+from carryall.graph_opt.quantize.weight_inputs import WeightInputs
+from carryall.graph_opt.quantize.weight_only import Forms
+from carryall.runtime.errors import UsageError
+
+INT4, INT8 = BlockFormat(), BlockFormat(bits=8)
+
+
+def made_up(*divergences: float, size: int = 320) -> dict[str, list[Choice]]:
+    """Weights of one size that cause these divergences in int4, and a hundredth in int8."""
+    return {
+        f"w{i}": [Choice(INT4, 5 * size, one), Choice(INT8, 9 * size, one / 100), Choice(None, 32 * size, 0)]
+        for i, one in enumerate(divergences)
+    }
+
+
+def test_bits_go_where_they_matter_most() -> None:
+    plan = spend_bits(made_up(0.1, 0.5, 0.2, 0.01), 7.0)
+    assert plan.overrides == {"w1": INT8, "w2": INT8}
+    assert plan.bits == 7.0
+    assert plan.divergence == pytest.approx(0.1 + 0.005 + 0.002 + 0.01)
+    assert spend_bits(made_up(0.1, 0.5), 32).overrides == {"w0": None, "w1": None}
+
+
+def test_greedy_is_near_the_best_of_all_plans() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        found = made_up(*rng.exponential(size=5))
+        plan = spend_bits(found, 9.0)
+        best = min(
+            sum(one.divergence for one in combination)
+            for combination in itertools.product(*found.values())
+            if sum(one.bits for one in combination) <= 9.0 * 5 * 320
+        )
+        assert plan.bits <= 9.0
+        assert plan.divergence <= 1.5 * best + 1e-9
+
+
+def test_too_few_bits_say_how_many_it_takes() -> None:
+    with pytest.raises(UsageError, match=r"budget of 4.5 bits cannot be met; the closest is 5.000 bits"):
+        spend_bits(made_up(0.1, 0.2), 4.5)
+
+
+def test_a_limit_is_met_as_measured_not_as_expected() -> None:
+    found = made_up(0.1, 0.5, 0.2, 0.01)
+
+    def worse_than_the_sum(forms: dict[str, BlockFormat | None]) -> float:
+        by_form = ({step.form: step.divergence for step in found[name]}[form] for name, form in forms.items())
+        return 3 * sum(by_form)
+
+    plan = spend_divergence(found, 0.4, worse_than_the_sum)  # type: ignore[arg-type]
+    assert plan.divergence <= 0.4
+    assert plan.overrides == {"w1": INT8, "w2": INT8}
+    with pytest.raises(UsageError, match=r"divergence of 0.001 cannot be met; the closest is 1"):
+        spend_divergence(found, 0.001, lambda _: 1.0)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> WeightInputs:
+    folder = tmp_path_factory.mktemp("budget")
+    path = folder / "float.onnx"
+    model = export_model(write_tiny("llama", folder / "checkpoint", tie_word_embeddings=True))
+    ir.save(model, path, external_data="float.onnx.data")
+    windows = [np.random.default_rng(i).integers(0, 256, 48) for i in range(3)]
+    return WeightInputs(path, windows, Forms(BlockFormat(block_size=16)), context_length=64)
+
+
+def test_divergences_are_measured(runner: WeightInputs) -> None:
+    assert runner.divergence({}) == 0
+    assert len(runner.forms) == 15
+    found = choices(runner)
+    for name, (int4, int8, exact) in found.items():
+        assert int4.divergence > 0
+        measured = runner.divergence({name: int8.form})
+        assert int8.divergence == pytest.approx(measured, rel=0.6, abs=1e-7)  # from the errors' ratio
+        assert exact.divergence == 0
+        assert int4.bits == 6 * runner.sizes[name]  # 4, and a scale of 32 for 16
+    everything = runner.divergence({name: steps[0].form for name, steps in found.items()})
+    assert everything == pytest.approx(sum(steps[0].divergence for steps in found.values()), rel=0.5)
+
+
+def test_more_bits_never_diverge_more(runner: WeightInputs) -> None:
+    found = choices(runner)
+    plans = [spend_bits(found, bits) for bits in (6, 7, 8, 10, 32)]
+    measured = [
+        runner.divergence({name: plan.overrides.get(name, steps[0].form) for name, steps in found.items()})
+        for plan in plans
+    ]
+    assert measured == sorted(measured, reverse=True)
+    assert [plan.bits for plan in plans[:3]] == pytest.approx([6, 7, 8], abs=0.2)
+
+
+def test_the_record_names_what_got_more(runner: WeightInputs, tmp_path: Path) -> None:
+    plan = spend_divergence(choices(runner), 1e-4, runner.divergence)
+    record = plan.record()
+    assert record["divergence"] <= 1e-4
+    assert sum(len(names) for names in record.values() if isinstance(names, list)) == len(plan.overrides)
