@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,12 +18,24 @@ def complaint(model: ir.Model) -> str | None:
 
     It knows no operators but ONNX's; those of other domains it passes over.
     """
-    with _small_weights_in_memory(model):
+    with silent_onnx_ir(), _small_weights_in_memory(model):
         try:
             common.CheckerPass()(model)
         except (onnx.checker.ValidationError, RuntimeError, TypeError, ValueError) as error:
             return str(error)
     return None
+
+
+@contextmanager
+def silent_onnx_ir() -> Iterator[None]:
+    """Keep onnx_ir from logging about what is checked here anyway."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

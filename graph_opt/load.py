@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from ..runtime.errors import GraphError
+from .checker import silent_onnx_ir
 
 
 def load_model(path: Path) -> ir.Model:
@@ -22,7 +21,7 @@ def load_model(path: Path) -> ir.Model:
     if not path.stat().st_size:
         raise GraphError(f"{path} is an empty file")
     try:
-        with _silent_reader():
+        with silent_onnx_ir():
             model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a file that is no ONNX
         raise GraphError(f"{path} is no readable ONNX file: {_root(error)}") from error
@@ -138,15 +137,3 @@ def _root(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}" if not str(error) else str(error)
-
-
-@contextmanager
-def _silent_reader() -> Iterator[None]:
-    """Keep onnx_ir from logging about what is checked and raised here."""
-    logger = logging.getLogger("onnx_ir")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

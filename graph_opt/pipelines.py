@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .canonical import canonical_passes
+from .passes.remove_identities import RemoveIdentitiesPass
 
 
 def portable_passes() -> list[ir.passes.PassBase]:
@@ -13,7 +14,7 @@ def portable_passes() -> list[ir.passes.PassBase]:
     return [
         *canonical_passes(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.IdentityEliminationPass(),
+        RemoveIdentitiesPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
