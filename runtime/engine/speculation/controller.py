@@ -19,8 +19,7 @@ _TRIAL_SHARE = 0.01  # of the time, for proposals that are not expected to pay
 _TRIAL_TOKENS = 2
 _SUREST = 0.99
 _LOSS_SHARE = 0.015  # of the time, the most that proposals may cost, whatever was expected of them
-_MOST_SAVED = 50.0  # plain steps' worth of past gains that may be lost again
-_FREE_LOSS = 10.0  # the same for a beginner
+_MOST_SAVED = 50.0  # plain steps' worth of past gains that may be lost again, and of credit to begin with
 _MOST_LOST = 10.0
 
 
@@ -74,7 +73,7 @@ class Controller:
         if plain is None or not candidates:
             return counts  # without a measure there is no telling
         if self._account is None:
-            self._account = _FREE_LOSS * plain
+            self._account = _MOST_SAVED * plain
             self._trial_budget = plain
         if self._account < 0.0:
             return counts

@@ -44,10 +44,10 @@ class Speculator:
 
     def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Append proposals to the plan's decoding rows, as far as they find room."""
-        self._made.clear()
-        self._chosen = 0
+        if self._made:
+            self._made.clear()
         decoding = plan.decoding()
-        self._decoding = len(decoding)
+        self._decoding, self._chosen = len(decoding), 0
         candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
         if not candidates:
             return
@@ -55,6 +55,8 @@ class Speculator:
             counts = self._controller.choose(candidates, len(decoding))
         else:
             counts = [candidate.most for candidate in candidates]
+        if not any(counts):
+            return
         self._chosen = sum(count > 0 for count in counts)
         budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
         begin = time.perf_counter()
@@ -71,16 +73,7 @@ class Speculator:
 
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
         """Take note of how the plan's proposals fared, and how long the step took."""
-        outcomes = []
-        for request, proposed, right in zip(plan.requests, plan.proposed, accepted, strict=True):
-            if not proposed:
-                continue
-            rejected = right < proposed and not request.finished
-            outcomes.append(Outcome(self._made[request.request_id], proposed, right, rejected))
-            self.counters.proposed_tokens += proposed
-            self.counters.accepted_tokens += right
-            request.metrics.proposed_tokens += proposed
-            request.metrics.accepted_tokens += right
+        outcomes = self._outcomes(plan, accepted) if self._made else []
         undisturbed = len(outcomes) == self._chosen and self._decoding == len(plan.rows)
         if self._adaptive and self._decoding:
             self._controller.learn(outcomes, self._decoding, seconds if undisturbed else None)
@@ -95,6 +88,18 @@ class Speculator:
         """Free the proposers."""
         for proposer in self._proposers:
             proposer.close()
+
+    def _outcomes(self, plan: StepPlan, accepted: Sequence[int]) -> list[Outcome]:
+        outcomes = []
+        for request, proposed, right in zip(plan.requests, plan.proposed, accepted, strict=True):
+            if not proposed:
+                continue
+            rejected = right < proposed and not request.finished
+            outcomes.append(Outcome(self._made[request.request_id], proposed, right, rejected))
+            for counters in (self.counters, request.metrics):
+                counters.proposed_tokens += proposed
+                counters.accepted_tokens += right
+        return outcomes
 
     def _candidate(self, index: int, request: Request) -> Candidate | None:
         room = request.remaining_tokens - 1  # one comes without any proposal
