@@ -18,10 +18,11 @@ from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
 from ..runtime.engine.engine import Engine, EngineConfig
 from ..runtime.fastest import AUTO, fastest_provider
+from ..runtime.loading import check_available
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
 from .bench_report import show
-from .generation import check_available, context_option, quantize_option
+from .generation import context_option, quantize_option
 from .measure import Sample, Workload, measure, spread
 from .memory import peak_memory, reset_peak
 from .options import json_option, model_argument, print_json, provider_option, quiet_option

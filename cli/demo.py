@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runtime.llm import LLM
+from ..runtime.loading import check_available
 from ..runtime.outputs import RequestOutput
 from ..runtime.sampling_params import SamplingParams
 from .demo_steps import Step, travel
-from .generation import check_available, open_model, speed, stream_text
+from .generation import open_model, speed, stream_text
 from .options import human_bytes, json_option, print_json
 
 PROMPT = "import os\nimport sys\n\n\ndef main("

@@ -14,9 +14,9 @@ from ..providers.base import Runner
 from ..runtime.calibration import read_text
 from ..runtime.errors import UsageError
 from ..runtime.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict
-from ..runtime.loading import LoadedModel
+from ..runtime.loading import LoadedModel, check_available
 from ..runtime.model_source import locate_model
-from .generation import check_available, context_option, kv_cache_option, open_model, quantize_option
+from .generation import context_option, kv_cache_option, open_model, quantize_option
 from .options import json_option, model_argument, print_json, provider_option, quiet_option
 from .progress import progress
 

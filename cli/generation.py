@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ..graph_opt.quantize.methods import METHODS
-from ..providers import get_provider
-from ..runtime.errors import ProviderRuntimeError, ProviderUnavailableError
-from ..runtime.fastest import AUTO
+from ..runtime.errors import ProviderRuntimeError
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel, load_model
 from ..runtime.outputs import RequestOutput
@@ -52,18 +50,6 @@ _SAMPLING = (
     click.option("--seed", type=int, help="Makes sampling reproducible."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
 )
-
-
-def check_available(provider: str) -> None:
-    """Make sure that a provider can run here, before any work is done for it.
-
-    Raises:
-        UsageError: no such provider.
-        ProviderUnavailableError: it cannot run here.
-    """
-    reason = None if provider == AUTO else get_provider(provider).available()
-    if reason is not None:
-        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 
 
 def sampling_options(function: Decorated) -> Decorated:

@@ -15,9 +15,12 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress on 
 
 provider_option = click.option(
     "--provider",
+    "--split",
+    "provider",
     default="cpu",
     show_default=True,
-    help="Where to run, see 'carryall doctor'; 'auto' tries the model on all and takes the fastest.",
+    help="Where to run, see 'carryall doctor'; 'auto' tries the model on all and takes the fastest; "
+    "cpu:0-11,openvino:12-27 splits the layers, and cpu@process:... uses a process of its own.",
 )
 
 

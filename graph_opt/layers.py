@@ -54,6 +54,7 @@ class KeepLayersPass(GraphPass):
     def __init__(self, layers: LayerRange) -> None:
         super().__init__()
         self.layers = layers
+        self.name = f"KeepLayers {layers.first}-{layers.last}"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, and drop what only other layers need."""
@@ -134,11 +135,10 @@ def _give_out(graph: ir.Graph, states: ir.Value) -> None:
     if logits is None or producer is None:
         raise GraphError("the graph has no output 'logits'; only decoder graphs have layers")
     size = _size(states)
-    given = insert(producer, "Cast", [states], {"to": int(ir.DataType.FLOAT)}).outputs[0]
-    given.type, given.shape = (
-        ir.TensorType(ir.DataType.FLOAT),
-        ir.Shape(["batch", "sequence", size]),
-    )
+    if states.dtype not in (None, ir.DataType.FLOAT):
+        states = insert(producer, "Cast", [states], {"to": int(ir.DataType.FLOAT)}).outputs[0]
+    given = insert(producer, "Identity", [states]).outputs[0]  # in the head's place, for lowerings to find
+    given.type, given.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", "sequence", size])
     replace(logits, given)
 
 

@@ -21,7 +21,8 @@ _PARTS = frozenset(
     {
         *("base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory", "libraries"),
         *("machine", "nvidia", "openvino_model", "ort", "ort_provider", "paged_runner", "placement"),
-        *("selftest", "slot_graph", "slot_memory", "slot_policy", "slot_runner", "tensorrt_options"),
+        *("split_runner", "tensorrt_options"),
+        *("process_runner", "selftest", "slot_graph", "slot_memory", "slot_policy", "slot_runner"),
     }
 )
 

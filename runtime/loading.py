@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..exporter.package import Progress
+from ..graph_opt.lower.hidden_states import HiddenStatesPass
 from ..providers import get_provider
-from ..providers.base import Provider, Runner, RunnerConfig
+from ..providers.base import Runner, RunnerConfig
 from .chat_template import ChatTemplate
 from .engine.speculation.proposer import Proposer
-from .errors import CarryallError, ProviderUnavailableError
+from .errors import CarryallError, ProviderUnavailableError, UsageError
 from .fastest import AUTO, Choice, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
 from .model_source import ModelFiles, resolve_model
 from .speculative import make_proposer
+from .split import first_provider, is_split, split_runner
 from .tokenizer import TOKENIZER_FILE, Tokenizer
 
 
@@ -85,7 +87,7 @@ def load_model(
     Args:
         model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
         provider: where it runs, see ``carryall doctor``; ``auto`` tries the model on all that can run and
-            takes the fastest, which the cache remembers.
+            takes the fastest, which the cache remembers; ``cpu:0-11,openvino:12-27`` splits its layers.
         quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
         max_slots: sequences that may run at once.
         context_length: most tokens of a sequence; None takes the model's own.
@@ -103,8 +105,7 @@ def load_model(
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
-    if provider != AUTO:
-        _check_available(provider)
+    check_available(provider)
     files = resolve_model(model, quantize=quantize, progress=progress)
     config = with_context(
         RunnerConfig(
@@ -116,31 +117,54 @@ def load_model(
         files,
     )
     choice = fastest_provider(files, config, progress=progress) if provider == AUTO else None
-    target = get_provider(provider if choice is None else choice.provider)
+    where = provider if choice is None else choice.provider
     tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
     defaults = GenerationDefaults.from_folder(files.folder)
-    lowered = lowered_model(files, target, config, progress)
-    identity = files.content_key if lowered == files.model_path else lowered.parent.name
-    runner = target.runner(lowered, config)
+    runner, identity = _open(files, where, config, progress)
     loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
-    loaded.provider, loaded.choice = target.name, choice
-    loaded.open_encoder = functools.partial(_encoder, files, target, config, progress)
+    loaded.provider, loaded.choice = where, choice
+    loaded.open_encoder = functools.partial(_encoder, files, where, config, progress)
     if speculative is not None:
         options = LoadOptions(
-            provider=target.name, max_slots=max_slots, num_threads=num_threads, progress=progress
+            provider=first_provider(where), max_slots=max_slots, num_threads=num_threads, progress=progress
         )
         loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
     return loaded
 
 
-def _encoder(files: ModelFiles, target: Provider, config: RunnerConfig, progress: Progress | None) -> Runner:
-    return target.runner(lowered_model(files, target, config, progress, hidden_states=True), config)
+def _open(
+    files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None
+) -> tuple[Runner, str]:
+    """A runner, and what identifies the model it runs."""
+    if is_split(provider):
+        return split_runner(files, provider, config, progress), f"{files.content_key} {provider}"
+    target = get_provider(provider)
+    lowered = lowered_model(files, target, config, progress)
+    identity = files.content_key if lowered == files.model_path else lowered.parent.name
+    return target.runner(lowered, config), identity
 
 
-def _check_available(provider: str) -> None:
-    reason = get_provider(provider).available()
+def _encoder(files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
+    if is_split(provider):
+        raise UsageError("a split model gives no embeddings; load it on one provider")
+    target = get_provider(provider)
+    return target.runner(lowered_model(files, target, config, progress, change=HiddenStatesPass()), config)
+
+
+def check_available(provider: str) -> None:
+    """Make sure that a provider can run here; of a split, each of them.
+
+    Raises:
+        UsageError: no such provider.
+        ProviderUnavailableError: it cannot run here.
+    """
+    if is_split(provider):
+        for piece in provider.split(","):
+            check_available(first_provider(piece.strip()))
+        return
+    reason = None if provider == AUTO else get_provider(provider).available()
     if reason is not None:
         raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..exporter.package import MODEL_FILE
 from ..exporter.save import Progress, save_model
-from ..graph_opt.lower.hidden_states import HiddenStatesPass
+from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
 from ..graph_opt.pipelines import portable_passes
 from ..providers.base import Provider, RunnerConfig
@@ -36,7 +36,7 @@ def lowered_model(
     config: RunnerConfig,
     progress: Progress | None = None,
     *,
-    hidden_states: bool = False,
+    change: GraphPass | None = None,
 ) -> Path:
     """The ONNX file for ``provider.runner``, lowered now or found in the cache.
 
@@ -45,14 +45,15 @@ def lowered_model(
         provider: whose kernels to use.
         config: as it will be given to the runner, its ``context_length`` set.
         progress: told about every tensor written.
-        hidden_states: let the graph give these out in place of logits.
+        change: a pass over the portable graph, to lower less or other than the whole; its name must say all
+            that it depends on.
 
     Raises:
-        UsageError: hidden states are wanted of a graph that was lowered elsewhere.
+        UsageError: such a change is wanted of a graph that was lowered elsewhere.
     """
     passes = provider.passes(config)
-    if hidden_states and (files.lowered or not passes):
-        raise UsageError(f"{files.name} has no hidden states to give: it runs as it is, without a lowering")
+    if change is not None and (files.lowered or not passes):
+        raise UsageError(f"{files.name} runs as it is, without a lowering, so {change.name} is not possible")
     if not passes or files.lowered:
         return files.model_path
     key = cache_key(
@@ -60,9 +61,9 @@ def lowered_model(
         provider=provider.name,
         context_length=config.context_length,
         options=config.options,
-        **({"output": "hidden_states"} if hidden_states else {}),
+        **({"change": change.name} if change is not None else {}),
     )
-    first = [*portable_passes(), *([HiddenStatesPass()] if hidden_states else [])]
+    first = [*portable_passes(), *([change] if change is not None else [])]
 
     def build(folder: Path) -> None:
         model, _ = run(files.load(), [*first, *passes])

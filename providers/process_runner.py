@@ -1,0 +1,139 @@
+"""A runner in a process of its own: other threads, allocator and driver, and a crash stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime import errors
+from ..runtime.errors import CarryallError, ProviderRuntimeError
+from . import get_provider
+from .base import Row, Runner, RunnerConfig, RunnerInfo
+
+_CLOSE_SECONDS = 10
+
+
+class ProcessRunner:
+    """A ``Runner`` whose work is done by a child process; calls and arrays go through its pipes.
+
+    Args:
+        provider: name of the provider that the child uses.
+        model: the lowered model, as for ``Provider.runner``.
+        config: as for ``Provider.runner``.
+
+    Raises:
+        CarryallError: what ``Provider.runner`` raised in the child.
+        ProviderRuntimeError: the child ended.
+    """
+
+    info: RunnerInfo
+
+    def __init__(self, provider: str, model: Path, config: RunnerConfig) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            self.info = self._call(provider, model, config)
+        except CarryallError:
+            self.close()
+            raise
+
+    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
+        """Run one step; see ``Runner.forward``."""
+        logits: list[npt.NDArray[np.float32]] = self._call("forward", list(rows))
+        return logits
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See ``Runner.copy_prefix``."""
+        self._call("copy_prefix", source, target, length)
+
+    def release(self, slot: int) -> None:
+        """See ``Runner.release``."""
+        self._call("release", slot)
+
+    def trim(self, slot: int, length: int) -> None:
+        """See ``Runner.trim``."""
+        self._call("trim", slot, length)
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """See ``Runner.read_kv``."""
+        parts: list[npt.NDArray[Any]] = self._call("read_kv", slot, start, length)
+        return parts
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``Runner.write_kv``."""
+        self._call("write_kv", slot, start, length, list(parts))
+
+    def close(self) -> None:
+        """End the child. The runner cannot be used afterwards."""
+        calls, results = self._pipes()
+        with contextlib.suppress(BrokenPipeError):  # it is gone already
+            calls.close()  # its end is what the child waits for
+        try:
+            self._child.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        results.close()
+
+    def _call(self, *message: Any) -> Any:
+        calls, results = self._pipes()
+        try:
+            pickle.dump(message, calls, protocol=pickle.HIGHEST_PROTOCOL)
+            calls.flush()
+            kind, value = pickle.load(results)  # noqa: S301 -- our own child
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+            code = self._child.poll()
+            state = "is closed or does not answer" if code is None else f"ended with exit code {code}"
+            raise ProviderRuntimeError(f"the runner's process {self._child.pid} {state}") from error
+        if kind is None:
+            return value
+        fault = CarryallError.__new__(getattr(errors, kind, ProviderRuntimeError))
+        fault.args = (value,)
+        raise fault
+
+    def _pipes(self) -> tuple[BinaryIO, BinaryIO]:
+        calls, results = self._child.stdin, self._child.stdout
+        if calls is None or results is None:
+            raise ProviderRuntimeError("the runner's process has no pipes")
+        return calls, results  # type: ignore[return-value]  # typeshed calls them IO[bytes]
+
+
+def serve(calls: BinaryIO, results: BinaryIO) -> None:
+    """The child's side: load a runner as the first message says, then do what each says, until they end."""
+    runner: Runner | None = None
+    while True:
+        try:
+            message = pickle.load(calls)  # noqa: S301 -- our own parent
+        except EOFError:
+            break
+        reply: tuple[str | None, Any]
+        try:
+            if runner is None:
+                name, model, config = message
+                runner = get_provider(name).runner(model, config)
+                reply = (None, runner.info)
+            else:
+                reply = (None, getattr(runner, message[0])(*message[1:]))
+        except CarryallError as error:
+            reply = (type(error).__name__, str(error))
+        pickle.dump(reply, results, protocol=pickle.HIGHEST_PROTOCOL)
+        results.flush()
+    if runner is not None:
+        runner.close()
+
+
+if __name__ == "__main__":
+    # Libraries that print must not write between the replies.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(sys.stdin.buffer, replies)

@@ -1,0 +1,82 @@
+"""One model on several runners, each holding some of its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.errors import ProviderRuntimeError
+from .base import Row, Runner, RunnerInfo
+
+
+class SplitRunner:
+    """A ``Runner`` that passes hidden states from part to part.
+
+    Args:
+        parts: runners of consecutive layers (see ``graph_opt.layers``); all but the last give hidden
+            states as logits. They are closed with this runner.
+    """
+
+    def __init__(self, parts: Sequence[Runner]) -> None:
+        self._parts = list(parts)
+        infos = [part.info for part in parts]
+        layouts = [info.kv_layout for info in infos]
+        self.info = RunnerInfo(
+            vocab_size=infos[-1].vocab_size,
+            context_length=min(info.context_length for info in infos),
+            max_slots=min(info.max_slots for info in infos),
+            kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
+            batched_multi_token=all(info.batched_multi_token for info in infos),
+            sliding_window=max(info.sliding_window for info in infos),
+            kv_layout=" | ".join(layouts) if all(layouts) else "",
+        )
+
+    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
+        """Run one step; see ``Runner.forward``. After a fault, the parts write the same KV anew."""
+        given = list(rows)
+        for part in self._parts[:-1]:
+            whole = [dataclasses.replace(row, num_logits=len(row.tokens)) for row in given]
+            states = part.forward(whole)
+            given = [
+                dataclasses.replace(row, hidden_states=own) for row, own in zip(rows, states, strict=True)
+            ]
+        return self._parts[-1].forward(given)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``, in every part."""
+        for part in self._parts:
+            part.copy_prefix(source, target, length)
+
+    def release(self, slot: int) -> None:
+        """Give the slot's memory back, in every part."""
+        for part in self._parts:
+            part.release(slot)
+
+    def trim(self, slot: int, length: int) -> None:
+        """See ``Runner.trim``."""
+        for part in self._parts:
+            if part.info.sliding_window:
+                part.trim(slot, length)
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """KV of all parts, one after the other."""
+        return [array for part in self._parts for array in part.read_kv(slot, start, length)]
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Give each part its own arrays back."""
+        taken = 0
+        for part in self._parts:
+            count = len(part.read_kv(slot, 0, 0))
+            part.write_kv(slot, start, length, parts[taken : taken + count])
+            taken += count
+        if taken != len(parts):
+            raise ProviderRuntimeError(f"KV of another layout: {len(parts)} arrays instead of {taken}")
+
+    def close(self) -> None:
+        """Close every part."""
+        for part in self._parts:
+            part.close()

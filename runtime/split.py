@@ -1,0 +1,137 @@
+"""``--split cpu:0-11,openvino:12-27``: which layers run where, and the runner of them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..exporter.save import Progress
+from ..graph_opt.layers import KeepLayersPass, LayerRange
+from ..providers import get_provider
+from ..providers.base import Runner, RunnerConfig
+from ..providers.process_runner import ProcessRunner
+from ..providers.split_runner import SplitRunner
+from .errors import CarryallError, UsageError
+from .lowering import lowered_model
+from .model_source import ModelFiles
+
+_PART = re.compile(
+    r"(?P<provider>\w+)(?P<process>@process)?(:(?P<device>[\w.]+))?:(?P<first>\d+)-(?P<last>\d+)"
+)
+_CACHE = re.compile(r"past_key_values\.(\d+)\.key")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """Some layers and where they run.
+
+    Args:
+        provider: name of the provider.
+        layers: which layers.
+        device: value of the provider's option ``device``; None takes its default.
+        process: in a process of its own.
+    """
+
+    provider: str
+    layers: LayerRange
+    device: str | None = None
+    process: bool = False
+
+    def config(self, config: RunnerConfig) -> RunnerConfig:
+        """``config`` for this part's provider."""
+        if self.device is None:
+            return config
+        known = getattr(get_provider(self.provider), "options", {})
+        if "device" not in known:
+            raise UsageError(f"provider '{self.provider}' has no choice of devices, such as '{self.device}'")
+        device: Any = self.device
+        if isinstance(known["device"], int):
+            if not self.device.isdecimal():
+                raise UsageError(f"devices of provider '{self.provider}' are numbers, not '{self.device}'")
+            device = int(self.device)
+        return dataclasses.replace(config, options={**config.options, "device": device})
+
+
+def is_split(provider: str) -> bool:
+    """Whether a provider's name is a split instead."""
+    return ":" in provider
+
+
+def first_provider(split: str) -> str:
+    """The provider of the first layers; a plain name is its own."""
+    return split.split(",")[0].split(":")[0].removesuffix("@process")
+
+
+def parse_split(text: str, num_layers: int) -> list[SplitPart]:
+    """Read ``PROVIDER[@process][:DEVICE]:FIRST-LAST,...``.
+
+    Args:
+        text: parts in the order of their layers, such as ``cpu:0-11,cuda:0:12-27``.
+        num_layers: how many layers the model has; each must occur once.
+
+    Raises:
+        UsageError: it reads otherwise, or layers are missing, double or unknown.
+    """
+    parts = []
+    for piece in text.split(","):
+        found = _PART.fullmatch(piece.strip())
+        if found is None:
+            raise UsageError(
+                f"'{piece}' is no part of a split; write PROVIDER[:DEVICE]:FIRST-LAST, as in cpu:0-11"
+            )
+        layers = LayerRange(int(found["first"]), int(found["last"]))
+        parts.append(SplitPart(found["provider"], layers, found["device"], bool(found["process"])))
+    expected = 0
+    for part in parts:
+        if part.layers.first != expected or part.layers.last < expected:
+            raise UsageError(
+                f"layers {part.layers.first}-{part.layers.last} do not follow layer {expected - 1}; "
+                f"the parts must name layers 0 to {num_layers - 1} in order, each once"
+            )
+        expected = part.layers.last + 1
+    if expected != num_layers:
+        raise UsageError(
+            f"the split names {expected} layers; the model has {num_layers} (0-{num_layers - 1})"
+        )
+    return parts
+
+
+def split_runner(
+    files: ModelFiles, text: str, config: RunnerConfig, progress: Progress | None = None
+) -> Runner:
+    """Lower each part for its provider, and load them all.
+
+    Args:
+        files: a portable model.
+        text: see ``parse_split``.
+        config: for every part.
+        progress: told about every tensor written.
+
+    Raises:
+        UsageError: the split is wrong, or the model was lowered as a whole.
+    """
+    caches = [str(value.name) for value in files.load().graph.inputs if _CACHE.fullmatch(str(value.name))]
+    parts = parse_split(text, len(caches))
+    runners: list[Runner] = []
+    try:
+        for part in parts:
+            runners.append(_open(files, part, part.config(config), progress))
+    except CarryallError:
+        _close(runners)
+        raise
+    return SplitRunner(runners)
+
+
+def _open(files: ModelFiles, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Runner:
+    provider = get_provider(part.provider)
+    model: Path = lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
+    return ProcessRunner(part.provider, model, config) if part.process else provider.runner(model, config)
+
+
+def _close(runners: Sequence[Runner]) -> None:
+    for runner in runners:
+        runner.close()
