@@ -1,6 +1,6 @@
 """A graph pass of your own: the model also returns its greedy next tokens.
 
-Run it here, or from the command line: carryall optimize IN OUT --pass custom_pass:GreedyTokensPass
+Run it here, or from the command line: carryall optimize IN OUT --pass custom_pass.GreedyTokensPass
 """
 
 from pathlib import Path
