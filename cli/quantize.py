@@ -48,7 +48,9 @@ NO_METHOD = "none"
     "--block-size", type=int, help="Weights that share a scale: 16 to 256; smaller is finer and larger."
 )
 @click.option(
-    "--symmetric/--asymmetric", default=None, help="Without or with zero points.  [default: symmetric]"
+    "--symmetric/--asymmetric",
+    default=None,
+    help="Without or with zero points.  [default: with --algorithm rtn without, else with]",
 )
 @click.option(
     "--algorithm",
@@ -61,7 +63,8 @@ NO_METHOD = "none"
 @click.option(
     "--embedding",
     type=click.Choice(["int4", "int8"]),
-    help="What the embedding, and a head tied to it, becomes.  [default: as the other weights]",
+    help="What the embedding, and a head tied to it, becomes.  [default: with --algorithm rtn as the other "
+    "weights, else int8]",
 )
 @click.option(
     "--budget",

@@ -148,6 +148,8 @@ def quantization(
 ) -> Quantization:
     """Look a method up; settings that are not given are the method's own.
 
+    Algorithms other than ``rtn`` use zero points, which cost no time, and keep the embedding in int8.
+
     Raises:
         UsageError: there is no such method, or a setting is out of range.
     """
@@ -157,6 +159,8 @@ def quantization(
         raise UsageError(f"unknown algorithm '{algorithm}'; the algorithms are: {', '.join(ALGORITHMS)}")
     if method in (_DYNAMIC, _STATIC) and (algorithm != "rtn" or embedding is not None):
         raise UsageError(f"method {method} has neither algorithms nor a format of the embedding")
+    if algorithm != "rtn":
+        symmetric, embedding = bool(symmetric), embedding or "int8"
     given = {"block_size": block_size, "symmetric": symmetric}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     base = METHODS[method]

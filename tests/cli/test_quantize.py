@@ -82,6 +82,9 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
         (("--method", "none"), "nothing to do"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
         (("--max-error", "0.1"), "are for a --method that quantizes activations"),
+        (("--budget", "many"), "a budget is a number of bits, such as 4.5bits, not 'many'"),
+        (("--budget", "5", "--method", "int8-dynamic"), "--budget and --max-kl are for"),
+        (("--budget", "5", "--max-kl", "0.1"), "choose one of them"),
         (("--calibration", __file__), "--calibration is for --kv"),
     ],
 )
@@ -93,9 +96,9 @@ def test_wrong_use_is_refused(
     assert re.search(message, result.stderr)
 
 
-def test_gptq_and_an_embedding_of_its_own(tiny_package: Path, tmp_path: Path) -> None:
+def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ("--block-size", 16, "--algorithm", "gptq", "--embedding", "int8", "--kv", "int8")
+    options = ("--block-size", 16, "--algorithm", "gptq", "--kv", "int8")
     result = run("quantize", tiny_package, out, *options)
     assert result.exit_code == 0, result.output
     package = Package.open(out)
@@ -103,14 +106,14 @@ def test_gptq_and_an_embedding_of_its_own(tiny_package: Path, tmp_path: Path) ->
         "method": "int4",
         "bits": 4,
         "block_size": 16,
-        "symmetric": True,
+        "symmetric": False,
         "algorithm": "gptq",
         "embedding_bits": 8,
         "kv_cache": "int8",
     }
     types = {name: value.dtype for name, value in package.load().graph.initializers.items()}
-    assert types["model.embed_tokens.weight.values"] == ir.DataType.INT8
-    assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.INT4
+    assert types["model.embed_tokens.weight.values"] == ir.DataType.UINT8
+    assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.UINT4
     plain = tmp_path / "plain"
     assert run("quantize", tiny_package, plain, "--block-size", 16).exit_code == 0
     text = tmp_path / "text.txt"
@@ -120,6 +123,39 @@ def test_gptq_and_an_embedding_of_its_own(tiny_package: Path, tmp_path: Path) ->
         for path in (out, plain)
     ]
     assert divergence[0] < 0.8 * divergence[1]
+
+
+@pytest.mark.parametrize("algorithm", ["hqq", "kquant", "awq", "awq+gptq"])
+def test_algorithms_are_recorded_and_run(tiny_package: Path, tmp_path: Path, algorithm: str) -> None:
+    out = tmp_path / "out"
+    result = run("quantize", tiny_package, out, "--block-size", 16, "--algorithm", algorithm)
+    assert result.exit_code == 0, result.output
+    record = Package.open(out).record
+    assert record.quantization is not None
+    assert record.quantization["algorithm"] == algorithm
+    assert ("SmoothQuant" in record.passes) == algorithm.startswith("awq")
+    assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
+
+
+def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(CALIBRATION_TEXT.read_text()[:1500])
+    options = ("quantize", tiny_package, tmp_path / "out", "--block-size", 16, "--calibration", text)
+    result = run(*options, "--budget", "7bits", "--json")
+    assert result.exit_code == 0, result.output
+    mixed = json.loads(result.stdout)["quantization"]["mixed"]
+    assert 6 < mixed["bits_a_weight"] <= 7
+    graph = Package.open(tmp_path / "out").load().graph
+    for name in mixed["int8"]:
+        assert graph.initializers[f"{name}.values"].dtype == ir.DataType.INT8
+    refused = run(*options[:2], tmp_path / "no", *options[3:], "--budget", "4.5bits")
+    assert refused.exit_code == 2
+    assert "the closest is 6.000 bits a weight" in refused.stderr
+    limited = run(*options[:2], tmp_path / "kl", *options[3:], "--max-kl", "0.0005", "--algorithm", "gptq")
+    assert limited.exit_code == 0, limited.output
+    record = Package.open(tmp_path / "kl").record.quantization
+    assert record is not None
+    assert record["mixed"]["divergence"] <= 0.0005
 
 
 def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
