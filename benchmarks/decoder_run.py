@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 Array = npt.NDArray[np.generic]
 _SLOT_LENGTH = 512
-_WARM_UP, _REPEATS = 5, 40
+_ROUNDS, _STEPS = 30, 5
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
 
     def __init__(self, path: Path, head_size: int) -> None:
         options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 2, 4
+        options.intra_op_num_threads, options.log_severity_level = 1, 4
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [value.name for value in self.session.get_outputs()]
@@ -48,8 +48,8 @@ class Decoder:
             tokens.append(int(logits.argmax()))
         return tokens, first
 
-    def step_ms(self, past: int) -> float:
-        """Return the median time of one decode step on a cache of ``past`` tokens."""
+    def bind_step(self, past: int) -> ort.IOBinding:
+        """Return one decode step on a cache of ``past`` tokens, ready to run."""
         binding = self.session.io_binding()
         for name, array in self._feed([7], past).items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
@@ -62,12 +62,7 @@ class Decoder:
                 binding.bind_ortvalue_output(name, shared[name])
             else:
                 binding.bind_output(name)
-        times = []
-        for _ in range(_WARM_UP + _REPEATS):
-            start = time.perf_counter()
-            self.session.run_with_iobinding(binding)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[_WARM_UP:]) * 1e3
+        return binding
 
     def _empty(self, past: int) -> dict[str, Array]:
         length = _SLOT_LENGTH if self.in_place else past
@@ -102,3 +97,16 @@ def head_size(path: Path) -> int:
     """Return twice the width of a model's cos table, for graphs that leave their caches' last axis open."""
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     return next((2 * value.dims[-1] for value in initializers if value.name.startswith("cos_cache")), 0)
+
+
+def steps_ms(decoders: Mapping[str, Decoder], past: int) -> dict[str, float]:
+    """Return the time of a decode step of each decoder: the fastest tenth, the decoders in turn."""
+    bound = {name: decoder.bind_step(past) for name, decoder in decoders.items()}
+    times: dict[str, list[float]] = {name: [] for name in decoders}
+    for _ in range(_ROUNDS):
+        for name, decoder in decoders.items():
+            for _ in range(_STEPS):
+                start = time.perf_counter()
+                decoder.session.run_with_iobinding(bound[name])
+                times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * sorted(found)[len(found) // 10] for name, found in times.items()}

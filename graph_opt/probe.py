@@ -27,7 +27,7 @@ class Probe:
     """A part of a graph, cut out between the graph's inputs and one value."""
 
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
-        self.inputs = _inputs_of(value)
+        self.name, self.inputs = value.name, _inputs_of(value)
         part = ir.convenience.extract(graph, self.inputs, [value])
         hold_in_memory(part)
         model = ir.Model(part, ir_version=11)
@@ -39,9 +39,16 @@ class Probe:
         return {str(value.name) for value in self.inputs}
 
     def __call__(self, feed: Mapping[str, Array]) -> Array:
-        """Evaluate on ``feed``, of which only the needed inputs are used."""
+        """Evaluate on ``feed``, of which only the needed inputs are used.
+
+        Raises:
+            GraphError: the feed does not fit what is evaluated.
+        """
         needed = {name: feed[name] for name in self.input_names}
-        return np.asarray(self._evaluator.run(None, needed)[0])  # type: ignore[index]
+        try:
+            return np.asarray(self._evaluator.run(None, needed)[0])  # type: ignore[index]
+        except Exception as error:
+            raise GraphError(f"'{self.name}' cannot be evaluated on probe inputs: {error}") from error
 
 
 def _inputs_of(value: ir.Value) -> list[ir.Value]:

@@ -67,6 +67,8 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     numbers = _numbers(part.constants)
     for kind, mask in _masks(found.mask, seen):
         result = part(*arrays, *mask)
+        if part.failure is not None:
+            return part.failure
         for scale, cap in _factors(query[1], numbers):
             if close(result, _attention(arrays, seen, scale, cap)):
                 return Meaning(scale, cap, kind)

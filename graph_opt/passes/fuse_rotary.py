@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import GraphError
 from ..edit import (
     insert,
     int_attribute,
@@ -200,7 +201,10 @@ def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str 
         if str(value.name) not in feed:
             sizes = (batch, static_size(value, 1) or 1, 0, static_size(value, 3) or 1)
             feed[str(value.name)] = np.zeros(sizes, np.float32)
-    values = probe(feed)
+    try:
+        values = probe(feed)
+    except GraphError as error:
+        return str(error)
     half = values.shape[-1] // 2
     left, right = (
         (values[..., ::2], values[..., 1::2]) if interleaved else (values[..., :half], values[..., half:])

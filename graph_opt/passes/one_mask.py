@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import GraphError
 from .. import probe
 from ..edit import insert, int_attribute, nodes_of, shared_constant
 from .base import GraphPass
@@ -50,7 +51,10 @@ class OneMaskPass(GraphPass):
         if any(number > _LARGEST_WINDOW for number in numbers):
             self.refuse(node, f"its mask computes with {max(numbers)}, too large to evaluate")
             return mask
-        known = probe.mask_meaning(graph, mask, max([_SHORT, *(number + 2 for number in numbers)]))
+        try:
+            known = probe.mask_meaning(graph, mask, max([_SHORT, *(number + 2 for number in numbers)]))
+        except GraphError as error:
+            known = str(error)
         if isinstance(known, str):
             self.refuse(node, known)
             return mask

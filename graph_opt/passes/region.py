@@ -33,9 +33,14 @@ class Region:
         constants: Sequence[ir.Value],
     ) -> None:
         self.inputs, self.output, self.nodes, self.constants = inputs, output, nodes, constants
+        self.failure: str | None = None
 
     def __call__(self, *arrays: Array) -> Array:
-        """Evaluate the region on one array for each input."""
+        """Evaluate the region on one array for each input.
+
+        Returns:
+            The result; an empty array, and the reason in ``failure``, where those inputs do not fit it.
+        """
         owner = self.nodes[0].graph
         view = ir.GraphView(
             self.inputs,
@@ -48,8 +53,12 @@ class Region:
         hold_in_memory(graph)
         evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
         names = [str(value.name) for value in self.inputs]
-        with np.errstate(all="ignore"):
-            found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        try:
+            with np.errstate(all="ignore"):
+                found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        except Exception as error:  # noqa: BLE001 -- the evaluator's operators raise whatever numpy does
+            self.failure = f"it cannot be evaluated on probe inputs: {error}".splitlines()[0]
+            return np.empty(0, np.float32)
         return np.asarray(found[0])  # type: ignore[index]
 
 
