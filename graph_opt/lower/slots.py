@@ -95,8 +95,10 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
 
 def _precision_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes: list[ir.passes.PassBase] = []
-    if not options.kernels.dynamic_quantize_matmul:
-        passes.append(WeightOnlyProductsPass())
+    dynamic = not options.kernels.dynamic_quantize_matmul
+    static = not options.kernels.matmul_integer_to_float
+    if dynamic or static:
+        passes.append(WeightOnlyProductsPass(dynamic=dynamic, static=static))
     if not options.kernels.half_precision:
         passes.append(FloatComputePass())
     elif options.compute is not None:

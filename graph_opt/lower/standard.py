@@ -64,7 +64,7 @@ def standard_passes(context_length: int, compute: ir.DataType | None = None) -> 
         compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
     """
     return [
-        WeightOnlyProductsPass(),
+        WeightOnlyProductsPass(static=False),
         *([HalfPrecisionPass(compute)] if compute is not None else []),
         common.ShapeInferencePass(),
         RopeTablesPass(context_length),

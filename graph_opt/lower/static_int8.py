@@ -26,8 +26,8 @@ class StaticProductsPass(GraphPass):
         """Lower all groups."""
         for source in list(nodes_of(graph, "QuantizeLinear")):
             products: list[Product] = []
-            for node in _readers(source):
-                found = _static_product(node)
+            for node in static_readers(source):
+                found = static_product(node)
                 if isinstance(found, str):
                     self.refuse(node, found)
                 else:
@@ -36,7 +36,7 @@ class StaticProductsPass(GraphPass):
                 self.fired += _lower(graph, source, products)
 
 
-def _readers(source: ir.Node) -> list[ir.Node]:
+def static_readers(source: ir.Node) -> list[ir.Node]:
     """Return the products of what one scale in all quantizes to int8 around 0."""
     scale, zero = (constant(source.inputs[i]) if len(source.inputs) > i else None for i in (1, 2))
     if scale is None or scale.size != 1 or zero is None or zero.dtype != np.int8 or zero.any():
@@ -51,7 +51,8 @@ def _readers(source: ir.Node) -> list[ir.Node]:
     ]
 
 
-def _static_product(node: ir.Node) -> Product | str:
+def static_product(node: ir.Node) -> Product | str:
+    """Describe a product of ``static_readers``, or say why no kernel can compute it."""
     right = node.inputs[1].producer() if node.inputs[1] is not None else None
     if right is None or right.op_type != "DequantizeLinear" or int_attribute(right, "block_size", 0):
         return "the other operand is no int8 weight"

@@ -1,6 +1,7 @@
-"""Products of dynamically quantized inputs -> the same int8 weights with float inputs.
+"""Products of quantized inputs -> the same int8 weights with float inputs.
 
 Cast(MatMulInteger(DynamicQuantizeLinear(x), W)) * (x_scale * W_scale)
+MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(W, W_scale))
     -> MatMul(x, DequantizeLinear(W, W_scale))
 
 For targets that have no kernel for the former; the latter is closer to the original model. Scales are
@@ -16,41 +17,50 @@ from ..edit import add_initializer, insert, nodes_of, remove_unused, replace
 from ..lazy import lazy, shape_of
 from ..passes.base import GraphPass
 from .dynamic_int8 import dynamic_product
+from .integer_products import Product
+from .static_int8 import static_product, static_readers
 
 _BLOCKS = (128, 64, 32, 16)
 
 
 class WeightOnlyProductsPass(GraphPass):
-    """Let the products of every ``DynamicQuantizeLinear`` read its input instead."""
+    """Let products of quantized inputs read what was quantized.
+
+    Args:
+        dynamic: those of ``DynamicQuantizeLinear``.
+        static: those of ``QuantizeLinear``.
+    """
+
+    def __init__(self, *, dynamic: bool = True, static: bool = True) -> None:
+        super().__init__()
+        self.dynamic, self.static = dynamic, static
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what ``DynamicProductsPass`` would."""
-        for source in list(nodes_of(graph, "DynamicQuantizeLinear")):
+        """Rewrite what ``DynamicProductsPass`` and ``StaticProductsPass`` would."""
+        for source in list(nodes_of(graph, "DynamicQuantizeLinear")) if self.dynamic else ():
             for use in list(source.outputs[0].uses()):
-                found = dynamic_product(source, use.node)
-                if isinstance(found, str):
-                    self.refuse(use.node, found)
-                    continue
-                node, scaled = use.node, found.scaled
-                weight = _dequantized(graph, node, found.scales)
-                product = insert(node, "MatMul", [source.inputs[0], weight]).outputs[0]
-                replace(scaled, product)
-                remove_unused(graph, scaled.producer())
-                self.fired += 1
+                self._rewrite(graph, source, use.node, dynamic_product(source, use.node))
+        for source in list(nodes_of(graph, "QuantizeLinear")) if self.static else ():
+            for node in static_readers(source):
+                self._rewrite(graph, source, node, static_product(node))
+
+    def _rewrite(self, graph: ir.Graph, source: ir.Node, node: ir.Node, found: Product | str) -> None:
+        if isinstance(found, str):
+            self.refuse(node, found)
+            return
+        product = insert(node, "MatMul", [source.inputs[0], _dequantized(graph, node, found)]).outputs[0]
+        replace(found.scaled, product)
+        remove_unused(graph, found.scaled.producer())
+        self.fired += 1
 
 
-def _dequantized(graph: ir.Graph, node: ir.Node, scales: ir.TensorProtocol) -> ir.Value:
-    values = node.inputs[1]
-    if values is None or values.const_value is None:
-        raise AssertionError("unreachable: dynamic_product checked the weight")
-    rows, columns = shape_of(values.const_value)
+def _dequantized(graph: ir.Graph, node: ir.Node, found: Product) -> ir.Value:
+    rows, columns = shape_of(found.values)
     block = next((size for size in _BLOCKS if rows % size == 0), None)
-    name = f"{values.name}.scales"
-    if block is None:
-        whole = lazy(lambda: np.broadcast_to(scales.numpy().reshape(-1), columns), scales.dtype, (columns,))
-        operands = [values, add_initializer(graph, name, whole)]
-        return insert(node, "DequantizeLinear", operands, {"axis": 1}).outputs[0]
-    shape = (rows // block, columns)
-    repeated = lazy(lambda: np.broadcast_to(scales.numpy().reshape(-1), shape), scales.dtype, shape)
-    operands = [values, add_initializer(graph, name, repeated)]
-    return insert(node, "DequantizeLinear", operands, {"axis": 0, "block_size": block}).outputs[0]
+    values = add_initializer(graph, f"{found.name}.weight_only", found.values)
+    shape = (columns,) if block is None else (rows // block, columns)
+    scales = found.scales
+    repeated = lazy(lambda: np.broadcast_to(scales.numpy(), shape), scales.dtype, shape)
+    operands = [values, add_initializer(graph, f"{found.name}.scales", repeated)]
+    attributes = {"axis": 1} if block is None else {"axis": 0, "block_size": block}
+    return insert(node, "DequantizeLinear", operands, attributes).outputs[0]

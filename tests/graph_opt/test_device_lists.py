@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from carryall.graph_opt.lower.float_compute import FloatComputePass
 from carryall.graph_opt.lower.kernels import CUDA, DIRECTML, Kernels
 from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.lower.standard import standard_passes
+from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
 from carryall.graph_opt.passes.base import GraphPass
 from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibrators import min_max
+from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.ranges import input_histograms
+from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
 from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
 from carryall.graph_opt.runners import GraphRunner, PortableRunner, SlotRunner
 from carryall.runtime.errors import GraphError
@@ -207,3 +213,47 @@ def test_what_stays_is_valid_in_the_standards_own_evaluator(tmp_path: Path) -> N
         value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)  # type: ignore[union-attr]
     logits = ReferenceEvaluator(ir.to_proto(model)).run(["logits"], feed)[0]  # type: ignore[index]
     np.testing.assert_allclose(logits[0], expected.forward({0: tokens})[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+@pytest.mark.parametrize("kernels", [CUDA, DIRECTML], ids=["cuda", "directml"])
+def test_integer_products_become_weight_only_where_there_are_no_kernels(
+    kernels: Kernels, method: str, tmp_path: Path
+) -> None:
+    """The same int8 weights, activations no longer rounded."""
+    _, model = portable("llama", tmp_path)
+    _quantize(model, tmp_path, method)
+    weight_only = model.clone()
+    lower(model, dataclasses.replace(kernels, float_attention=True), None)
+    counts = Counter(node.op_type for node in model.graph)
+    assert not {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "DynamicQuantizeLinear"} & set(counts)
+    assert counts["MatMulNBits"] >= 8
+    pipeline.run(weight_only, [WeightOnlyProductsPass()])
+    expected = PortableRunner(save(weight_only, tmp_path / "weight_only.onnx"))
+    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    assert worst(expected, lowered) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_tensorrt_keeps_static_integer_products(method: str, tmp_path: Path) -> None:
+    _, model = portable("llama", tmp_path)
+    _quantize(model, tmp_path, method)
+    expected = model.clone()
+    pipeline.run(model, standard_passes(CONTEXT))
+    counts = Counter(node.op_type for node in model.graph)
+    assert not {"MatMulInteger", "DynamicQuantizeLinear"} & set(counts)
+    assert (counts["QuantizeLinear"] > 4) is (method == "static")
+    pipeline.run(expected, [WeightOnlyProductsPass(static=False)])
+    before = PortableRunner(save(expected, tmp_path / "expected.onnx"))
+    assert worst(before, PortableRunner(save(model, tmp_path / "lowered.onnx"))) < 1e-4
+
+
+def _quantize(model: ir.Model, folder: Path, method: str) -> None:
+    form = BlockFormat(bits=8, block_size=16, symmetric=True)
+    if method == "dynamic":
+        pipeline.run(model, [DynamicQuantizationPass(form)])
+        return
+    windows = [np.random.default_rng(i).integers(0, 256, 12) for i in range(12)]
+    histograms = input_histograms(folder / "portable.onnx", windows, context_length=CONTEXT)
+    ranges = {name: min_max(histogram) for name, histogram in histograms.items()}
+    pipeline.run(model, [StaticQuantizationPass(form, ranges)])
