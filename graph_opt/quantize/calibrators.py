@@ -114,7 +114,7 @@ CALIBRATORS: Mapping[str, Calibrator] = {
     "entropy": entropy,
     "mse": mse,
 }
-CALIBRATOR = "minmax"  # where nobody chooses
+CALIBRATOR = "mse"  # where nobody chooses
 
 
 def _within(histogram: Histogram, limit: float) -> float:

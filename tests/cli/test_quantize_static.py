@@ -61,7 +61,7 @@ def test_static_int8_runs_near_the_float_model(tiny_package: Path, tmp_path: Pat
     assert result.exit_code == 0, result.output
     record = Package.open(out).record
     assert record.quantization is not None
-    expected = {"method": "int8-static", "calibrator": "minmax", "smooth": True, "kv_cache": "int8-tensor"}
+    expected = {"method": "int8-static", "calibrator": "mse", "smooth": True, "kv_cache": "int8-tensor"}
     assert expected.items() <= record.quantization.items()
     assert record.passes[-3:] == ("QuantizeKV", "SmoothQuant", "StaticQuantization")
     assert 0 < divergence(out, tiny_package, tmp_path) < 0.05
@@ -91,7 +91,7 @@ def test_calibration_is_done_once_for_all_calibrators(
         return float(stored.numpy())
 
     scales = {name: scale(name, "--calibrator", name) for name in CALIBRATORS}
-    assert scale("again") == scales["minmax"]
+    assert scale("again") == scales["mse"]
     assert min(scales.values()) < max(scales.values()) == scales["minmax"]
     assert len(calls) == 1
     text = tmp_path / "own.txt"
