@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,11 +10,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .top_candidates import Candidates, Integers, Row, candidates_above, grouped, top_candidates
+from .splitmix import uniform
+from .top_candidates import Candidates, Integers, Row, candidates_above, top_candidates
 
 Floats = npt.NDArray[np.float64]
 
-_NUCLEUS_WIDTHS = (64, 512, 4096)  # candidates looked at before the whole vocabulary is sorted
+_WIDTHS = (64, 512)  # candidates that are sorted; from more of them, drawing without order is cheaper
 _BLOCK = 128
 _MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
 COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
@@ -92,43 +94,73 @@ def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Flo
     wanted = total * np.array([f.top_p for f in filters])
     tokens = np.empty(len(rows), np.int64)
     left = np.arange(len(rows))
-    for width in (*_NUCLEUS_WIDTHS, len(rows[0])):
-        count = np.full(len(left), min(width, len(rows[0])), np.int64)
-        candidates = top_candidates([rows[i] for i in left.tolist()], count)
-        some = [filters[i] for i in left.tolist()]
+    for width in _WIDTHS:
+        # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
+        tried = left[wanted[left] <= width]
+        if not len(tried):
+            continue
+        some = [filters[i] for i in tried.tolist()]
+        candidates = top_candidates(
+            [rows[i] for i in tried.tolist()], np.full(len(tried), min(width, len(rows[0])))
+        )
         weights = _weights(candidates.logits.astype(np.float64), some)
-        enough = (weights.sum(axis=1) >= wanted[left]) | (count == len(rows[0]))
-        found = _choose(candidates, weights, total[left], some, uniforms[left])
-        tokens[left[enough]] = found[enough]
-        left = left[~enough]
-        if not len(left):
-            break
+        enough = (weights.sum(axis=1) >= wanted[tried]) | (width >= len(rows[0]))
+        found = _choose(candidates, weights, total[tried], some, uniforms[tried])
+        tokens[tried[enough]] = found[enough]
+        left = np.setdiff1d(left, tried[enough])
+    for i in left.tolist():
+        tokens[i] = _draw_wide(rows[i], filters[i], float(uniforms[i]), float(wanted[i]))
     return tokens
 
 
+def _draw_wide(row: Row, filters: Filters, first: float, nucleus: float) -> int:
+    """Draw from all tokens until one is of the nucleus, which holds more of them than are worth sorting."""
+    weights = _row_weights(row, filters)
+    left = np.where(weights >= filters.min_p, weights, np.float32(0.0))
+    if filters.xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
+        _exclude_top(left, filters.xtc_threshold * nucleus)
+    cumulative = _Cumulative(left)
+    key = int(first * 2**53)
+    for place in itertools.count():
+        token = cumulative.token(uniform(key, place) if place else first)
+        weight = weights[token]
+        before = float(np.multiply(weights, weights > weight).sum())
+        before += weight * float(np.count_nonzero(weights[:token] == weight))
+        if before < nucleus:
+            return token
+    raise AssertionError("the likeliest token is always of the nucleus")
+
+
 def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    candidates = _heavier(rows, np.array([f.min_p for f in filters]), filters)
-    weights = _weights(candidates.logits.astype(np.float64), filters)
-    return _choose(candidates, weights, weights.sum(axis=1), filters, uniforms)
-
-
-def _heavier(rows: Sequence[Row], weight: Floats, filters: Sequence[Filters]) -> Candidates:
-    """At least the tokens whose weight reaches the row's, where the best one's is 1."""
-    # One float32 step of slack, so that rounding drops nobody here; the caller decides exactly.
-    spread = np.array([f.temperature for f in filters]) * np.log(weight)
+    """Sort those that are kept, unless they are too many."""
+    # One float32 step of slack, so that rounding drops nobody here; _choose decides exactly.
+    spread = np.array([f.temperature * np.log(f.min_p) for f in filters])
     largest = np.array([row.max() for row in rows])
     threshold = np.nextafter((largest + spread).astype(np.float32), np.float32(-np.inf))
-    return candidates_above(rows, threshold)
+    counts = [np.count_nonzero(row >= least) for row, least in zip(rows, threshold, strict=True)]
+    tokens = np.empty(len(rows), np.int64)
+    is_few = np.less_equal(counts, _WIDTHS[-1])
+    few, many = np.flatnonzero(is_few), np.flatnonzero(~is_few)
+    if len(few):
+        some = [filters[i] for i in few.tolist()]
+        candidates = candidates_above([rows[i] for i in few.tolist()], threshold[few])
+        weights = _weights(candidates.logits.astype(np.float64), some)
+        tokens[few] = _choose(candidates, weights, weights.sum(axis=1), some, uniforms[few])
+    if len(many):
+        places = many.tolist()
+        tokens[many] = _draw_any([rows[i] for i in places], [filters[i] for i in places], uniforms[many])
+    return tokens
 
 
 def _draw_unsurprising(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
     """Mirostat 2 (arXiv:2007.14966), which has no other filters."""
-    total = _mass(rows, filters)
-    bound = total * np.exp2([-min(f.max_surprise or 0.0, _MOST_SURPRISE) for f in filters])
-    candidates = _heavier(rows, np.minimum(bound, 1.0), filters)
-    weights = _weights(candidates.logits.astype(np.float64), filters)
-    weights[(weights < bound[:, None]) & (np.arange(weights.shape[1]) > 0)] = 0.0
-    return _choose(candidates, weights, total, [Filters()] * len(rows), uniforms)
+    tokens = np.empty(len(rows), np.int64)
+    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
+        weights = _row_weights(row, f)
+        bound = float(weights.sum()) * 2.0 ** -min(f.max_surprise or 0.0, _MOST_SURPRISE)
+        weights[weights < min(bound, 1.0)] = 0.0  # the heaviest weighs 1, and stays
+        tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
+    return tokens
 
 
 def _draw_typical(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
@@ -159,23 +191,32 @@ def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
 
 
 def _draw_any(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    """Inverse of the cumulative distribution in two levels: find the block, then the token in it."""
+    """Draw without sorting; of the filters, min-p and XTC apply."""
     tokens = np.empty(len(rows), np.int64)
-    for chosen, logits in grouped(rows):
-        weights = _weights(logits, filters[chosen])
-        for row, f in zip(weights, filters[chosen], strict=True):
-            if f.xtc_threshold < 1.0:
-                _exclude_top(row, f.xtc_threshold * row.sum(dtype=np.float64))
-        starts = np.arange(0, logits.shape[1], _BLOCK)
-        sums = np.add.reduceat(weights, starts, axis=1).astype(np.float64)
-        mass = np.cumsum(sums, axis=1)
-        target = uniforms[chosen] * mass[:, -1]
-        block = np.minimum((mass <= target[:, None]).sum(axis=1), len(starts) - 1)
-        for i, at in enumerate(block.tolist()):
-            inside = weights[i, at * _BLOCK : (at + 1) * _BLOCK]
-            before = mass[i, at] - sums[i, at]
-            tokens[chosen.start + i] = at * _BLOCK + _inverse(inside, target[i] - before)
+    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
+        weights = _row_weights(row, f)
+        if f.min_p > 0.0:
+            weights[weights < f.min_p] = 0.0
+        if f.xtc_threshold < 1.0:
+            _exclude_top(weights, f.xtc_threshold * float(weights.sum()))
+        tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
     return tokens
+
+
+class _Cumulative:
+    """Inverse of a cumulative distribution in two levels: find the block, then the token in it."""
+
+    def __init__(self, weights: npt.NDArray[np.float32]) -> None:
+        self._weights = weights
+        self._sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).astype(np.float64)
+        self._mass = np.cumsum(self._sums)
+
+    def token(self, uniform: float) -> int:
+        """The token at this share of the mass."""
+        target = uniform * self._mass[-1]
+        block = min(int((self._mass <= target).sum()), int(np.searchsorted(self._mass, self._mass[-1])))
+        inside = self._weights[block * _BLOCK : (block + 1) * _BLOCK]
+        return block * _BLOCK + _inverse(inside, target - (self._mass[block] - self._sums[block]))
 
 
 def _inverse(weights: npt.NDArray[_F], target: float) -> int:
@@ -186,12 +227,18 @@ def _inverse(weights: npt.NDArray[_F], target: float) -> int:
 
 
 def _mass(rows: Sequence[Row], filters: Sequence[Filters]) -> Floats:
-    """Per row, the sum of all weights."""
-    mass = np.empty(len(rows), np.float64)
-    for chosen, logits in grouped(rows):
-        # Row by row: the order of a sum over several rows could depend on how many there are.
-        mass[chosen] = [weights.sum(dtype=np.float64) for weights in _weights(logits, filters[chosen])]
-    return mass
+    """Per row, the sum of all weights; summed row by row, so that it is the same in every batch."""
+    return np.array([float(_row_weights(row, f).sum()) for row, f in zip(rows, filters, strict=True)])
+
+
+def _row_weights(row: Row, filters: Filters) -> npt.NDArray[np.float32]:
+    """``_weights`` of a single row; a row of this size is best worked on alone, within a core's cache."""
+    weights: npt.NDArray[np.float32] = row - row.max()
+    if filters.temperature != 1.0:
+        with np.errstate(over="ignore"):
+            weights /= np.float32(filters.temperature)
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _weights(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
@@ -219,6 +266,8 @@ def _exclude_top(weights: npt.NDArray[_F], bound: float) -> None:
 
     XTC, by its author's definition: https://github.com/oobabooga/text-generation-webui/pull/6335.
     """
+    if bound > 1.0:  # no weight is above 1
+        return
     top = np.flatnonzero(weights >= bound)
     if len(top) > 1:
         last = len(top) - 1 - int(np.argmin(weights[top][::-1]))

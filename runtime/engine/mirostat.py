@@ -21,8 +21,8 @@ class Mirostat:
 
     def surprise(self, logits: npt.NDArray[np.float32], token: int) -> float:
         """Bits of surprise of ``token`` under ``logits`` [vocab_size]."""
-        scaled = (logits.astype(np.float64) - float(logits.max())) / self._temperature
-        return float(np.log2(np.exp(scaled).sum()) - scaled[token] / np.log(2.0))
+        scaled = (logits - logits.max()) / np.float32(self._temperature)
+        return float(np.log2(np.exp(scaled).sum()) - float(scaled[token]) / np.log(2.0))
 
     def observe(self, surprise: float) -> None:
         """Take note of how surprising the token was that was generated."""

@@ -121,7 +121,7 @@ def _row_logprobs(
     logits: Row, token: int, best: Sequence[int], named: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
     largest = logits.max()
-    normalizer = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    normalizer = float(largest) + float(np.log(np.exp(logits - largest).sum()))
     places = {other: place for place, other in enumerate(best, start=1)}
     return tuple(
         TokenLogprob(one, float(logits[one]) - normalizer, places.get(one) or _rank(logits, one))

@@ -23,17 +23,9 @@ from .logits_processors import (
 )
 from .mirostat import Mirostat
 from .penalties import Penalties
+from .splitmix import mix, uniform
 
-_MASK = 2**64 - 1
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _XTC = 1  # the stream of uniforms that says whether XTC applies
-
-
-def _mix(z: int) -> int:
-    """SplitMix64's output function (Steele et al.: Fast Splittable Pseudorandom Number Generators, 2014)."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
 
 
 class SamplingState:
@@ -77,7 +69,7 @@ class SamplingState:
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids: list[int] = []
         self.num_tokens = 0
-        self._key = _mix(params.seed if params.seed is not None else secrets.randbits(63))
+        self._key = mix(params.seed if params.seed is not None else secrets.randbits(63))
         self.processors: list[LogitsProcessor] = list(_penalties(params, prompt_token_ids))
         if params.dry_multiplier:
             self.processors.append(Dry(params, dry_breakers, prompt_token_ids))
@@ -101,9 +93,7 @@ class SamplingState:
 
     def uniform(self, stream: int = 0, ahead: int = 0) -> float:
         """The draw for the next token, or ``ahead`` after it, in [0, 1); every ``stream`` has its own."""
-        key = _mix(self._key ^ stream) if stream else self._key
-        z = _mix((key + (self.num_tokens + ahead + 1) * _GOLDEN_GAMMA) & _MASK)
-        return (z >> 11) * 2.0**-53
+        return uniform(mix(self._key ^ stream) if stream else self._key, self.num_tokens + ahead)
 
     def filters(self) -> Filters:
         """From which tokens the next one is drawn."""
