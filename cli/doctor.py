@@ -18,11 +18,16 @@ _PROMPT = range(300, 316)  # tokens that the demo model knows
 
 @click.command("doctor")
 @click.option("--provider", default="cpu", show_default=True, help="The provider to test, with --selftest.")
+@click.option(
+    "--device", help="Which of the provider's devices, with --selftest: 1, GPU.1, as it calls them."
+)
 @click.option("--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare.")
 @json_option
 @quiet_option
 @click.pass_context
-def command(ctx: click.Context, provider: str, testing: bool, as_json: bool, quiet: bool) -> None:
+def command(
+    ctx: click.Context, provider: str, device: str | None, testing: bool, as_json: bool, quiet: bool
+) -> None:
     """Check this machine: what it is, what is installed, and which providers work.
 
     Every provider that can load computes a tiny model, and the result is checked. Where something is missing,
@@ -39,7 +44,7 @@ def command(ctx: click.Context, provider: str, testing: bool, as_json: bool, qui
     console = Console(stderr=True, quiet=quiet or as_json)
     if testing:
         with console.status(f"testing {provider}"):
-            report = _selftest(provider)
+            report = _selftest(provider, device)
         print_json(report.to_dict()) if as_json else _show_selftest(report)
         ctx.exit(0 if report.passed else 1)
     with console.status("looking") as status:
@@ -51,7 +56,7 @@ def command(ctx: click.Context, provider: str, testing: bool, as_json: bool, qui
     ctx.exit(found.exit_code)
 
 
-def _selftest(name: str) -> SelftestReport:
+def _selftest(name: str, device: str | None) -> SelftestReport:
     from ..exporter.demo import demo_path
     from ..exporter.export import export_model
     from ..providers import get_provider
@@ -61,7 +66,10 @@ def _selftest(name: str) -> SelftestReport:
     reason = provider.available()
     if reason is not None:
         raise ProviderUnavailableError(f"provider '{name}' cannot run here: {reason}")
-    return selftest(provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT)
+    options = {} if device is None else {"device": int(device) if device.isdecimal() else device}
+    return selftest(
+        provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT, options=options
+    )
 
 
 def _show_selftest(report: SelftestReport) -> None:

@@ -19,6 +19,12 @@ def test_a_provider_proves_itself() -> None:
     assert "tokens/s" in text.stdout
 
 
+def test_a_device_goes_to_the_provider() -> None:
+    result = CliRunner().invoke(carryall, ["doctor", "--provider", "cpu", "--device", "1", "--selftest"])
+    assert result.exit_code != 0
+    assert "provider 'cpu' has no option 'device'" in result.output
+
+
 def test_a_provider_that_cannot_run_says_why() -> None:
     result = CliRunner().invoke(carryall, ["doctor", "--provider", "tensorrt", "--selftest"])
     assert result.exit_code != 0
