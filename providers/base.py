@@ -98,11 +98,12 @@ class Runner(Protocol):
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the operating system. Its content is lost."""
 
-    def trim(self, slot: int, length: int) -> None:
-        """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
+    def close(self) -> None:
+        """Free everything. The runner cannot be used afterwards."""
 
-        Prefixes shorter than ``length`` are lost. Only called where ``info.sliding_window`` is set.
-        """
+
+class MovableRunner(Runner, Protocol):
+    """A runner whose ``info.kv_layout`` is not empty."""
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of positions [start, start + length), for ``write_kv`` of a runner of equal ``kv_layout``.
@@ -116,7 +117,7 @@ class Runner(Protocol):
             Arrays on the host, perhaps views, which the next call of any method may change.
 
         Raises:
-            ProviderRuntimeError: the slot holds less, or ``info.kv_layout`` is empty.
+            ProviderRuntimeError: the slot holds less, or cannot give it.
         """
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
@@ -132,8 +133,15 @@ class Runner(Protocol):
             ProviderRuntimeError: they do not fit; the slot holds ``start`` positions.
         """
 
-    def close(self) -> None:
-        """Free everything. The runner cannot be used afterwards."""
+
+class TrimmingRunner(Runner, Protocol):
+    """A runner whose ``info.sliding_window`` is not 0."""
+
+    def trim(self, slot: int, length: int) -> None:
+        """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
+
+        Prefixes shorter than ``length`` are lost.
+        """
 
 
 class Provider(abc.ABC):

@@ -105,9 +105,6 @@ class NullRunner:
         """Forget a slot's history."""
         self._hashes[slot] = []
 
-    def trim(self, slot: int, length: int) -> None:
-        """Nothing: the toy model has no windows."""
-
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Hashes of positions [start, start + length)."""
         if start + length > len(self._hashes[slot]):

@@ -75,9 +75,6 @@ class PagedRunner:
         """Give the slot's blocks back to the pool. Its content is lost."""
         self._pool.truncate(slot, 0)
 
-    def trim(self, slot: int, length: int) -> None:
-        """Nothing: blocks are given back when their slot is."""
-
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Whole blocks of positions [start, start + length); see ``Runner.read_kv``."""
         held = self._pool.lengths[slot]

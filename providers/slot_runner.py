@@ -116,7 +116,7 @@ class SlotRunner:
         self._lengths[target] = length
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back KV that tokens from ``length`` on do not look at; see ``Runner.trim``."""
+        """Give back KV that tokens from ``length`` on do not look at; see ``TrimmingRunner``."""
         self._kv.trim(slot, length)
 
     def release(self, slot: int) -> None:
@@ -125,7 +125,7 @@ class SlotRunner:
         self._kv.release(slot)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """KV of positions [start, start + length); see ``Runner.read_kv``."""
+        """KV of positions [start, start + length); see ``MovableRunner``."""
         if start + length > self._lengths[slot]:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
@@ -133,7 +133,7 @@ class SlotRunner:
         return self._kv.read(slot, start, length)
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Let a slot hold ``start + length`` positions; see ``Runner.write_kv``."""
+        """Let a slot hold ``start + length`` positions; see ``MovableRunner``."""
         if start > self._lengths[slot] or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
         self._lengths[slot] = start

@@ -6,11 +6,12 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ...providers.base import Row, Runner
+from ...providers.base import Row, Runner, TrimmingRunner
 from ..errors import (
     CarryallError,
     ProviderRuntimeError,
@@ -219,7 +220,7 @@ class Engine:
         """Let layers with a sliding window forget what lies behind it, now and then."""
         for row, request in zip(plan.rows, plan.requests, strict=True):
             if request.num_computed // _TRIM_EVERY > row.start // _TRIM_EVERY:
-                self._runner.trim(row.slot, request.num_computed)
+                cast(TrimmingRunner, self._runner).trim(row.slot, request.num_computed)
 
     def _tier(self, identity: str) -> Tier | None:
         """What the options ask for to keep KV in outside of the runner."""

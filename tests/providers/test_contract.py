@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline import run
 from carryall.providers import get_provider, provider_names
-from carryall.providers.base import Provider, Row, Runner, RunnerConfig
+from carryall.providers.base import MovableRunner, Provider, Row, Runner, RunnerConfig
 from carryall.runtime.errors import CarryallError, ProviderRuntimeError, UsageError
 
 Tokens = npt.NDArray[np.int64]
@@ -144,6 +145,7 @@ def test_kv_can_leave_and_come_back(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 3), 150)
     if not runner.info.kv_layout:
         pytest.skip("this provider's KV cannot leave its device")
+    runner = cast(MovableRunner, runner)
     expected = whole(runner, tokens)
     runner.forward([Row(0, tokens[:140], 0)])
     pieces = [(start, length, runner.read_kv(0, start, length)) for start, length in ((0, 64), (64, 70))]

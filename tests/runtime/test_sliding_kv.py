@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from tiny_models import write_tiny
 
+from carryall.providers.base import TrimmingRunner
 from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.llm import LLM
 from carryall.runtime.sampling_params import SamplingParams
@@ -26,7 +28,7 @@ def test_trimmed_equals_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         trimmed: list[int] = []
         config = EngineConfig(prefix_cache=prefix_cache)
         with LLM(checkpoint, max_slots=2, num_threads=1, engine_config=config) as llm:
-            runner = llm._engine._runner
+            runner = cast(TrimmingRunner, llm._engine._runner)
             assert runner.info.sliding_window == 70
             trim = runner.trim
 

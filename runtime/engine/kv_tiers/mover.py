@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from ....providers.base import Runner
+from ....providers.base import MovableRunner, Runner
 from ...errors import ProviderRuntimeError, UsageError
 from ..prompt_costs import PromptCosts
 from ..request import Request
@@ -46,7 +47,7 @@ class KVMover:
     def __init__(self, runner: Runner, tier: Tier | None, identity: str, costs: PromptCosts) -> None:
         self.identity = f"{identity} {runner.info.kv_layout}"
         self.counters = TierCounters()
-        self._runner = runner
+        self._runner = cast(MovableRunner, runner)  # where there is a tier
         self._tier = tier
         self._costs = costs
         self._seconds_per_token: float | None = None
