@@ -18,6 +18,7 @@ from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
 from .passes.lift_weights import LiftWeightsPass
+from .passes.merge_duplicates import MergeDuplicatesPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
 from .passes.one_mask import OneMaskPass
 from .passes.position_ids import PositionIdsPass
@@ -66,5 +67,5 @@ def _clean_up() -> list[ir.passes.PassBase]:
     return [
         common.RemoveUnusedNodesPass(),
         common.DeduplicateInitializersPass(size_limit=64),
-        common.CommonSubexpressionEliminationPass(),
+        MergeDuplicatesPass(),
     ]

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .canonical import canonical_passes
+from .passes.merge_duplicates import MergeDuplicatesPass
 from .passes.remove_identities import RemoveIdentitiesPass
 
 
@@ -15,7 +16,7 @@ def portable_passes() -> list[ir.passes.PassBase]:
         *canonical_passes(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         RemoveIdentitiesPass(),
-        common.CommonSubexpressionEliminationPass(),
+        MergeDuplicatesPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),

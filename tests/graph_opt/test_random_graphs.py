@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
 from random_graphs import FOREIGN, SHAPE, models
 
 from carryall.graph_opt.load import check_model
@@ -23,17 +23,11 @@ quiet = settings(
 
 
 def evaluate(proto: onnx.ModelProto, seed: int) -> Arrays:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    """Run a model in ONNX's evaluator: onnxruntime 1.31 loses Cast(Cast(input)) that a loop's body reads."""
     rng = np.random.default_rng(seed)
-    feed = {value.name: rng.standard_normal(SHAPE, np.float32) for value in session.get_inputs()}
-    results: Arrays = session.run(None, feed)
-    return results
+    feed = {value.name: rng.standard_normal(SHAPE, np.float32) for value in proto.graph.input}
+    with np.errstate(all="ignore"):
+        return [np.asarray(result) for result in ReferenceEvaluator(proto).run(None, feed)]
 
 
 @quiet
