@@ -100,13 +100,15 @@ def head_size(path: Path) -> int:
 
 
 def steps_ms(decoders: Mapping[str, Decoder], past: int) -> dict[str, float]:
-    """Return the time of a decode step of each decoder: the fastest tenth, the decoders in turn."""
+    """Return the time of a decode step of each decoder: processor time on one thread, the fastest
+    tenth, the decoders in turn.
+    """
     bound = {name: decoder.bind_step(past) for name, decoder in decoders.items()}
     times: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(_ROUNDS):
         for name, decoder in decoders.items():
             for _ in range(_STEPS):
-                start = time.perf_counter()
+                start = time.process_time()
                 decoder.session.run_with_iobinding(bound[name])
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
     return {name: 1e3 * sorted(found)[len(found) // 10] for name, found in times.items()}

@@ -5,8 +5,8 @@
 
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
 fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
-took, and with --latency the time of one decode step on 256 cached tokens (one thread, the fastest tenth of
-150, the optimizers in turn). Optimizers that are not installed are left out.
+took, and with --latency the time of one decode step on 256 cached tokens (processor time on one thread, the
+fastest tenth of 150, the optimizers in turn). Optimizers that are not installed are left out.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/optimize_cost.py FOLDER [--rounds 3] [--chart FILE.svg]
 
 FOLDER holds <layers>/model.onnx, the same decoder traced with that many layers. The time is that of the
-portable passes and of those for the CPU; reading and writing files is left out.
+portable passes and of those for the CPU, in processor time; reading and writing files is left out.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from carryall.graph_opt.pipelines import portable_passes
 def seconds(path: Path) -> tuple[float, float]:
     """Return the time of the portable passes, and of the CPU's."""
     model = ir.load(path)
-    start = time.perf_counter()
+    start = time.process_time()
     model, _ = run(model, portable_passes())
-    middle = time.perf_counter()
+    middle = time.process_time()
     run(model, slot_passes(SlotOptions(context_length=CONTEXT)))
-    return middle - start, time.perf_counter() - middle
+    return middle - start, time.process_time() - middle
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
         )
     if arguments.chart:
         arguments.chart.write_text(
-            lines("Seconds to optimize a traced decoder", found, x="layers", y="seconds")
+            lines("Processor seconds to optimize a traced decoder", found, x="layers", y="seconds")
         )
 
 
