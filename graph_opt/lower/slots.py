@@ -26,6 +26,7 @@ from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
 from .static_int8 import StaticProductsPass
+from .top_logits import TopLogitsPass
 from .weight_only_products import WeightOnlyProductsPass
 
 _NEWEST = 23  # the portable graph's opset
@@ -39,6 +40,7 @@ class SlotOptions:
         context_length: most tokens a sequence will have; rope tables are this long.
         kernels: what the target's kernels take.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
+        top_logits: how many of the best logits the graph gives out beside them all; 0 leaves that out.
         compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
     """
 
@@ -46,6 +48,7 @@ class SlotOptions:
     kernels: Kernels = CPU
     kv_cache: str = "auto"
     compute: ir.DataType | None = None
+    top_logits: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -89,6 +92,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(DequantizeWeightsPass())
     if kernels.opset < _NEWEST:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
+    if options.top_logits:
+        passes.append(TopLogitsPass(options.top_logits))
     passes.append(common.RemoveUnusedNodesPass())
     return [*passes, OlderOpsetPass(kernels.opset)]
 
