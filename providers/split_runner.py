@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
-from .base import Row, Runner, RunnerInfo
+from .base import MovableRunner, Row, Runner, RunnerInfo, TrimmingRunner
 
 
 class SplitRunner:
@@ -57,24 +57,29 @@ class SplitRunner:
             part.release(slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``Runner.trim``."""
+        """See ``TrimmingRunner``."""
         for part in self._parts:
             if part.info.sliding_window:
-                part.trim(slot, length)
+                cast(TrimmingRunner, part).trim(slot, length)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of all parts, one after the other."""
-        return [array for part in self._parts for array in part.read_kv(slot, start, length)]
+        return [array for part in self._movable() for array in part.read_kv(slot, start, length)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Give each part its own arrays back."""
         taken = 0
-        for part in self._parts:
+        for part in self._movable():
             count = len(part.read_kv(slot, 0, 0))
             part.write_kv(slot, start, length, parts[taken : taken + count])
             taken += count
         if taken != len(parts):
             raise ProviderRuntimeError(f"KV of another layout: {len(parts)} arrays instead of {taken}")
+
+    def _movable(self) -> list[MovableRunner]:
+        if not self.info.kv_layout:
+            raise ProviderRuntimeError("KV of some parts cannot leave its device")
+        return cast(list[MovableRunner], self._parts)
 
     def close(self) -> None:
         """Close every part."""

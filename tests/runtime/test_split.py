@@ -60,7 +60,8 @@ def test_parts_keep_prefixes_and_speculation_right(whole: list[list[int]]) -> No
 
 
 def test_kv_of_all_parts_can_be_taken_out_and_put_back() -> None:
-    runner = load_model("draft", provider="cpu:0-0,cpu@process:1-2", max_slots=2).runner
+    loaded = load_model("draft", provider="cpu:0-0,cpu@process:1-2", max_slots=2)
+    runner = cast(MovableRunner, loaded.runner)
     try:
         prompt = np.arange(70) % 100
         runner.forward([Row(0, prompt, 0)])
