@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from carryall import LLM, SamplingParams
 from carryall.graph_opt.layers import LayerRange
 from carryall.providers import get_provider
-from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.base import MovableRunner, Row, RunnerConfig
 from carryall.providers.process_runner import ProcessRunner
 from carryall.runtime.errors import CarryallError, GraphError, ProviderRuntimeError, UsageError
 from carryall.runtime.loading import load_model
