@@ -20,6 +20,7 @@ class NvTensorRtRtxProvider(TensorRTProvider):
     name = "nv_tensorrt_rtx"
     execution_provider = "NvTensorRTRTXExecutionProvider"
     prefix = "nv"
+    int4 = True  # networks are strongly typed, which needs no flags
 
     def libraries(self) -> list[Library]:
         """What must be loadable; its own library comes with the wheel that has this provider."""
@@ -28,6 +29,10 @@ class NvTensorRtRtxProvider(TensorRTProvider):
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Options of the execution provider itself. Types are those of the graph."""
         return {"device_id": str(options["device"])}
+
+    def type_options(self, model: Path) -> dict[str, str]:
+        """Nothing: types are those of the graph."""
+        return {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:
         """Where compiled kernels lie."""

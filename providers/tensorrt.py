@@ -39,6 +39,8 @@ class TensorRTProvider(OrtProvider):
     kernels = Kernels()
     device_name = "cuda"
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
+    # ONNX Runtime sets no builder flag for int4, without which TensorRT refuses it.
+    int4: ClassVar[bool] = False
     options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "chunk": 512, "cache_folder": ""}
 
     def available(self) -> str | None:
@@ -65,7 +67,8 @@ class TensorRTProvider(OrtProvider):
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         self._check_options(config.options)
         options = {**self.options, **config.options}
-        return standard_passes(config.context_length, compute_type(options["compute"]))
+        compute = compute_type(options["compute"])
+        return standard_passes(config.context_length, compute, int4=self.int4)
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Options of the execution provider itself; engines and timings are always kept."""
@@ -73,7 +76,6 @@ class TensorRTProvider(OrtProvider):
         return {
             "device_id": str(options["device"]),
             "trt_fp16_enable": str(int(options["compute"] == "fp16")),
-            "trt_int8_enable": "1",  # where the graph has Q/DQ; it changes nothing elsewhere
             "trt_layer_norm_fp32_fallback": "1",
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": str(folder / "engines"),
@@ -86,7 +88,7 @@ class TensorRTProvider(OrtProvider):
         self._check_options(config.options)
         options = {**self.options, **config.options}
         own = self.provider_options(options, generating=True)
-        own |= self.shape_options(model, config, options)
+        own |= self.shape_options(model, config, options) | self.type_options(model)
         cache = EngineCache(
             _cache_root(options["cache_folder"]) / "engines",
             {"model": model_facts(model), "options": own, "wheels": ort.installed_wheels()},
@@ -114,6 +116,11 @@ class TensorRTProvider(OrtProvider):
         shapes = ShapeRange(chunk=options["chunk"], context_length=config.context_length)
         kinds = zip(("min", "opt", "max"), shapes.profiles(input_shapes(model)), strict=True)
         return {f"{self.prefix}_profile_{kind}_shapes": text for kind, text in kinds}
+
+    def type_options(self, model: Path) -> dict[str, str]:
+        """int8 where activations are quantized; without Q/DQ, TensorRT would want calibration for it."""
+        quantized = any(node.op_type == "QuantizeLinear" for node in ir.load(model).graph)
+        return {"trt_int8_enable": "1"} if quantized else {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:
         """Where this model's engines lie."""

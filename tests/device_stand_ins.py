@@ -60,6 +60,9 @@ class TensorRTOnCpu(_OnCpu, TensorRTProvider):
     def shape_options(self, *_: Any) -> dict[str, str]:
         return {}
 
+    def type_options(self, *_: Any) -> dict[str, str]:
+        return {}
+
     def cache_options(self, *_: Any) -> dict[str, str]:
         return {}
 

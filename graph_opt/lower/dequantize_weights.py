@@ -5,7 +5,7 @@ Costs the memory that quantization saved, and is computed lazily, while the grap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -42,12 +42,11 @@ class DequantizeWeightsPass(GraphPass):
             self.fired += 1
 
 
-def is_signed(node: ir.Node) -> bool:
-    """Whether a DequantizeLinear has signed values centred at zero, which TensorRT insists on."""
+def is_signed(node: ir.Node, types: Collection[ir.DataType]) -> bool:
+    """Whether a DequantizeLinear has values of these types, centred at zero as TensorRT insists."""
     values = weight(node.inputs[0])
     zero = weight(node.inputs[2]) if len(node.inputs) > 2 else None
-    signed = values is not None and values.dtype in (ir.DataType.INT4, ir.DataType.INT8)
-    return signed and (zero is None or not zero.numpy().any())
+    return values is not None and values.dtype in types and (zero is None or not zero.numpy().any())
 
 
 def _floats(node: ir.Node, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:

@@ -56,13 +56,17 @@ class DecomposeAttentionPass(GraphPass):
             self.fired += 1
 
 
-def standard_passes(context_length: int, compute: ir.DataType | None = None) -> list[ir.passes.PassBase]:
+def standard_passes(
+    context_length: int, compute: ir.DataType | None = None, *, int4: bool = False
+) -> list[ir.passes.PassBase]:
     """Return the passes, in order. The graph keeps the portable contract, in operators of opset 21.
 
     Args:
         context_length: most tokens a sequence will have; rope tables are this long.
         compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
+        int4: the target takes DequantizeLinear of int4 weights, not only of int8.
     """
+    types = (ir.DataType.INT8, ir.DataType.INT4) if int4 else (ir.DataType.INT8,)
     return [
         WeightOnlyProductsPass(static=False),
         *([HalfPrecisionPass(compute)] if compute is not None else []),
@@ -73,7 +77,7 @@ def standard_passes(context_length: int, compute: ir.DataType | None = None) -> 
         DecomposeAttentionPass(),
         common.ShapeInferencePass(),
         DecomposeNormsPass(),
-        DequantizeWeightsPass(unless=is_signed),
+        DequantizeWeightsPass(unless=lambda node: is_signed(node, types)),
         common.RemoveUnusedNodesPass(),
         OlderOpsetPass(OPSET),
     ]

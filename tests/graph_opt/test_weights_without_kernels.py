@@ -71,8 +71,11 @@ def test_only_what_is_signed_around_zero_stays_for_tensorrt() -> None:
         if zeros is not None:
             tensors["z"] = np.full((2, 6), zeros).astype(dtype)
         model = graph(BLOCKED % ("" if zeros is None else ", z"), **tensors)
-        apply(DequantizeWeightsPass(unless=is_signed), model)
-        assert ("DequantizeLinear" in [node.op_type for node in model.graph]) is stays
+        types = (ir.DataType.INT8, ir.DataType.INT4)
+        for allowed, kept in ((types, stays), (types[:1], stays and dtype == np.int8)):
+            again = model.clone()
+            apply(DequantizeWeightsPass(unless=lambda node, allowed=allowed: is_signed(node, allowed)), again)  # type: ignore[misc]
+            assert ("DequantizeLinear" in [node.op_type for node in again.graph]) is kept
 
 
 def test_computed_scales_are_left_alone() -> None:

@@ -19,6 +19,7 @@ from carryall.providers import get_provider, libraries, nvidia, ort
 from carryall.providers.base import RunnerConfig
 from carryall.providers.cuda import CudaProvider, slots_that_fit
 from carryall.providers.libraries import Library
+from carryall.providers.nv_tensorrt_rtx import NvTensorRtRtxProvider
 from carryall.providers.tensorrt import TensorRTProvider
 from carryall.providers.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
 from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError, UsageError
@@ -202,6 +203,15 @@ def test_an_engine_depends_on_all_facts(tmp_path: Path) -> None:
 def test_tensorrt_needs_to_know_the_context(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="builds engines for RunnerConfig"):
         TensorRTProvider().shape_options(tmp_path, RunnerConfig(), TensorRTProvider.options)
+
+
+def test_int8_is_enabled_where_activations_are_quantized(tmp_path: Path) -> None:
+    for operator, expected in (("QuantizeLinear", {"trt_int8_enable": "1"}), ("Floor", {})):
+        scale = ", one" if operator == "QuantizeLinear" else ""
+        text = f"g (float[2] x) => (y) {{ one = Constant<value = float {{1}}>() y = {operator}(x{scale}) }}"
+        ir.save(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}'), tmp_path / "m.onnx")
+        assert TensorRTProvider().type_options(tmp_path / "m.onnx") == expected
+        assert NvTensorRtRtxProvider().type_options(tmp_path / "m.onnx") == {}
 
 
 def test_names_of_options_follow_the_product(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ from carryall.providers.selftest import SelftestReport, selftest
 PROMPT = [5, 100, 17, 3, 200, 42, 9, 77]
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny("llama", tmp_path_factory.mktemp("selftest"), head_dim=16)
