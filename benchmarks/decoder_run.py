@@ -100,9 +100,7 @@ def head_size(path: Path) -> int:
 
 
 def steps_ms(decoders: Mapping[str, Decoder], past: int) -> dict[str, float]:
-    """Return the time of a decode step of each decoder: processor time on one thread, the fastest
-    tenth, the decoders in turn.
-    """
+    """Return the processor time of a decode step of each decoder, the fastest tenth; they run in turn."""
     bound = {name: decoder.bind_step(past) for name, decoder in decoders.items()}
     times: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(_ROUNDS):

@@ -83,7 +83,13 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
             f"rope table '{value.name}' depends on {sorted(probe.input_names)}, not on positions only"
         )
     positions = np.arange(context_length, dtype=np.int64)[None]
-    table = probe({"position_ids": positions}).astype(np.float32)
+    try:
+        table = probe({"position_ids": positions}).astype(np.float32)
+    except GraphError as error:
+        raise GraphError(
+            f"rope table '{value.name}' cannot be made for {context_length} positions; if the model stores a "
+            f"shorter one, choose a context length that it covers ({error})"
+        ) from error
     if table.ndim == 3 and table.shape[:2] == (1, context_length):
         return table.reshape(table.shape[1:])
     raise GraphError(f"rope table '{value.name}' has shape {table.shape} for {context_length} positions")
