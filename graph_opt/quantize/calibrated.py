@@ -122,10 +122,7 @@ def _quantize_stage(
     stand_ins = {}
     for value, form in wanted.items():
         name = str(value.name)
-        try:
-            result = algorithm.solve(matrices[value] * scale[:, None], form, stage.moments / squares, drift)
-        except GraphError as error:
-            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
+        result = algorithm.solve(matrices[value] * scale[:, None], form, stage.moments / squares, drift)
         found.keep(name, result)
         if not _is_tied(value):
             stand_ins[name] = dequantize(result, form) / scale[:, None]
@@ -150,6 +147,8 @@ def _matrix(value: ir.Value) -> Floats:
     if value.const_value is None:
         raise GraphError(f"initializer {value.name} has no content")
     matrix = np.asarray(value.const_value.numpy(), np.float32)
+    if not np.isfinite(matrix).all():
+        raise GraphError(f"weight {value.name} cannot be quantized: it holds NaN or infinity")
     return matrix.T if any(use.node.op_type == "Gemm" for use in value.uses()) else matrix
 
 
