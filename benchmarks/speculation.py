@@ -8,6 +8,8 @@ Three kinds of work, each of the same prompts for both engines:
     noise    random tokens, sampled at temperature 2: next to nothing repeats
 Measured is decoding alone: from the first token of the last request to the last token, in tokens a second. A
 row gives medians over the rounds and the median of each round's ratio. Rounds alternate which engine begins.
+On a machine that does other work too, ``--cpu-time --threads 1`` counts seconds of this process alone, for
+the controller too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -32,6 +34,7 @@ from carryall.runtime.sampling_params import SamplingParams
 _PROMPT_CHARACTERS = 700
 
 Work = Sequence[tuple[list[int], SamplingParams]]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +77,36 @@ def works(model: LoadedModel, new_tokens: int) -> dict[str, Work]:
     return {"copy": copy, "prose": prose, "noise": noise}
 
 
-def tokens_per_second(engine: Engine, work: Work, batch: int) -> tuple[float, list[list[int]]]:
+def tokens_per_second(
+    engine: Engine, work: Work, batch: int, clock: Clock = time.perf_counter
+) -> tuple[float, list[list[int]]]:
     """Decode speed over all of the work, ``batch`` requests at a time, and the tokens generated."""
     seconds, count, outputs = 0.0, 0, []
     for first in range(0, len(work), batch):
-        requests = [
-            Request(str(i), *each) for i, each in enumerate(work[first : first + batch], start=first)
-        ]
+        requests = [Request(str(i), *each) for i, each in enumerate(work[first : first + batch], start=first)]
         for request in requests:
             engine.add(request)
         while not all(request.output_token_ids for request in requests):
             engine.step()
-        begin, before = time.perf_counter(), sum(len(request.output_token_ids) for request in requests)
+        begin, before = clock(), sum(len(request.output_token_ids) for request in requests)
         while engine.has_work:
             engine.step()
-        seconds += time.perf_counter() - begin
+        seconds += clock() - begin
         count += sum(len(request.output_token_ids) for request in requests) - before
         outputs += [request.output_token_ids for request in requests]
     return count / seconds, outputs
 
 
-def compare(model: LoadedModel, batches: Sequence[int], rounds: int, new_tokens: int) -> Iterator[Result]:
+def compare(
+    model: LoadedModel, batches: Sequence[int], rounds: int, new_tokens: int, clock: Clock
+) -> Iterator[Result]:
     """Run everything; a first round of each warms up and is not counted."""
     config = EngineConfig(prefix_cache=False)
-    engines = {"plain": Engine(model.runner, config), "speculative": Engine(model.runner, config, model.proposer)}
+    engines = {
+        "plain": Engine(model.runner, config),
+        "speculative": Engine(model.runner, config, model.proposer),
+    }
+    engines["speculative"].clock = clock
     for batch in batches:
         for kind, work in works(model, new_tokens).items():
             speeds: dict[str, list[float]] = {name: [] for name in engines}
@@ -106,7 +115,7 @@ def compare(model: LoadedModel, batches: Sequence[int], rounds: int, new_tokens:
                 if turn == 1:
                     before = engines["speculative"].stats()
                 for name in sorted(engines, reverse=bool(turn % 2)):
-                    speed, texts[name] = tokens_per_second(engines[name], work, batch)
+                    speed, texts[name] = tokens_per_second(engines[name], work, batch, clock)
                     speeds[name] += [speed] if turn else []
             if texts["plain"] != texts["speculative"]:
                 print(f"note: {kind} at batch {batch}: the texts differ")
@@ -139,9 +148,13 @@ def main() -> None:
     parser.add_argument("--batch", default="1", help="batch sizes, such as 1,4")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0, help="0 lets the provider choose")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count the process's seconds, not the clock's"
+    )
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
     batches = [int(size) for size in options.batch.split(",")]
     model = load_model(
         options.model,
@@ -155,7 +168,7 @@ def main() -> None:
     )
     print(f"{options.model} on {options.provider}, {options.method}")
     print("kind    batch  plain tok/s  speculative  ratio (worst..best)  accepted  tokens a step")
-    for result in compare(model, batches, options.rounds, options.new_tokens):
+    for result in compare(model, batches, options.rounds, options.new_tokens, clock):
         if options.json:
             print(json.dumps(asdict(result)))
             continue

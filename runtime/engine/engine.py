@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -57,6 +58,9 @@ class Engine:
         runner: holds the model and the KV cache; the engine closes it.
         config: how to schedule.
         proposer: proposes tokens to check several at a time; the engine closes it.
+
+    Attributes:
+        clock: tells speculation what steps cost, in seconds.
         identity: changes whenever the model does; KV kept on disk is found by it.
     """
 
@@ -93,6 +97,7 @@ class Engine:
             costs=costs,
             stored=self._mover if self._mover.active else None,
         )
+        self.clock: Callable[[], float] = time.perf_counter
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
@@ -161,7 +166,7 @@ class Engine:
         """Run one step; return the requests that gained tokens or ended."""
         expired = self._expire()
         refused = self._take_compiled()
-        begin = time.perf_counter()
+        begin = self.clock()
         plan = self._prepare(self._scheduler.plan())
         plan, logits, failed = self._forward(plan)
         self._scheduler.commit(plan)
@@ -173,7 +178,7 @@ class Engine:
         self._scheduler.settle(plan)
         if self._endless is not None:
             self._endless.slide(plan.requests)
-        self._speculator.learn(plan, accepted, time.perf_counter() - begin)
+        self._speculator.learn(plan, accepted, self.clock() - begin)
         self._apply_operations()
         return expired + refused + failed + [plan.requests[i] for i in drawing]
 

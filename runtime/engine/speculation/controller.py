@@ -15,12 +15,13 @@ from .acceptance import Acceptance
 from .costs import StepCosts
 from .proposer import Proposer
 
+_MOST_IN_A_ROW = 50  # steps with proposals, then a plain one tells what that costs by now
 _TRIAL_SHARE = 0.01  # of the time, for proposals that are not expected to pay
 _TRIAL_TOKENS = 2
 _SUREST = 0.99
 _LOSS_SHARE = 0.015  # of the time, the most that proposals may cost, whatever was expected of them
-_MOST_SAVED = 50.0  # plain steps' worth of past gains that may be lost again, and of credit to begin with
-_MOST_LOST = 10.0
+_MOST_SAVED = 20.0  # plain steps' worth of past gains that may be lost again, and of credit to begin with
+_MOST_LOST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Controller:
         self.costs = StepCosts(batched=batched)
         self._trial_budget = 0.0  # seconds
         self._account: float | None = None  # seconds gained so far, within limits
+        self._in_a_row = 0
 
     def choose(self, candidates: Sequence[Candidate], rows: int) -> list[int]:
         """Tokens to propose for each candidate, in a step of ``rows`` decoding rows."""
@@ -75,7 +77,7 @@ class Controller:
         if self._account is None:
             self._account = _MOST_SAVED * plain
             self._trial_budget = plain
-        if self._account < 0.0:
+        if self._account < 0.0 or self._in_a_row >= _MOST_IN_A_ROW:
             return counts
         chosen = self._most_saved(candidates, rows, plain / rows)
         if chosen.counts:
@@ -101,6 +103,7 @@ class Controller:
             self.acceptance.observe(where.request_id, where.evidence, each.accepted, rejected=each.rejected)
         if seconds is None:
             return
+        self._in_a_row = self._in_a_row + 1 if outcomes else 0
         if not outcomes:
             self.costs.observe_plain(rows, seconds)
         plain = self.costs.plain(rows)
@@ -147,7 +150,7 @@ class Controller:
         value exceeds what verifying it costs.
         """
         rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
-        _, cost = self.costs.coefficients(candidate.proposer, rows)
+        cost = self.costs.token(candidate.proposer, rows)
         share = min(1.0, cost / value)
         count = candidate.most if share <= 0.0 else int(math.log(share) / math.log(rate))
         count = max(1, min(count, candidate.most))
