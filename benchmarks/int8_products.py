@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 MICROSOFT = "com.microsoft"
 
 
-def session(nodes: str, inputs: int, outputs: int, arrays: Mapping[str, Any]) -> Any:
+def session(nodes: str, inputs: int, outputs: int, arrays: Mapping[str, Any], threads: int) -> Any:
     """Open a graph of the given nodes, from x [M, inputs] to y [M, outputs]."""
     tensors = [ir.tensor(np.asarray(array), name=name) for name, array in arrays.items() if name in nodes]
     text = f"g (float[M, {inputs}] x) => (float[M, {outputs}] y) {{ {nodes} }}"
@@ -27,11 +27,12 @@ def session(nodes: str, inputs: int, outputs: int, arrays: Mapping[str, Any]) ->
     model = ir.from_onnx_text(f"<ir_version: 11, opset_import: [{imports}]> {text}", initializers=tensors)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     data = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def forms(inputs: int, outputs: int) -> dict[str, Any]:
+def forms(inputs: int, outputs: int, threads: int) -> dict[str, Any]:
     """Return a session for every form."""
     arrays = {
         "weight": RNG.standard_normal((inputs, outputs)).astype(np.float32),
@@ -58,7 +59,7 @@ def forms(inputs: int, outputs: int) -> dict[str, Any]:
         "MatMulIntegerToFloat, int8": static.format("none"),
         "Q/DQ as it stands, int8": standard,
     }
-    return {name: session(text, inputs, outputs, arrays) for name, text in nodes.items()}
+    return {name: session(text, inputs, outputs, arrays, threads) for name, text in nodes.items()}
 
 
 def best_times(sessions: Mapping[str, Any], x: Any, rounds: int) -> dict[str, float]:
@@ -78,11 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default="1024x6144", help="inputs x outputs of the layer")
     parser.add_argument("--rows", default="1,8,128")
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=1, help="one is steadier beside other work")
     options = parser.parse_args(arguments)
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # names that are found a moment later
     inputs, outputs = (int(size) for size in options.size.split("x"))
     rows = [int(count) for count in options.rows.split(",")]
-    sessions = forms(inputs, outputs)
+    sessions = forms(inputs, outputs, options.threads)
     columns = [
         best_times(sessions, RNG.standard_normal((count, inputs)).astype(np.float32), options.rounds)
         for count in rows
