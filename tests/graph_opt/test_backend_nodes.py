@@ -13,7 +13,7 @@ from carryall.graph_opt.pipeline import run
 from carryall.graph_opt.pipelines import portable_passes
 from carryall.runtime.errors import GraphError
 
-SAMPLE = 150
+SAMPLE = 300
 PARTS = 4
 OLDEST_OPSET = 13  # older models are refused, by name of their opset
 
