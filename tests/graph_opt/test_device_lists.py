@@ -184,6 +184,16 @@ def test_windows_and_soft_caps_that_directml_would_ignore_are_refused(tmp_path: 
     pipeline.run(model, slot_passes(SlotOptions(context_length=5, kernels=DIRECTML)))
 
 
+def test_onnxruntime_accepts_head_norms_inside_attention(tmp_path: Path) -> None:
+    """Its schema does; of its kernels only CUDA's computes them, and the CPU's refuses the run."""
+    model = lower(export_model(write_tiny("qwen3", tmp_path / "checkpoint")), CUDA, FP16)
+    nodes = list(nodes_of(model.graph, "GroupQueryAttention", MICROSOFT))
+    assert [len(node.inputs) for node in nodes] == [16, 16]
+    runner = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=1, max_length=CONTEXT)
+    with pytest.raises(Exception, match="q_norm_weight"):
+        runner.forward({0: np.arange(3)})
+
+
 def test_layers_cost_as_many_nodes_on_cuda_with_head_norms_as_without(tmp_path: Path) -> None:
     counts = []
     for layers in (2, 3):
