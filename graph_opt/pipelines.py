@@ -11,7 +11,7 @@ from .passes.remove_identities import RemoveIdentitiesPass
 
 
 def portable_passes() -> list[ir.passes.PassBase]:
-    """Bring any graph to its canonical form, in standard ONNX. None of these reads a large weight."""
+    """Bring any graph to its canonical form, in standard ONNX. No weight is read whole."""
     return [
         *canonical_passes(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
