@@ -9,16 +9,17 @@ _REMEMBERED = 12  # steps of a kind
 # Disturbances only add time, so that a low quantile tells what a step costs.
 _QUANTILE = 0.3
 _OUTLIER = 2.0  # what a step took beyond so many times its expectation is no cost of its proposals
-# In plain steps: what a row with proposals adds, and the first guess of what each token proposed adds.
+# In units: what a row with proposals adds, and the first guess of what each token proposed adds.
 _ROW = 0.1
 _TOKEN = 0.2
+_LEAST_TOKEN = 0.05  # less cannot be told from disturbances
 
 
 class StepCosts:
     """Seconds of steps that only decode, on this machine and at the present lengths.
 
     A step with proposals costs what its plain part costs, and so much for each token proposed; the latter is
-    learned for each proposer.
+    learned for each proposer and number of rows.
 
     Args:
         batched: whether rows with proposals share the others' run, or each needs a run of its own.
@@ -29,8 +30,8 @@ class StepCosts:
         self._recent: dict[int, deque[float]] = {}  # rows -> seconds of the last plain steps
         self._usual: dict[int, float] = {}
         self._sizes: list[int] = []  # of the plain steps seen, in order
-        self._shares: dict[object, deque[float]] = {}  # proposer -> what a token cost, in plain steps
-        self._share: dict[object, float] = {}
+        self._shares: dict[tuple[object, int], deque[float]] = {}  # what a token cost, in units
+        self._share: dict[tuple[object, int], float] = {}
 
     def plain(self, rows: int) -> float | None:
         """Seconds of a step of so many rows and no proposals; None if it was never seen."""
@@ -50,15 +51,15 @@ class StepCosts:
 
     def token(self, proposer: object, rows: int) -> float:
         """Seconds that each token proposed costs."""
-        return self._share.get(proposer, _TOKEN) * self._unit(rows)
+        return self._share.get((proposer, rows), _TOKEN) * self._unit(rows)
 
     def observe(self, proposer: object, rows: int, lengthened: int, tokens: int, seconds: float) -> float:
         """Take note of a step with proposals; return its seconds, less what a disturbance added."""
         expected = self.added(proposer, rows, lengthened, tokens) + self._at(rows)
         share = (seconds - self._without_tokens(rows, lengthened)) / tokens / self._unit(rows)
-        shares = self._shares.setdefault(proposer, deque([_TOKEN] * 3, maxlen=_REMEMBERED))
-        shares.append(max(0.0, share))
-        self._share[proposer] = _low(shares)
+        shares = self._shares.setdefault((proposer, rows), deque([_TOKEN], maxlen=_REMEMBERED))
+        shares.append(max(_LEAST_TOKEN, share))
+        self._share[proposer, rows] = _low(shares)
         return min(seconds, _OUTLIER * expected)
 
     def _without_tokens(self, rows: int, lengthened: int) -> float:
@@ -67,7 +68,8 @@ class StepCosts:
         return self._at(rows if self._batched else rows - lengthened) + alone * self._unit(rows) * lengthened
 
     def _unit(self, rows: int) -> float:
-        return self._at(rows if self._batched else 1)
+        """What costs are told in: the part of a shared run that a row has, or a run of its own."""
+        return self._at(rows) / rows if self._batched else self._at(1)
 
     def _at(self, rows: int) -> float:
         """Seconds of a plain step of any number of rows; of the next larger one seen, or else the largest."""
