@@ -2,8 +2,9 @@
 
     python benchmarks/sampling.py MODEL [--batch 1 8 32] [--rounds 20] [--json]
 
-Each round runs a decode step of the model, then draws from its logits with every sampler, so that both see
-the same state of the machine; medians are reported. The share is that of sampling in both together.
+Each round runs a decode step of the model, then draws from its logits with every sampler. Reported is the
+median CPU time, that of the step divided by its threads: about what passes where nothing else runs, whatever
+else does here. The share is that of sampling in both together.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ from carryall.runtime.loading import load_model
 from carryall.runtime.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 64
+THREADS = os.cpu_count() or 1
 SAMPLERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
@@ -48,7 +51,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    runner = load_model(arguments.model, max_slots=max(arguments.batch), context_length=1024).runner
+    slots = max(arguments.batch)
+    runner = load_model(arguments.model, max_slots=slots, context_length=1024, num_threads=THREADS).runner
     try:
         results = {batch: _measure(runner, batch, arguments.rounds) for batch in arguments.batch}
     finally:
@@ -60,7 +64,7 @@ def main() -> None:
 
 
 def _measure(runner: Runner, batch: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a decode step of ``batch`` rows, and of each sampler on its logits."""
+    """Milliseconds of a decode step of ``batch`` rows, and of each sampler on its logits."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, runner.info.vocab_size, (batch, PROMPT_TOKENS))
     for slot in range(batch):
@@ -76,10 +80,10 @@ def _measure(runner: Runner, batch: int, rounds: int) -> dict[str, float]:
     tokens = prompts[:, -1]
     for place in range(rounds):
         rows = [Row(slot, tokens[slot : slot + 1], PROMPT_TOKENS + place) for slot in range(batch)]
-        logits, spent = _timed(functools.partial(_logits, runner, rows))
-        times["step"].append(spent)
+        logits, spent, _ = _timed(functools.partial(_logits, runner, rows))
+        times["step"].append(spent / THREADS)
         for name, own in states.items():
-            drawn, spent = _timed(functools.partial(sample, logits, own))
+            drawn, _, spent = _timed(functools.partial(sample, logits, own))
             times[name].append(spent)
             for state, chosen in zip(own, drawn, strict=True):
                 state.observe(chosen.token_id, chosen.surprise)
@@ -92,10 +96,11 @@ def _logits(runner: Runner, rows: list[Row]) -> list[Any]:
     return [result[-1] for result in runner.forward(rows)]
 
 
-def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
+def _timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result, and CPU seconds of all threads and of this one."""
+    process, thread = time.process_time(), time.thread_time()
     result = call()
-    return result, time.perf_counter() - start
+    return result, time.process_time() - process, time.thread_time() - thread
 
 
 def _print(results: dict[int, dict[str, float]]) -> None:

@@ -116,7 +116,7 @@ def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Flo
 def _draw_wide(row: Row, filters: Filters, first: float, nucleus: float) -> int:
     """Draw from all tokens until one is of the nucleus, which holds more of them than are worth sorting."""
     weights = _row_weights(row, filters)
-    left = np.where(weights >= filters.min_p, weights, np.float32(0.0))
+    left = weights * (weights >= filters.min_p)
     if filters.xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
         _exclude_top(left, filters.xtc_threshold * nucleus)
     cumulative = _Cumulative(left)
@@ -158,7 +158,7 @@ def _draw_unsurprising(rows: Sequence[Row], filters: Sequence[Filters], uniforms
     for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
         weights = _row_weights(row, f)
         bound = float(weights.sum()) * 2.0 ** -min(f.max_surprise or 0.0, _MOST_SURPRISE)
-        weights[weights < min(bound, 1.0)] = 0.0  # the heaviest weighs 1, and stays
+        weights *= weights >= min(bound, 1.0)  # the heaviest weighs 1, and stays
         tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
     return tokens
 
@@ -196,7 +196,7 @@ def _draw_any(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats)
     for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
         weights = _row_weights(row, f)
         if f.min_p > 0.0:
-            weights[weights < f.min_p] = 0.0
+            weights *= weights >= f.min_p
         if f.xtc_threshold < 1.0:
             _exclude_top(weights, f.xtc_threshold * float(weights.sum()))
         tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
