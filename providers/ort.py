@@ -18,7 +18,7 @@ from ..runtime.errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from .placement import RECORD, placement, readers_of_large_weights, stray_nodes
+from .placement import RECORD, heavy_nodes, placement, stray_nodes
 
 CPU = "CPUExecutionProvider"
 
@@ -190,7 +190,7 @@ def open_session(
     session.disable_fallback()
     check_registered([execution_provider], session.get_providers(), name)
     if execution_provider != CPU:
-        check_placed(session, [execution_provider], name, lambda: readers_of_large_weights(model))
+        check_placed(session, [execution_provider], name, lambda: heavy_nodes(model))
     return session
 
 
@@ -210,7 +210,7 @@ def check_placed(
         session: opened with ``placement.RECORD``.
         asked: execution providers.
         model: how error messages call it.
-        heavy: names of nodes that read large weights.
+        heavy: names of nodes that are never arithmetic on shapes.
     """
     placed = placement(session)
     strays = stray_nodes(placed, asked, heavy) if placed is not None else []

@@ -64,7 +64,7 @@ def stray_nodes(
     Args:
         placed: nodes by execution provider.
         asked: execution providers.
-        heavy: names of nodes that read weights too large for arithmetic on shapes.
+        heavy: names of nodes that do more, whatever their operator.
     """
     strays: list[PlacedNode] = []
     suspects: list[PlacedNode] = []
@@ -75,15 +75,24 @@ def stray_nodes(
     return strays + [node for node in suspects if node.name in names]
 
 
-def readers_of_large_weights(model: Path | bytes) -> set[str]:
-    """Names of nodes that read a weight too large for arithmetic on shapes."""
+def heavy_nodes(model: Path | bytes) -> set[str]:
+    """Names of nodes that do more than arithmetic on shapes: they read a large weight, or compute float tensors."""
     content = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
     found = set()
     for node in content.graph.all_nodes():
         tensors = [value.const_value for value in node.inputs if value is not None]
-        if any(tensor is not None and tensor.nbytes > LARGE for tensor in tensors):
+        large = any(tensor is not None and tensor.nbytes > LARGE for tensor in tensors)
+        if large or any(
+            value.dtype is not None and value.dtype.is_floating_point() for value in node.outputs
+        ):
             found.add(node.name or "")
     return found
+
+
+def _is_data(value: ir.Value) -> bool:
+    """Whether a value is a float tensor of two axes or more; arithmetic on shapes has one at most."""
+    floats = value.dtype is not None and value.dtype.is_floating_point()
+    return floats and value.shape is not None and len(value.shape) > 1
 
 
 def _may_be_shape_arithmetic(node: PlacedNode) -> bool:

@@ -12,15 +12,17 @@ import pytest
 from graph_asserts import graph
 
 from carryall.providers import ort, placement
-from carryall.providers.placement import PlacedNode, readers_of_large_weights, stray_nodes
+from carryall.providers.placement import PlacedNode, heavy_nodes, stray_nodes
 from carryall.runtime.errors import ProviderUnavailableError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SHAPE, CONCAT = PlacedNode("Shape", "", "s"), PlacedNode("Concat", "", "c")
 TABLE, INDEX = PlacedNode("Gather", "", "embed"), PlacedNode("Gather", "", "index")
+SCALING = PlacedNode("Mul", "", "scaling")
 MATMUL, QUICK = PlacedNode("MatMul", "", "m"), PlacedNode("QuickGelu", "com.microsoft", "q")
 MODEL = """g (int64[n] ids) => (float[n, 4] y) {
-    [embed] y = Gather(table, ids)
+    [embed] h = Gather(table, ids)
+    [scaling] y = Mul(h, h)
     s = Shape(ids)
     [index] i = Gather(s, zero)
 }"""
@@ -35,20 +37,20 @@ def model(tmp_path: Path) -> Path:
 
 def test_arithmetic_on_shapes_may_run_on_the_cpu(model: Path) -> None:
     placed = {CUDA: [MATMUL, QUICK, TABLE], CPU: [SHAPE, CONCAT, INDEX]}
-    assert stray_nodes(placed, [CUDA], lambda: readers_of_large_weights(model)) == []
+    assert stray_nodes(placed, [CUDA], lambda: heavy_nodes(model)) == []
 
 
-@pytest.mark.parametrize("stray", [MATMUL, QUICK, TABLE], ids=str)
+@pytest.mark.parametrize("stray", [MATMUL, QUICK, TABLE, SCALING], ids=str)
 def test_everything_else_is_a_stray(model: Path, stray: PlacedNode) -> None:
     """An embedding is a Gather too: it reads a large weight, which no shape arithmetic does."""
     placed = {CUDA: [], CPU: [SHAPE, INDEX, stray]}
     for source in (model, model.read_bytes()):
-        assert stray_nodes(placed, [CUDA], lambda source=source: readers_of_large_weights(source)) == [stray]  # type: ignore[misc]
+        assert stray_nodes(placed, [CUDA], lambda source=source: heavy_nodes(source)) == [stray]  # type: ignore[misc]
 
 
 def test_a_third_provider_is_always_a_stray(model: Path) -> None:
     def heavy() -> set[str]:
-        return readers_of_large_weights(model)
+        return heavy_nodes(model)
 
     assert stray_nodes({"Other": [SHAPE]}, [CUDA], heavy) == [SHAPE]
     assert stray_nodes({"Other": [SHAPE], CPU: [MATMUL]}, [CPU], heavy) == [SHAPE]
@@ -59,7 +61,7 @@ def test_onnxruntimes_own_record_is_read(model: Path) -> None:
     options = ort.session_options(1, {placement.RECORD: "1"})
     placed = placement.placement(ort.open_session(model, ort.CPU, options))
     assert placed is not None
-    assert [node.op_type for node in placed[CPU]] == ["Gather", "Shape", "Gather"]
+    assert [node.op_type for node in placed[CPU]] == ["Gather", "Mul", "Shape", "Gather"]
     assert {node.name for node in placed[CPU]} >= {"embed", "index"}
 
 
