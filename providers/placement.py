@@ -76,7 +76,7 @@ def stray_nodes(
 
 
 def heavy_nodes(model: Path | bytes) -> set[str]:
-    """Names of nodes that do more than arithmetic on shapes: they read a large weight, or compute float tensors."""
+    """Names of nodes that read a large weight or compute float tensors, as no arithmetic on shapes does."""
     content = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
     found = set()
     for node in content.graph.all_nodes():
