@@ -118,13 +118,14 @@ def _quantize_stage(
         scale = awq.factors(list(matrices.values()), narrowest, stage.moments)
         found.factors[str(stage.source.name)] = scale
     squares: Floats = np.outer(scale, scale).astype(np.float32)
-    drift = None if stage.drift is None else stage.drift / squares
+    moments, drift = stage.moments / squares, None if stage.drift is None else stage.drift / squares
     stand_ins = {}
     for value, form in wanted.items():
-        name = str(value.name)
-        result = algorithm.solve(matrices[value] * scale[:, None], form, stage.moments / squares, drift)
+        name, tied = str(value.name), _is_tied(value)
+        made_up_for = None if tied else drift  # an embedding has to stay what it is
+        result = algorithm.solve(matrices[value] * scale[:, None], form, moments, made_up_for)
         found.keep(name, result)
-        if not _is_tied(value):
+        if not tied:
             stand_ins[name] = dequantize(result, form) / scale[:, None]
     return stand_ins
 
