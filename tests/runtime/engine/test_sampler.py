@@ -160,6 +160,11 @@ def test_a_row_is_the_same_alone_and_in_any_batch(data: st.DataObject) -> None:
             "min_p": st.sampled_from([0.0, 0.1]),
             "typical_p": st.sampled_from([1.0, 0.5]),
             "repetition_penalty": st.sampled_from([1.0, 1.3]),
+            "mirostat": st.sampled_from([0, 0, 2]),
+            "mirostat_tau": st.sampled_from([1.0, 6.0]),
+            "xtc_probability": st.sampled_from([0.0, 1.0]),
+            "xtc_threshold": st.sampled_from([0.001, 0.1]),
+            "dry_multiplier": st.sampled_from([0.0, 2.0]),
             "logprobs": st.sampled_from([None, 3]),
             "seed": st.integers(0, 1000),
         }
@@ -167,7 +172,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(data: st.DataObject) -> None:
     rows = data.draw(st.lists(options, min_size=2, max_size=9))
     vocab_size = data.draw(st.sampled_from([300, 70_000]))  # the larger one is sampled in groups of three
     logits = [random_logits(i, vocab_size) for i in range(len(rows))]
-    states = [state(np.arange(9), **row) for row in rows]
+    states = [state(np.arange(9) % 4, **row) for row in rows]
     together = sample(logits, states)
     assert together == [sample([row], [one])[0] for row, one in zip(logits, states, strict=True)]
 
