@@ -17,12 +17,14 @@ from ..graph_opt.comparison import Bar, Comparison
 from ..graph_opt.report import Report
 from ..graph_opt.verify import compare_graphs
 from ..graph_opt.weight_errors import float_weights
-from ..runtime.errors import CarryallError, VerificationError
+from ..providers.base import Provider
+from ..runtime.errors import CarryallError, GraphError, VerificationError
 from ..runtime.model_source import locate_model
 from .models import graph_file, load_graph
 from .optimize_job import PORTABLE, Job
 from .options import json_option, quiet_option
 from .progress import progress
+from .provider_decoder import compare_with_provider
 from .report_file import check_report, write_report
 from .verify import MAX_ERROR, MAX_KL
 from .write_graph import check_output, write_graph
@@ -134,7 +136,7 @@ def _verify(job: Job, graph: ir.Model, report: Report, bar: Bar) -> Comparison:
     """
     with tempfile.TemporaryDirectory() as scratch:
         original = graph_file(job.source, Path(scratch, "original"))
-        found = _compare(original, graph, Path(scratch))
+        found = _compare(original, graph, Path(scratch), job.provider())
         reason = found.misses(bar)
         if reason is not None:
             culprit = first_failing_pass(
@@ -156,8 +158,14 @@ def _fails(original: Path, graph: ir.Model, scratch: Path, bar: Bar) -> bool | N
         return None
 
 
-def _compare(original: Path, graph: ir.Model, scratch: Path) -> Comparison:
+def _compare(original: Path, graph: ir.Model, scratch: Path, provider: Provider | None = None) -> Comparison:
+    """Compare on the CPU; what onnxruntime cannot run there, through the provider, where it is available."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         changed = Path(folder, MODEL_FILE)
         ir.save(graph, changed, external_data=DATA_FILE)
-        return compare_graphs(original, changed)
+        try:
+            return compare_graphs(original, changed)
+        except GraphError:
+            if provider is None or provider.available() is not None:
+                raise
+        return compare_with_provider(original, changed, provider)

@@ -11,7 +11,7 @@ from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipelines import portable_passes
 from ..graph_opt.plugins import load_pass
 from ..providers import get_provider, provider_names
-from ..providers.base import RunnerConfig
+from ..providers.base import Provider, RunnerConfig
 from ..runtime.errors import UsageError
 from .models import default_context_length, load_graph
 
@@ -52,12 +52,23 @@ class Job:
         return graph, [pass_ for pass_ in passes if pass_name(pass_) not in self.disable]
 
     def _lowering(self, graph: ir.Model) -> Sequence[ir.passes.PassBase]:
-        if self.target == PORTABLE:
+        provider = self.provider()
+        if provider is None:
             return []
-        if self.target not in provider_names():
-            known = ", ".join([PORTABLE, *provider_names()])
-            raise UsageError(f"unknown target '{self.target}'; the targets are: {known}")
         context_length = self.context_length or default_context_length(self.source, graph)
         if context_length is None:
             raise UsageError("the graph does not say how long a sequence may be; add --context-length")
-        return get_provider(self.target).passes(RunnerConfig(context_length=context_length))
+        return provider.passes(RunnerConfig(context_length=context_length))
+
+    def provider(self) -> Provider | None:
+        """Return the provider that is the target, None for the portable one.
+
+        Raises:
+            UsageError: there is no such target.
+        """
+        if self.target == PORTABLE:
+            return None
+        if self.target not in provider_names():
+            known = ", ".join([PORTABLE, *provider_names()])
+            raise UsageError(f"unknown target '{self.target}'; the targets are: {known}")
+        return get_provider(self.target)

@@ -189,9 +189,9 @@ class SlotRunner(GraphRunner):
         return logits
 
 
-def runner(model: Path, session: Any = None, *, slots: int = 4, max_length: int = 256) -> GraphRunner:
+def runner(model: Path, *, slots: int = 4, max_length: int = 256) -> GraphRunner:
     """Open a graph by whichever of the two contracts its inputs follow."""
-    session = open_session(model) if session is None else session
+    session = open_session(model)
     names = {value.name for value in session.get_inputs()}
     if "seqlens_k" in names and "attention_mask" not in names:
         return SlotRunner(model, session, slots=slots, max_length=max_length)

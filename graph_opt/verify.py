@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -27,10 +27,31 @@ from .comparison import (
 )
 from .edit import static_size
 from .lazy import Array
-from .runners import GraphRunner, Logits, is_decoder, open_session, runner, running
+from .runners import Logits, Tokens, is_decoder, open_session, runner, running
 from .sample_inputs import sample_inputs
 
 _PROMPT_TOKENS = 32
+
+
+class Decoder(Protocol):
+    """What generates logits: a ``GraphRunner``, or anything that runs a graph by other means."""
+
+    @property
+    def vocab_size(self) -> int | str:
+        """See ``GraphRunner``."""
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """See ``GraphRunner``; empty where it cannot be read."""
+
+
+class Opener(Protocol):
+    """Makes a decoder of a file."""
+
+    def __call__(self, model: Path, *, slots: int, max_length: int) -> Decoder:
+        """Open ``model`` for sequences 0 to ``slots`` - 1 of up to ``max_length`` tokens."""
 
 
 def compare(a: Path, b: Path, prompt: Sequence[int], *, steps: int = 16) -> LogitsComparison:
@@ -39,15 +60,23 @@ def compare(a: Path, b: Path, prompt: Sequence[int], *, steps: int = 16) -> Logi
 
 
 def compare_prompts(
-    a: Path, b: Path, prompts: Sequence[Sequence[int]], *, steps: int = 16
+    a: Path, b: Path, prompts: Sequence[Sequence[int]], *, steps: int = 16, open_b: Opener = runner
 ) -> LogitsComparison:
     """``compare`` on several prompts; the worst of each figure.
+
+    Args:
+        a: a decoder that onnxruntime runs on the CPU.
+        b: another one.
+        prompts: token ids, run as sequences of their own.
+        steps: greedy tokens of ``a`` that follow.
+        open_b: runs ``b`` where onnxruntime's CPU provider cannot.
 
     Raises:
         UsageError: their vocabularies differ.
     """
     length = max(map(len, prompts)) + steps + 1
-    first, second = (runner(model, slots=len(prompts), max_length=length) for model in (a, b))
+    first = runner(a, slots=len(prompts), max_length=length)
+    second = open_b(b, slots=len(prompts), max_length=length)
     if first.vocab_size != second.vocab_size and {type(first.vocab_size), type(second.vocab_size)} == {int}:
         sizes = f"{first.vocab_size} and {second.vocab_size}"
         raise UsageError(f"the models have different vocabularies: {sizes} tokens")
@@ -83,11 +112,20 @@ def compare_graphs(a: Path, b: Path, *, steps: int = 16) -> Comparison:
     graphs = [ir.load(model).graph for model in (a, b)]
     if not all(is_decoder(graph) for graph in graphs):
         return compare_feed(a, b, sample_inputs(graphs[0]))
-    size = next(static_size(output, -1) for output in graphs[0].outputs if output.name == "logits")
+    return compare(a, b, sample_prompt(graphs[0]), steps=steps)
+
+
+def sample_prompt(graph: ir.Graph) -> list[int]:
+    """Make up a prompt for a decoder.
+
+    Raises:
+        UsageError: the graph does not state its vocabulary.
+    """
+    size = next(static_size(output, -1) for output in graph.outputs if output.name == "logits")
     if size is None:
-        raise UsageError(f"the vocabulary of {a} has no fixed size; give --inputs")
-    tokens = np.random.default_rng(0).integers(0, size, _PROMPT_TOKENS).tolist()
-    return compare(a, b, tokens, steps=steps)
+        raise UsageError("the vocabulary of the graph has no fixed size; give --inputs")
+    tokens: list[int] = np.random.default_rng(0).integers(0, size, _PROMPT_TOKENS).tolist()
+    return tokens
 
 
 def verify(a: Path, b: Path, prompt: Sequence[int], *, max_kl: float, steps: int = 16) -> LogitsComparison:
@@ -116,7 +154,7 @@ def compare_models(a: ir.Model, b: ir.Model, prompt: Sequence[int], *, steps: in
 
 
 def _compare_row(
-    first: GraphRunner, second: GraphRunner, row: int, prompt: Sequence[int], steps: int
+    first: Decoder, second: Decoder, row: int, prompt: Sequence[int], steps: int
 ) -> LogitsComparison:
     tokens = np.array(prompt, np.int64)
     pairs: list[tuple[Logits, Logits]] = []

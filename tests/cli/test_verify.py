@@ -136,3 +136,10 @@ def test_optimize_verifies_graphs_that_are_no_decoders(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["facts"]["verification"]["outputs"]["z"]["max_rel"] == 0
     assert "outputs differ by 0 at most" in result.stdout
+
+
+def test_a_graph_that_only_its_provider_runs_is_verified_there(tiny_package: Path, tmp_path: Path) -> None:
+    result = run("optimize", tiny_package, tmp_path / "out", "--target", "openvino", "--verify")
+    assert result.exit_code == 0, result.output
+    assert "greedy tokens equal: 17 of 17" in result.stdout
+    assert "PagedAttention" in result.stdout

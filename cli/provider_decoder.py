@@ -1,0 +1,70 @@
+"""A provider's own runner as a decoder to compare, for graphs that nothing else can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..graph_opt.comparison import Comparison
+from ..graph_opt.lazy import Array
+from ..graph_opt.runners import Logits, Tokens
+from ..graph_opt.verify import compare_prompts, sample_prompt
+from ..providers.base import Provider, Row, Runner, RunnerConfig
+
+
+class ProviderDecoder:
+    """Sequences in a provider's slots."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary."""
+        return self._runner.info.vocab_size
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """Append tokens [n] to each sequence. Returns logits [n, vocab] per sequence."""
+        starts = {slot: self._lengths.get(slot, 0) for slot in rows}
+        steps = [Row(slot, tokens, starts[slot], num_logits=len(tokens)) for slot, tokens in rows.items()]
+        logits = self._runner.forward(steps)
+        self._lengths |= {slot: starts[slot] + len(tokens) for slot, tokens in rows.items()}
+        return {slot: one.copy() for slot, one in zip(rows, logits, strict=True)}
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """Return nothing: the cache is the provider's."""
+        return {}
+
+
+def compare_with_provider(original: Path, lowered: Path, provider: Provider) -> Comparison:
+    """Compare a decoder, run by onnxruntime, with what a provider makes of its lowered graph."""
+    with _decoders(provider) as open_decoder:
+        return compare_prompts(
+            original, lowered, [sample_prompt(ir.load(original).graph)], open_b=open_decoder
+        )
+
+
+class _Opener:
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self.opened: list[Runner] = []
+
+    def __call__(self, model: Path, *, slots: int, max_length: int) -> ProviderDecoder:
+        config = RunnerConfig(max_slots=slots, context_length=max_length)
+        self.opened.append(self._provider.runner(model, config))
+        return ProviderDecoder(self.opened[-1])
+
+
+@contextmanager
+def _decoders(provider: Provider) -> Iterator[_Opener]:
+    """Yield what opens decoders; they are closed in the end."""
+    opener = _Opener(provider)
+    try:
+        yield opener
+    finally:
+        for runner in opener.opened:
+            runner.close()
