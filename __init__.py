@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .runtime.dynamic_batching import DynamicBatcher
     from .runtime.engine.async_llm import AsyncLLM
+    from .runtime.engine.beam_search import BeamSearchOptions
     from .runtime.errors import CarryallError
     from .runtime.llm import LLM
     from .runtime.outputs import CompletionOutput, RequestOutput
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncLLM": ".runtime.engine.async_llm",
+    "BeamSearchOptions": ".runtime.engine.beam_search",
     "CarryallError": ".runtime.errors",
     "CompletionOutput": ".runtime.outputs",
     "DynamicBatcher": ".runtime.dynamic_batching",
@@ -39,6 +41,7 @@ _HOME = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOptions",
     "CarryallError",
     "CompletionOutput",
     "DynamicBatcher",
