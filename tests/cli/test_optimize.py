@@ -141,3 +141,17 @@ def test_verify_wants_the_same_vocabulary_and_decoders(package: Path, tmp_path: 
     result = run("verify", package, "demo")
     assert result.exit_code == 2
     assert "different vocabularies" in result.stderr
+
+
+def test_the_report_is_a_page_with_the_error_of_each_layer(package: Path, tmp_path: Path) -> None:
+    int4, page = tmp_path / "int4", tmp_path / "report.html"
+    assert run("quantize", package, int4, "--method", "int4", "--block-size", 16).exit_code == 0
+    result = run(
+        "optimize", int4, tmp_path / "out", "--target", "cpu", "--reference", package, "--report", page
+    )
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "Error of quantized weights" in text
+    assert "model.layers.N.mlp.down_proj.weight" in text
+    assert "MatMulNBits" in text
