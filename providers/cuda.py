@@ -50,7 +50,7 @@ class CudaProvider(OrtProvider):
         reason = super().available()
         if reason is not None:
             return reason
-        lacking = libraries.complaint(self.name, libraries.missing(nvidia.cuda_libraries()))
+        lacking = libraries.complaint(libraries.missing(nvidia.cuda_libraries()))
         if lacking is not None:
             return lacking
         try:

@@ -41,13 +41,13 @@ def missing(libraries: Iterable[Library]) -> list[Library]:
     return [library for library in libraries if load(library.file) is None]
 
 
-def complaint(provider: str, lacking: Sequence[Library]) -> str | None:
+def complaint(lacking: Sequence[Library]) -> str | None:
     """One sentence about the libraries that are missing, or None."""
     if not lacking:
         return None
     names = ", ".join(f"{library.file} ({library.what})" for library in lacking)
     remedies = "; ".join(dict.fromkeys(library.remedy for library in lacking))
-    return f"provider '{provider}' cannot load {names}. {remedies}"
+    return f"cannot load {names}. {remedies}"
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class TensorRTProvider(OrtProvider):
         reason = super().available()
         if reason is not None:
             return reason
-        lacking = libraries.complaint(self.name, libraries.missing(self.libraries()))
+        lacking = libraries.complaint(libraries.missing(self.libraries()))
         if lacking is not None:
             return lacking
         try:

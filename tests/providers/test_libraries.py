@@ -29,10 +29,9 @@ def test_what_is_missing_is_named_with_version_and_remedy_once() -> None:
     assert libraries.missing([HERE]) == []
     lacking = libraries.missing([HERE, GONE, AWAY])
     assert lacking == [GONE, AWAY]
-    assert libraries.complaint("p", []) is None
-    assert libraries.complaint("p", lacking) == (
-        f"provider 'p' cannot load {GONE.file} (Nothing 7), {AWAY.file} (Nowhere 1). "
-        "Install it with: pip install nothing"
+    assert libraries.complaint([]) is None
+    assert libraries.complaint(lacking) == (
+        f"cannot load {GONE.file} (Nothing 7), {AWAY.file} (Nowhere 1). Install it with: pip install nothing"
     )
 
 
