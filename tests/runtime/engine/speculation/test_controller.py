@@ -149,8 +149,8 @@ def test_costs_are_learned_by_proposer() -> None:
         costs.observe_plain(rows, 1.0 + 0.1 * rows)
     for _ in range(60):
         rows, tokens = int(rng.choice([1, 4])), int(rng.integers(1, 9))
-        costs.observe("a", rows, 1, tokens, 1.0 + 0.1 * rows + 0.05 + 0.02 * tokens)
-    assert costs.token("a", 1) == pytest.approx(0.02, abs=0.03)
-    assert costs.added("a", 4, 2, 6) == pytest.approx(0.22, abs=0.3)
+        costs.observe("a", rows, 1, tokens, 1.0 + 0.1 * rows + 0.05 + 0.08 * tokens)
+    assert costs.token("a", 1) == pytest.approx(0.08, abs=0.03)
+    assert costs.added("a", 4, 2, 6) == pytest.approx(0.58, abs=0.15)
     assert costs.token("b", 1) == pytest.approx(0.22)
     assert costs.plain(2) is None
