@@ -160,5 +160,7 @@ def _size(states: ir.Value) -> int:
     for node, _ in states.uses():
         scale = weight(node.inputs[1]) if len(node.inputs) > 1 else None
         if "Normalization" in node.op_type and scale is not None:
-            return int(scale.shape[-1])
+            size = scale.shape[-1]
+            if isinstance(size, int):
+                return size
     raise GraphError(f"the size of the hidden states {states.name} is unknown")

@@ -47,7 +47,7 @@ def test_nothing_is_lost_and_the_size_stays(parts: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_pieces_make_the_same_as_the_whole(name: str) -> None:
-    """Except for where the bins lie, which follows from the first piece; to that, entropy is too sensitive."""
+    """Except for where the bins lie, which follows from the first piece: entropy is too sensitive to it."""
     pieces = histogram(*np.array_split(np.sort(np.abs(SAMPLES[name])), 40))
     whole = histogram(SAMPLES[name])
     for calibrator in (min_max, percentile, mse):

@@ -21,7 +21,8 @@ GIVEN = {
     "k3": np.array([0, 0, KV * D]),
 }
 TEXT = f"""g (float[b, s, 8] x, int32[b] lengths, int32 total,
-    float[b, {KV}, m, {D}] pk, float[b, {KV}, m, {D}] pv) => (float[b, s, {H * D}] y) <float[b, s, {KV * D}] v> {{
+    float[b, {KV}, m, {D}] pk, float[b, {KV}, m, {D}] pv) => (float[b, s, {H * D}] y)
+    <float[b, s, {KV * D}] v> {{
     p = MatMul(x, w) q, k, v = Split <axis = -1> (p, sizes)
     qh = Reshape(q, q4) qn = RMSNormalization <axis = -1, epsilon = 1e-6> (qh, nq) qf = Reshape(qn, q3)
     kh = Reshape(k, k4) kn = RMSNormalization <axis = -1, epsilon = 1e-6> (kh, nk) kf = Reshape(kn, k3)
