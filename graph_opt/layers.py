@@ -160,7 +160,5 @@ def _size(states: ir.Value) -> int:
     for node, _ in states.uses():
         scale = weight(node.inputs[1]) if len(node.inputs) > 1 else None
         if "Normalization" in node.op_type and scale is not None:
-            size = scale.shape[-1]
-            if isinstance(size, int):
-                return size
+            return int(scale.shape.numpy()[-1])
     raise GraphError(f"the size of the hidden states {states.name} is unknown")
