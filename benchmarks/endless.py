@@ -3,8 +3,8 @@
     python benchmarks/endless.py demo exporter/demo/pycoder/heldout.txt --context 256 --tokens 20000
 
 The text is fed to the model as it stands. Whenever the context is full, a policy decides what stays: nothing,
-the recent half, or the first tokens and the recent half (``context_overflow="slide"``). Beside them, what the
-model's own, longer context gives. Prints a Markdown table.
+the recent half, or the first tokens and the recent half (``context_overflow="slide"``). Beside them, what a
+longer context gives. Prints a Markdown table.
 """
 
 from __future__ import annotations
