@@ -199,7 +199,8 @@ class RequestFactory:
         if not params.dry_multiplier or self._model.tokenizer is None:
             return set()
         texts = [prefix + text for text in params.dry_sequence_breakers for prefix in ("", "a")]
-        return {self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in texts}
+        encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return {token for token_ids in encoded for token in token_ids[-1:]}
 
 
 def _no_parser() -> None:

@@ -278,3 +278,12 @@ def test_bad_words_are_texts_or_tokens(llm: LLM, tmp_path: Path) -> None:
         assert second not in tokens(bare.generate([1, 2], greedy(bad_words=[[second]])))[0]
         with pytest.raises(InvalidSamplingError, match="bad words as text need a tokenizer"):
             bare.generate([1, 2], greedy(bad_words=["a"]))
+
+
+def test_dry_does_not_reach_over_its_sequence_breakers(llm: LLM) -> None:
+    prompt = "abc:abc:abc:"
+    a = llm.encode("a")[-1]
+    options = {"dry_multiplier": 1e6, "dry_allowed_length": 1, "max_tokens": 1, "logit_bias": {a: 1000.0}}
+    assert tokens(llm.generate(prompt, greedy(**options))) == [[a]]  # the colon before it ends every run
+    other = llm.generate(prompt, greedy(**options, dry_sequence_breakers=["x"]))
+    assert tokens(other) != [[a]]
