@@ -83,7 +83,9 @@ class PromptLookup:
 
     def evidence(self, request: Request) -> int | None:
         """The match's length, in powers of two."""
-        history = self._histories.setdefault(request.request_id, History())
+        history = self._histories.get(request.request_id)
+        if history is None:
+            history = self._histories[request.request_id] = History()
         history.extend(request.token_slice(len(history), request.num_tokens).tolist())
         return history.find().bit_length() or None
 
