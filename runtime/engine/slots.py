@@ -55,6 +55,7 @@ class SlotTable:
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
         self._free = list(range(num_slots))  # a heap
         self._operations: list[Operation] = []
+        self._given_back: dict[int, int] = {}  # slots released since then -> tokens they held
 
     @property
     def num_used(self) -> int:
@@ -92,8 +93,9 @@ class SlotTable:
 
     def free(self, slot: int) -> None:
         """Give back a slot in use."""
-        self.used_tokens -= self._tokens.pop(slot)
-        self._give_back(slot)
+        count = self._tokens.pop(slot)
+        self.used_tokens -= count
+        self._give_back(slot, count)
 
     def park(self, slot: int, num_tokens: int) -> None:
         """Make a slot in use idle; it keeps ``num_tokens``."""
@@ -112,11 +114,19 @@ class SlotTable:
 
     def evict(self, slot: int) -> None:
         """Give back an idle slot."""
-        self.idle_tokens -= self._idle.pop(slot)
-        self._give_back(slot)
+        count = self._idle.pop(slot)
+        self.idle_tokens -= count
+        self._give_back(slot, count)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let the runner copy a prefix."""
+        """Let the runner copy a prefix.
+
+        A target that was just given back keeps its memory for that: pages touched anew cost several times
+        what copying into them does.
+        """
+        release = Release(target)
+        if release in self._operations and 2 * length >= self._given_back[target]:
+            self._operations.remove(release)
         self._operations.append(Copy(source, target, length))
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
@@ -126,6 +136,7 @@ class SlotTable:
     def take_operations(self) -> list[Operation]:
         """What the runner has to do since the last call, in this order."""
         operations, self._operations = self._operations, []
+        self._given_back.clear()
         return operations
 
     def gaps(self) -> list[tuple[int, int]]:
@@ -148,7 +159,7 @@ class SlotTable:
         # Rebuilt, since the order of idle slots tells when they were last used.
         self._tokens = {target if slot == source else slot: n for slot, n in self._tokens.items()}
         self._idle = {target if slot == source else slot: n for slot, n in self._idle.items()}
-        self._give_back(source)
+        self._give_back(source, self.tokens(target))
 
     def tokens(self, slot: int) -> int:
         """How many tokens a used or idle slot holds."""
@@ -184,6 +195,7 @@ class SlotTable:
         self._tokens[slot] = num_tokens
         self.used_tokens += num_tokens
 
-    def _give_back(self, slot: int) -> None:
+    def _give_back(self, slot: int, num_tokens: int) -> None:
+        self._given_back[slot] = num_tokens
         heapq.heappush(self._free, slot)
         self._operations.append(Release(slot))

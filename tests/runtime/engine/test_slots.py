@@ -54,12 +54,12 @@ def test_idle_slots_are_listed_in_order_of_their_last_use() -> None:
 
 def test_operations_are_given_out_once_in_order() -> None:
     slots = SlotTable(3)
-    a, b = slots.allocate(1), slots.allocate(1)
+    a, b = slots.allocate(9), slots.allocate(1)
     slots.free(a)
-    slots.copy(b, a, 7)
+    slots.copy(b, a, 1)
     slots.park(b, 1)
     slots.evict(b)
-    assert slots.take_operations() == [Release(a), Copy(b, a, 7), Release(b)]
+    assert slots.take_operations() == [Release(a), Copy(b, a, 1), Release(b)]
     assert slots.take_operations() == []
 
 
@@ -96,3 +96,17 @@ def test_integrity_check_sees_damage(damage: object, words: str) -> None:
     damage(slots)  # type: ignore[operator]
     with pytest.raises(RuntimeError, match=words):
         slots.check_integrity()
+
+
+@pytest.mark.parametrize(("length", "kept"), [(10, True), (5, True), (4, False)])
+def test_a_slot_that_is_filled_again_at_once_keeps_its_memory(length: int, kept: bool) -> None:
+    slots = SlotTable(2)
+    source, old = slots.allocate(20), slots.allocate(10)
+    slots.park(old, 10)
+    slots.evict(old)
+    assert slots.allocate(12) == old
+    slots.copy(source, old, length)
+    expected = [Copy(source, old, length)]
+    assert slots.take_operations() == (expected if kept else [Release(old), *expected])
+    slots.free(old)
+    assert slots.take_operations() == [Release(old)]
