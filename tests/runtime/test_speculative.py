@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from llm_kit import toy_model
 
+from carryall.cli import carryall
 from carryall.exporter.demo import demo_path
 from carryall.providers import get_provider
 from carryall.providers.null import NullRunner
@@ -89,3 +91,14 @@ def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
             assert metrics is not None
             assert 0 <= metrics.accepted_tokens <= metrics.proposed_tokens <= stats.proposed_tokens
             assert adaptive or stats.accepted_tokens > 10
+
+
+def test_the_command_line_takes_it() -> None:
+    command = ["run", "demo", "x = 1\nx = 1\nx =", "--max-tokens", "8", "--context-length", "64", "--quiet"]
+    plain = CliRunner().invoke(carryall, command)
+    assert plain.exit_code == 0, plain.output
+    for method in ("prompt-lookup", "draft:draft"):
+        options = ["--speculative", method, "--num-speculative-tokens", "3"]
+        assert CliRunner().invoke(carryall, [*command, *options]).stdout == plain.stdout
+    wrong = CliRunner().invoke(carryall, [*command, "--speculative", "magic"])
+    assert (wrong.exit_code, "choose prompt-lookup or draft:MODEL" in wrong.stderr) == (2, True)
