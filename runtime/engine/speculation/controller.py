@@ -54,6 +54,9 @@ class _Choice:
     seconds: float
 
 
+_NOTHING = _Choice({}, 0.0, 0.0)
+
+
 class Controller:
     """Chooses the length of each proposal, 0 for none.
 
@@ -79,7 +82,8 @@ class Controller:
             self._trial_budget = plain
         if self._account < 0.0 or self._in_a_row >= _MOST_IN_A_ROW:
             return counts
-        chosen = self._most_saved(candidates, rows, plain / rows)
+        promising = any(self._could_pay(candidate, rows, plain / rows) for candidate in candidates)
+        chosen = self._most_saved(candidates, rows, plain / rows) if promising else _NOTHING
         if chosen.counts:
             # A token is worth the time that it takes at the speed reached so (Dinkelbach, 1967).
             faster = (plain + chosen.seconds) / (rows + chosen.tokens)
@@ -124,6 +128,12 @@ class Controller:
         if self._account is not None:
             self._account -= seconds
 
+    def _could_pay(self, candidate: Candidate, rows: int, value: float) -> bool:
+        """Whether a proposal would pay if its tokens after the first were free: a cheap look ahead."""
+        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
+        most = value * rate / (1.0 - rate)
+        return most > self.costs.added(candidate.proposer, rows, 1, 1)
+
     def _most_saved(
         self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None
     ) -> _Choice:
@@ -131,7 +141,7 @@ class Controller:
         ranked = sorted(
             ((*self._best(candidate, rows, value), i) for i, candidate in enumerate(candidates)), reverse=True
         )
-        best, chosen, saved = 0.0, default or _Choice({}, 0.0, 0.0), 0.0
+        best, chosen, saved = 0.0, default or _NOTHING, 0.0
         total, tokens = 0, 0.0
         for number, (saves, count, expected, i) in enumerate(ranked, start=1):
             saved, total, tokens = saved + saves, total + count, tokens + expected
@@ -159,11 +169,13 @@ class Controller:
 
     def _trial(self, candidates: Sequence[Candidate], rows: int) -> _Choice:
         """A proposal that is not expected to pay, if the budget for trials allows."""
+        if self._trial_budget < self.costs.token(candidates[0].proposer, rows):
+            return _NOTHING
         rates = [self.acceptance.rate(each.request_id, each.evidence) for each in candidates]
         i = max(range(len(candidates)), key=rates.__getitem__)
         count = min(_TRIAL_TOKENS, candidates[i].most)
         cost = self.costs.added(candidates[i].proposer, rows, 1, count)
         if cost > self._trial_budget:
-            return _Choice({}, 0.0, 0.0)
+            return _NOTHING
         self._trial_budget = 0.0  # what was saved up in good times is no reason for several in a row
         return _Choice({i: count}, 0.0, cost)
