@@ -1,7 +1,7 @@
 """Prompts whose continuation repeats much of them: code that is edited or goes on as it began."""
 
 COPY_PROMPTS = {
-    "tests": '''class ParserTest(unittest.TestCase):
+    "tests": """class ParserTest(unittest.TestCase):
 
     def test_empty(self):
         parser = Parser()
@@ -19,7 +19,7 @@ COPY_PROMPTS = {
         self.assertEqual(result, "value")
 
     def test_key(self):
-''',
+""",
     "properties": '''class Message:
 
     @property
