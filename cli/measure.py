@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,21 @@ def measure(engine: Engine, work: Workload, seed: int) -> Sample:
         decode=work.batch * steps / (ended - prefilled),
         first_token=statistics.median(waits),
     )
+
+
+def interleaved(engines: Mapping[str, Engine], work: Workload, rounds: int) -> dict[str, list[Sample]]:
+    """Run a workload on several engines in turn, so that other load touches all alike.
+
+    Each round begins with another engine; a first one, for warming up, is not returned.
+    """
+    names = list(engines)
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        first = number % len(names)
+        for name in [*names[first:], *names[:first]]:
+            gc.collect()
+            samples[name].append(measure(engines[name], work, seed=number))
+    return {name: found[1:] for name, found in samples.items()}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
