@@ -139,6 +139,9 @@ class _Segment:
         self.weights = {str(value.name): value.const_value for value in matrices}
         for value in matrices:
             del graph.initializers[str(value.name)]
+        for value in graph.initializers.values():  # what is left is small, and may lie in a file
+            tensor = value.const_value
+            value.const_value = None if tensor is None else ir.tensor(tensor.numpy(), name=value.name)
         inputs = [value for value in graph.inputs if value.uses()] + matrices
         graph.inputs.clear()
         graph.inputs.extend(inputs)

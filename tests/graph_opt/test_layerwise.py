@@ -110,3 +110,13 @@ def test_bad_numbers_and_too_little_text_are_refused(tmp_path: Path) -> None:
     norm.const_value = ir.tensor(np.full(32, np.inf, np.float32), name=norm.name)
     with pytest.raises(GraphError, match=r"model.layers.1.input_layernorm.* holds NaN or infinity"):
         record(model)
+
+
+def test_weights_may_lie_beside_the_graph(tmp_path: Path) -> None:
+    model = export_model(write_tiny("llama", tmp_path / "checkpoint", hidden_size=96))
+    expected = record(model)
+    ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")  # norms of 384 bytes, too
+    found = record(ir.load(tmp_path / "model.onnx"))
+    assert found.keys() == expected.keys()
+    for name, stage in found.items():
+        np.testing.assert_array_equal(stage.moments, expected[name].moments)
