@@ -8,7 +8,7 @@ each; callers hold the object and never ask for its name.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -162,6 +162,10 @@ class Provider(abc.ABC):
         Args:
             config: as it will be given to ``runner``; ``context_length`` must be set, for the rope tables.
         """
+
+    def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
+        """Further graphs of the model that ``runner`` looks for beside the first: passes by file name."""
+        return {}
 
     @abc.abstractmethod
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:

@@ -34,18 +34,7 @@ class OrtProvider(Provider):
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Passes that lower a portable decoder graph to slots, in order."""
-        if config.context_length is None:
-            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        self._check_options(config.options)
-        options = {**self.options, **config.options}
-        return slot_passes(
-            SlotOptions(
-                context_length=config.context_length,
-                kernels=self.kernels,
-                kv_cache=options.get("kv_cache", "auto"),
-                compute=compute_type(options.get("compute")),
-            )
-        )
+        return slot_passes(self._slot_options(config))
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""
@@ -66,6 +55,18 @@ class OrtProvider(Provider):
     def num_threads(self) -> int:
         """Threads where the caller does not say; 0 leaves it to onnxruntime."""
         return 0
+
+    def _slot_options(self, config: RunnerConfig) -> SlotOptions:
+        if config.context_length is None:
+            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
+        self._check_options(config.options)
+        options = {**self.options, **config.options}
+        return SlotOptions(
+            context_length=config.context_length,
+            kernels=self.kernels,
+            kv_cache=options.get("kv_cache", "auto"),
+            compute=compute_type(options.get("compute")),
+        )
 
     def _open(
         self,

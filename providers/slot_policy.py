@@ -20,6 +20,8 @@ class SlotPolicy:
         max_hole: idle slots that may ride along in a decode run. On the CPU one costs no more than another
             run, which reads all weights again; two cost more.
         max_rows: most slots in one decode run.
+        narrow_rows: most slots of a decode run in the session made for few rows, where there is one.
+        narrow_tokens: most tokens of a prompt's piece in that session.
         buckets: sizes of decode runs from slot 0 on, ascending; a run is as large as the next of them. Empty
             runs the slots in use. Devices that replay captured runs want few different ones.
         capture: decode runs in buckets are captured once and replayed, so nothing about them but the content
@@ -32,6 +34,8 @@ class SlotPolicy:
     max_scores: int = 2**21
     max_hole: int = 1
     max_rows: int = 2**31
+    narrow_rows: int = 2**31
+    narrow_tokens: int = 0
     buckets: tuple[int, ...] = ()
     capture: bool = False
     prompts_on_cache: bool = True

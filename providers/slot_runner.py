@@ -49,7 +49,8 @@ class SlotRunner:
         source: how error messages call the model.
         memory: makes the memory for caches of these shapes, so many slots and positions.
         policy: how the target wants its steps cut.
-        decode_session: another session of the same graph, made for decode runs; None uses ``session``.
+        decode_session: another session of the same model, made for runs of few rows, see
+            ``policy.narrow_rows``; None uses ``session``.
 
     Raises:
         GraphError: the graph is not lowered to slots.
@@ -180,7 +181,7 @@ class SlotRunner:
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
             self._total[...] = self.info.context_length if captured else longest
-            self._decode_run(first, count).run(self._decode_session or self._session)
+            self._decode_run(first, count).run(self._session_for("decode", count))
 
     def _prefill(self, row: Row) -> Logits:
         """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
@@ -198,7 +199,8 @@ class SlotRunner:
     def _run_piece(self, row: Row, begin: int, end: int, logits: Logits) -> None:
         """Run tokens [begin, end) of a row; fill ``logits`` from the last ones."""
         count = end - begin
-        run = self._bound("prefill", row.slot, 1)
+        kind = "short" if count <= self._policy.narrow_tokens else "prefill"
+        run = self._bound(kind, row.slot, 1)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             SEQLENS_K: np.array([row.start + end - 1], np.int32),
@@ -207,7 +209,7 @@ class SlotRunner:
         }
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
-        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session)
+        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, 1))
 
     def _decode_run(self, first: int, count: int) -> BoundRun:
         key = ("decode", first, count)
@@ -226,14 +228,17 @@ class SlotRunner:
             self._bindings[key] = self._kv.bind_step(run.binding, feeds, results, capture=capture)
         return self._bindings[key]
 
+    def _session_for(self, kind: str, count: int) -> Any:
+        narrow = kind == "short" or (kind == "decode" and count <= self._policy.narrow_rows)
+        return (self._decode_session if narrow else None) or self._session
+
     def _bound(self, kind: str, first: int, count: int) -> BoundRun:
         """An IO binding whose caches are those of slots [first, first + count), made once."""
         key = (kind, first, count)
         if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
-            session = self._decode_session if kind == "decode" else None
-            binding = (session or self._session).io_binding()
+            binding = self._session_for(kind, count).io_binding()
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]

@@ -66,7 +66,8 @@ def lowered_model(
     first = [*portable_passes(), *([change] if change is not None else [])]
 
     def build(folder: Path) -> None:
-        model, _ = run(files.load(), [*first, *passes])
-        save_model(model, folder / MODEL_FILE, progress)
+        for file, own in {MODEL_FILE: passes, **provider.companions(config)}.items():
+            model, _ = run(files.load(), [*first, *own])
+            save_model(model, folder / file, progress)
 
     return cached_folder("lowered", key, build) / MODEL_FILE

@@ -5,7 +5,7 @@ Costs the memory that quantization saved, and is computed lazily, while the grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -36,7 +36,7 @@ class DequantizeWeightsPass(GraphPass):
             if len(known) < len(tensors) or self._unless(node):
                 continue
             name = str(known[0].name).removesuffix(".values")
-            floats = add_initializer(graph, f"{name}.floats", _floats(node, known))
+            floats = add_initializer(graph, f"{name}.floats", dequantized(node, known))
             replace(node.outputs[0], floats)
             graph.remove(node, safe=True)
             self.fired += 1
@@ -49,7 +49,8 @@ def is_signed(node: ir.Node, types: Collection[ir.DataType]) -> bool:
     return values is not None and values.dtype in types and (zero is None or not zero.numpy().any())
 
 
-def _floats(node: ir.Node, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:
+def dequantized(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
+    """Return what a DequantizeLinear of stored values, scales and perhaps zero points gives, lazily."""
     values, scales = tensors[:2]
     shape, dtype = shape_of(values), scales.dtype
     axis, block = int_attribute(node, "axis", 1) % max(len(shape), 1), int_attribute(node, "block_size", 0)

@@ -28,6 +28,7 @@ from .slot_inputs import SlotInputsPass
 from .static_int8 import StaticProductsPass
 from .top_logits import TopLogitsPass
 from .weight_only_products import WeightOnlyProductsPass
+from .wide_products import WideProductsPass
 
 _NEWEST = 23  # the portable graph's opset
 
@@ -42,12 +43,14 @@ class SlotOptions:
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
         top_logits: how many of the best logits the graph gives out beside them all; 0 leaves that out.
         compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
+        wide_products: compute products with blocked weights in int8, for runs of several tokens.
     """
 
     context_length: int
     kernels: Kernels = CPU
     kv_cache: str = "auto"
     compute: ir.DataType | None = None
+    wide_products: bool = False
     top_logits: int = 0
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(RulePass("QuickGelu", [QuickGelu()]))
+    if options.wide_products:
+        passes.append(WideProductsPass())
     passes.append(QuantizedWeightsPass(kernels))
     if not kernels.dequantize_blocks:
         passes.append(DequantizeWeightsPass())

@@ -54,7 +54,9 @@ class IntegerProductsPass(GraphPass):
                 continue
             if x not in inputs:
                 inputs[x] = self.quantize_input(graph, node, x)
-            parts = [add_initializer(graph, f"{name}.{what}", part) for what, part in _columns(tensor, name)]
+            parts = [
+                add_initializer(graph, f"{name}.{what}", part) for what, part in lazy_columns(tensor, name)
+            ]
             result = self.multiply(graph, node, inputs[x], parts)
             replace(node.outputs[0], result)
             remove_unused(graph, node)
@@ -109,6 +111,22 @@ def quantize_columns(weight: Array) -> tuple[Array, Floats]:
     return np.rint(matrix * reciprocal).astype(np.int8), scales
 
 
+def lazy_columns(tensor: ir.TensorProtocol, name: str) -> list[tuple[str, ir.LazyTensor]]:
+    """Return ("values", int8 [in, out]) and ("scales", [out]) of a float matrix, computed when written."""
+
+    def compute() -> tuple[Array, ...]:
+        try:
+            return quantize_columns(tensor.numpy())
+        except GraphError as error:
+            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
+
+    shared, shape = SharedComputation(compute), shape_of(tensor)
+    return [
+        ("values", lazy(lambda: shared.part(0), ir.DataType.INT8, shape)),
+        ("scales", lazy(lambda: shared.part(1), ir.DataType.FLOAT, shape[1:])),
+    ]
+
+
 def _misfit(tensor: ir.TensorProtocol, name: str) -> str | None:
     shape = shape_of(tensor)
     if len(shape) == 2 and tensor.dtype in _FLOATS and shape[0] <= _MAX_INPUTS:
@@ -122,17 +140,3 @@ def _is_head(node: ir.Node) -> bool:
     while (reader := sole_consumer(value)) is not None and reader.op_type in _AFTER_HEAD:
         value = reader.outputs[0]
     return value.is_graph_output()
-
-
-def _columns(tensor: ir.TensorProtocol, name: str) -> list[tuple[str, ir.LazyTensor]]:
-    def compute() -> tuple[Array, ...]:
-        try:
-            return quantize_columns(tensor.numpy())
-        except GraphError as error:
-            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
-
-    shared, shape = SharedComputation(compute), shape_of(tensor)
-    return [
-        ("values", lazy(lambda: shared.part(0), ir.DataType.INT8, shape)),
-        ("scales", lazy(lambda: shared.part(1), ir.DataType.FLOAT, shape[1:])),
-    ]
