@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from ..graph_opt.edit import static_size
 from ..graph_opt.layers import HIDDEN_STATES
-from ..graph_opt.lower.paged import TABLES, paged_passes
+from ..graph_opt.lower.kv_int8 import KV_CACHE_MODES
+from ..graph_opt.lower.paged import INT8_CACHE, TABLES, paged_passes
 from ..runtime.errors import (
     GraphError,
     MissingExtraError,
@@ -28,11 +29,11 @@ _PAST = "past_key_values."
 _PROPERTIES = {
     "inference_precision": "INFERENCE_PRECISION_HINT",
     "performance_hint": "PERFORMANCE_HINT",
-    "kv_cache_precision": "KV_CACHE_PRECISION",
     "dynamic_quantization_group": "DYNAMIC_QUANTIZATION_GROUP_SIZE",
 }
 # What every device and model knows; the others are for generation.
 _GENERAL = ("inference_precision", "performance_hint")
+_DEVICES_CHOICE = "auto"
 
 
 class OpenVinoProvider(Provider):
@@ -40,8 +41,12 @@ class OpenVinoProvider(Provider):
 
     Options:
         device: CPU, GPU, GPU.1, NPU.
-        inference_precision: f32 is exact; bf16 or f16 is faster where the device has it.
-        kv_cache_precision: empty is that of the inference; f16 halves the memory of f32, u8 quarters it.
+        inference_precision: f32 is exact; bf16 or f16 is faster where the device has it; auto leaves it to
+            OpenVINO.
+        kv_cache: int8 or float32, which is the precision of the inference here; auto is int8 where the model
+            was calibrated for it.
+        kv_cache_precision: more exactly: f16 halves the memory of f32, u8 (int8) quarters it; auto leaves it
+            to OpenVINO; empty goes by ``kv_cache``.
         dynamic_quantization_group: products with int4 and int8 weights take activations rounded to int8 in
             groups of as many; 0 keeps them float.
         kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
@@ -52,6 +57,7 @@ class OpenVinoProvider(Provider):
     options: ClassVar[Mapping[str, Any]] = {
         "device": "CPU",
         "inference_precision": "f32",
+        "kv_cache": "auto",
         "kv_cache_precision": "",
         "dynamic_quantization_group": 32,
         "kv_cache_bytes": 0,
@@ -78,7 +84,7 @@ class OpenVinoProvider(Provider):
         """Open any ONNX model on the chosen device; has onnxruntime's ``run(output_names, feeds)``."""
         from .openvino_model import OpenVinoSession
 
-        return OpenVinoSession(self._compile(model, options or RunnerConfig(), generating=False)[1])
+        return OpenVinoSession(self._compile(model, options or RunnerConfig())[1])
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation.
@@ -89,7 +95,7 @@ class OpenVinoProvider(Provider):
         """
         settings = self._checked(config.options)
         facts = _facts(model, config)
-        core, compiled = self._compile(model, config, generating=True)
+        core, compiled = self._compile(model, config, _cache_properties(settings, facts.int8_cache))
         shapes = {
             port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
             for port in compiled.inputs
@@ -118,7 +124,10 @@ class OpenVinoProvider(Provider):
         pool = BlockPool(num_blocks, block_size, config.max_slots)
         return PagedRunner(compiled, caches, pool, info, _copy_block, facts.num_tokens, facts.hidden_size)
 
-    def _compile(self, model: Path, config: RunnerConfig, *, generating: bool) -> tuple[Any, Any]:
+    def _compile(
+        self, model: Path, config: RunnerConfig, generation: Mapping[str, str] | None = None
+    ) -> tuple[Any, Any]:
+        """Core and compiled model; ``generation`` are the properties that only a decoder has."""
         settings = self._checked(config.options)
         reason = self.available()
         if reason is not None:
@@ -127,8 +136,13 @@ class OpenVinoProvider(Provider):
 
         device = settings["device"]
         core = open_core(device)
-        given = {*config.options, *(_PROPERTIES if generating else _GENERAL)}
-        properties = {key: str(settings[name]) for name, key in _PROPERTIES.items() if name in given}
+        given = {*config.options, *(_PROPERTIES if generation is not None else _GENERAL)}
+        properties = {
+            key: str(settings[name])
+            for name, key in _PROPERTIES.items()
+            if name in given and settings[name] != _DEVICES_CHOICE
+        }
+        properties |= generation or {}
         if config.num_threads:
             properties["INFERENCE_NUM_THREADS"] = str(config.num_threads)
         return core, compile_model(core, read(core, model), device, properties)
@@ -145,7 +159,8 @@ class OpenVinoProvider(Provider):
                     f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
                 )
         settings = {**self.options, **options}
-        settings["kv_cache_precision"] = settings["kv_cache_precision"] or settings["inference_precision"]
+        if settings["kv_cache"] not in KV_CACHE_MODES:
+            raise UsageError(f"kv_cache is one of {', '.join(KV_CACHE_MODES)}, not '{settings['kv_cache']}'")
         return settings
 
 
@@ -153,6 +168,7 @@ class OpenVinoProvider(Provider):
 class _Facts:
     """What a paged graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``."""
 
+    int8_cache: bool
     context_length: int
     vocab_size: int
     num_tokens: int | None
@@ -182,7 +198,26 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     lookup = next((node for node, _ in inputs["input_ids"].uses() if node.op_type == "Gather"), None)
     num_tokens = None if lookup is None else static_size(lookup.inputs[0], 0)
     hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
-    return _Facts(config.context_length or known, vocab_size, num_tokens, hidden_size)
+    int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
+    return _Facts(int8_cache, config.context_length or known, vocab_size, num_tokens, hidden_size)
+
+
+def _cache_properties(settings: Mapping[str, Any], int8_cache: bool) -> dict[str, str]:
+    """OpenVINO's properties of the KV cache.
+
+    Args:
+        settings: the provider's options, all of them.
+        int8_cache: whether the model was calibrated for 8 bits.
+    """
+    mode, precision = settings["kv_cache"], settings["kv_cache_precision"]
+    if not precision:
+        int8 = mode == "int8" or (mode == "auto" and int8_cache)
+        precision = "u8" if int8 else settings["inference_precision"]
+    if precision == _DEVICES_CHOICE:
+        return {}
+    # OpenVINO's own mode has scales a channel and block, so that every new token rounds the block again.
+    by_token = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if precision == "u8" else {}
+    return {"KV_CACHE_PRECISION": precision, **by_token}
 
 
 def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:

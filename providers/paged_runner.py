@@ -144,8 +144,8 @@ class PagedRunner:
         # A graph need not run for no logits at all; the one then computed is given to nobody.
         chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
         feeds: dict[str, npt.NDArray[Any]] = {
-            "input_ids": np.concatenate([row.tokens for row in rows]).astype(np.int64)[None],
-            "position_ids": np.concatenate(positions).astype(np.int64)[None],
+            "input_ids": np.concatenate([row.tokens for row in rows]).astype(np.int64)[:, None],
+            "position_ids": np.concatenate(positions).astype(np.int64)[:, None],
             "logits_positions": chosen.astype(np.int64),
             "past_lens": np.array([row.start for row in rows], np.int32),
             "subsequence_begins": begins.astype(np.int32),
@@ -157,7 +157,7 @@ class PagedRunner:
         }
         states = [row.hidden_states for row in rows if row.hidden_states is not None]
         if states:
-            feeds["hidden_states"] = np.concatenate(states)[None]
+            feeds["hidden_states"] = np.concatenate(states)[:, None]
         return feeds
 
     def _infer(self, feeds: dict[str, npt.NDArray[Any]]) -> Logits:
@@ -166,5 +166,5 @@ class PagedRunner:
         for name, array in feeds.items():
             self._request.set_tensor(name, openvino.Tensor(array))
         self._request.infer()
-        logits: Logits = self._request.get_tensor("logits").data[0]
+        logits: Logits = self._request.get_tensor("logits").data[:, 0]
         return logits

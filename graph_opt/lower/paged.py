@@ -31,11 +31,16 @@ from ..layers import HIDDEN_STATES
 from ..passes.base import GraphPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
 from .float_compute import FloatComputePass
+from .kv_int8 import CacheScales, TakeCacheScalesPass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
 from .merge import MergeProjectionsPass
+from .weight_only_products import WeightOnlyProductsPass
 
 DOMAIN = "carryall"
 OPERATOR = "PagedAttention"
+# Metadata: "1" where the model was calibrated for a KV cache of 8 bits. Its scales are dropped, since paged
+# kernels that keep 8 bits compute their own.
+INT8_CACHE = "int8_kv_cache"
 # The block tables, with their shapes; every PagedAttention reads them in this order after its caches.
 TABLES: dict[str, list[str]] = {
     "past_lens": ["rows"],
@@ -51,21 +56,24 @@ class PagedAttentionPass(GraphPass):
 
     Args:
         context_length: most tokens a sequence will have; the length of the rope tables.
+        scales: of the caches, filled by an earlier pass; that there are any is noted in the metadata.
 
     Raises:
         GraphError: an attention is of a kind that the operator cannot express.
     """
 
-    def __init__(self, context_length: int) -> None:
+    def __init__(self, context_length: int, scales: CacheScales | None = None) -> None:
         super().__init__()
         self.context_length = context_length
+        self.scales = scales or CacheScales()
         self._windows: dict[ir.Value | None, int] = {}
         self._angles: dict[ir.Value, ir.Value] = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model`` and note the context length it now has room for."""
+        """Rewrite ``model`` and note the context length it now has room for, and whether KV may be 8 bits."""
         result = super().call(model)
         model.metadata_props["context_length"] = str(self.context_length)
+        model.metadata_props[INT8_CACHE] = str(int(bool(self.scales.by_cache)))
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -90,7 +98,7 @@ class PagedAttentionPass(GraphPass):
             "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
             "sliding_window": self._window(graph, node),
         }
-        axis = shared_constant(graph, "paged.batch_axis", np.array([0], np.int64))
+        axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
         flat = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in (query, key, value)]
         lowered = insert(node, OPERATOR, [*flat, *caches, *tables], attributes, domain=DOMAIN)
         lowered.name = node.name
@@ -148,9 +156,9 @@ class PagedInputsPass(GraphPass):
             if value in caches and value.shape is not None:
                 value.shape = ir.Shape(["blocks", value.shape[1], "block_size", value.shape[3]])
             elif value.name in ("input_ids", "position_ids"):
-                value.shape = ir.Shape([1, "tokens"])
+                value.shape = ir.Shape(["tokens", 1])
             elif value.name == HIDDEN_STATES and value.shape is not None:
-                value.shape = ir.Shape([1, "tokens", value.shape[-1]])
+                value.shape = ir.Shape(["tokens", 1, value.shape[-1]])
             elif value.name == "attention_mask":
                 _drop(graph, value)
         self.fired += 1
@@ -168,7 +176,7 @@ class FlatLogitsPass(GraphPass):
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
         wanted.shape = ir.Shape(["wanted"])
         for gather in nodes_of(graph, "GatherND"):
-            rows = insert(gather, "Gather", [gather.inputs[0], wanted], {"axis": 1}).outputs[0]
+            rows = insert(gather, "Gather", [gather.inputs[0], wanted], {"axis": 0}).outputs[0]
             replace(gather.outputs[0], rows)
             remove_unused(graph, gather)
             self.fired += 1
@@ -176,7 +184,7 @@ class FlatLogitsPass(GraphPass):
         vocab_size = static_size(logits, -1)
         for node in nodes_of(graph, "Reshape"):
             if vocab_size is not None and _is_shaped_by(node, wanted):
-                shape = shared_constant(graph, "paged.logits_shape", np.array([1, -1, vocab_size], np.int64))
+                shape = shared_constant(graph, "paged.logits_shape", np.array([-1, 1, vocab_size], np.int64))
                 unused = node.inputs[1].producer() if node.inputs[1] is not None else None
                 node.replace_input_with(1, shape)
                 remove_unused(graph, unused)
@@ -188,10 +196,13 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
     Args:
         context_length: most tokens a sequence will have; rope tables are this long.
     """
+    scales = CacheScales()
     return [
+        WeightOnlyProductsPass(),
+        TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
-        PagedAttentionPass(context_length),
+        PagedAttentionPass(context_length, scales),
         common.RemoveUnusedNodesPass(),
         PagedInputsPass(),
         SelectLogitsPass(),

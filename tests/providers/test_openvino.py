@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,17 @@ from carryall import LLM, SamplingParams
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
+from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
+from carryall.graph_opt.passes.base import GraphPass
 from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibrators import min_max
+from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass
 from carryall.graph_opt.quantize.methods import quantization
+from carryall.graph_opt.quantize.ranges import input_histograms
+from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
+from carryall.graph_opt.runners import PortableRunner
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner, RunnerConfig
 from carryall.providers.paged_runner import PagedRunner
@@ -137,10 +147,47 @@ def test_a_portable_graph_is_no_paged_one(tmp_path: Path) -> None:
         get_provider("openvino").runner(package("llama", tmp_path).model_path, RunnerConfig())
 
 
-def test_u8_cache_is_close_and_smaller(open_runner: Open) -> None:
-    exact, small, ids = open_runner(), open_runner(kv_cache_precision="u8"), tokens(40)
+def test_u8_cache_is_close_and_smaller_and_prompts_in_pieces_are_whole(open_runner: Open) -> None:
+    ids, options = tokens(40), {"dynamic_quantization_group": 0}
+    exact, small = open_runner(**options), open_runner(kv_cache="int8", **options)
     assert small.info.kv_bytes_per_token < exact.info.kv_bytes_per_token
-    assert np.abs(all_logits(small, ids) - all_logits(exact, ids)).mean() < 0.1
+    whole = all_logits(small, ids)
+    assert 0 < np.abs(whole - all_logits(exact, ids)).mean() < 0.05
+    pieces = [small.forward([Row(0, ids[a:b], a, b - a)])[0].copy() for a, b in pairwise((0, 5, 36, 37, 40))]
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-3)
+
+
+def test_a_model_calibrated_for_an_8_bit_cache_gets_one(open_runner: Open, tmp_path: Path) -> None:
+    made, ids = package("llama", tmp_path), tokens(40)
+    names = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
+    scales = {name: np.full(16, 0.05, np.float32) for name in names}
+    model, _ = run(made.load(), [QuantizeKVPass(scales)])
+    save_model(model, tmp_path / "kv.onnx")
+    expected = all_logits(open_runner(), ids)
+    runner = open_runner("openvino", ir.load(tmp_path / "kv.onnx"))
+    assert np.abs(all_logits(runner, ids) - expected).mean() < 0.05
+    wide = open_runner("openvino", ir.load(tmp_path / "kv.onnx"), kv_cache="float32")
+    assert runner.info.kv_bytes_per_token < wide.info.kv_bytes_per_token
+    np.testing.assert_allclose(all_logits(wide, ids), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["int8-dynamic", "int8-static"])
+def test_integer_products_become_weight_only(method: str, open_runner: Open, tmp_path: Path) -> None:
+    """The weights stay as they are; OpenVINO rounds activations anew, or here not at all."""
+    made, ids = package("llama", tmp_path), tokens(12)
+    form = BlockFormat(bits=8, block_size=16)
+    if method == "int8-static":
+        windows = [tokens(40, seed) for seed in range(4)]
+        histograms = input_histograms(made.model_path, windows, context_length=CONTEXT)
+        quantize: GraphPass = StaticQuantizationPass(form, {n: min_max(h) for n, h in histograms.items()})
+    else:
+        quantize = DynamicQuantizationPass(form)
+    save_model(run(made.load(), [quantize])[0], tmp_path / "int8.onnx")
+    weights, _ = run(ir.load(tmp_path / "int8.onnx"), [WeightOnlyProductsPass()])
+    save_model(weights, tmp_path / "weights.onnx")
+    expected = PortableRunner(tmp_path / "weights.onnx").forward({0: ids})[0]
+    runner = open_runner(model=ir.load(tmp_path / "int8.onnx"), dynamic_quantization_group=0)
+    np.testing.assert_allclose(all_logits(runner, ids), expected, atol=1e-3)
 
 
 def test_llm_gives_the_tokens_of_the_cpu_provider(tmp_path: Path) -> None:
