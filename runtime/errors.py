@@ -30,6 +30,7 @@ from __future__ import annotations
 
 DEBUG_VARIABLE = "CARRYALL_DEBUG"  # if set, tracebacks are shown, and graphs checked after every pass
 
+
 class CarryallError(Exception):
     """Base of all errors raised on purpose."""
 
