@@ -8,7 +8,7 @@ each; callers hold the object and never ask for its name.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +48,7 @@ class RunnerInfo:
     batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
     sliding_window: int = 0  # the widest window of layers whose KV ``trim`` gives back; 0 is none
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
+    top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
 
 
 @dataclass(slots=True)
@@ -63,6 +64,26 @@ class Row:
     num_logits: int = 1  # logits wanted, of the last num_logits of the tokens; any from none to all of them
     # [n, hidden_size]: what the earlier layers gave, where the graph holds the later ones only.
     hidden_states: npt.NDArray[np.float32] | None = None
+    best_suffice: bool = False  # for ``forward_best``: of its one position's logits, the best are enough
+
+
+@dataclass(frozen=True, slots=True)
+class BestLogits:
+    """The best of one position's logits, while all of them stay where they were computed.
+
+    Args:
+        token_ids: [k], most likely first; equal logits in order of token id.
+        logits: [k].
+        logsumexp: of all logits; not finite where one of them is NaN.
+        vocab_size: how many there are.
+        whole: gives them all, [vocab_size], until the runner's next step.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float32]
+    logsumexp: float
+    vocab_size: int
+    whole: Callable[[], npt.NDArray[np.float32]]
 
 
 def check_hidden_states(row: Row, hidden_size: int | None) -> None:
@@ -131,6 +152,21 @@ class MovableRunner(Runner, Protocol):
 
         Raises:
             ProviderRuntimeError: they do not fit; the slot holds ``start`` positions.
+        """
+
+
+class BestLogitsRunner(Runner, Protocol):
+    """A runner whose ``info.top_logits`` is not 0."""
+
+    def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
+        """Run one step as ``forward`` does, but leave what need not cross the bus on the device.
+
+        Returns:
+            Per row with ``best_suffice``, its best ``info.top_logits``; per other row, its logits. Views that
+            the next step may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the run failed; or later, from ``BestLogits.whole``: the download did.
         """
 
 

@@ -30,6 +30,8 @@ class CudaProvider(OrtProvider):
         kv_cache: ``int8`` or ``float32``, which is that of ``compute`` here; ``auto`` is int8 where the model
             has scales for it.
         cuda_graphs: capture decode runs, one a batch size in powers of two, and replay them.
+        top_logits: how many of the best logits the device finds, so that only these are downloaded for
+            requests that need no more; 0 downloads all.
         memory_fraction: how much of the memory that is free once the model is loaded KV may take.
     """
 
@@ -42,6 +44,7 @@ class CudaProvider(OrtProvider):
         "compute": "fp16",
         "kv_cache": "auto",
         "cuda_graphs": True,
+        "top_logits": 64,
         "memory_fraction": 0.9,
     }
 

@@ -6,7 +6,7 @@ Everything here works for the device ``cpu`` too, which is how it is tested wher
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,13 +93,26 @@ class DeviceMemory(SlotMemory):
         for name, array in results.items():
             value = self._allocate(name, array.shape, array.dtype)
             binding.bind_ortvalue_output(name, value)
-            run.downloads.append((value, array))
+            run.downloads[name] = (value, array)
         return run
 
-    def bind_once(self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> BoundRun:
+    def bind_once(
+        self,
+        binding: Any,
+        feeds: Mapping[str, Array],
+        results: Mapping[str, Array],
+        late: Collection[str] = (),
+    ) -> BoundRun:
         """See ``SlotMemory``."""
-        run = super().bind_once(binding, feeds, results)
-        run.options = _graph_options(None) if self._device.addressable else None
+        if not self._device.addressable:
+            return super().bind_once(binding, feeds, results)
+        prompt = {name: array for name, array in results.items() if name not in late}
+        run = super().bind_once(binding, feeds, prompt)
+        run.options = _graph_options(None)
+        for name in results.keys() - prompt.keys():
+            value = self._allocate(name, results[name].shape, results[name].dtype)
+            binding.bind_ortvalue_output(name, value)
+            run.downloads[name] = (value, results[name])
         return run
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -172,8 +185,8 @@ class _Rebinding(BoundRun):
         super().__init__(binding)
         self._memory, self._feeds, self._results = memory, feeds, results
 
-    def run(self, session: Any) -> None:
-        """Run once; the results are on the host afterwards."""
+    def run(self, session: Any, late: Collection[str] = ()) -> None:
+        """Run once; all results are on the host afterwards."""
         self._memory.bind_once(self.binding, self._feeds, self._results)
         super().run(session)
 

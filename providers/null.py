@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
-from .base import Provider, Row, Runner, RunnerConfig, RunnerInfo
+from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
@@ -32,12 +32,14 @@ class NullOptions:
         kv_bytes_per_token: what it claims to need.
         step_seconds: how long a run takes.
         seed: another seed is another model.
+        top_logits: how many of the best logits ``forward_best`` gives.
     """
 
     vocab_size: int = 256
     kv_bytes_per_token: int = 1024
     step_seconds: float = 0.0
     seed: int = 0
+    top_logits: int = 0
 
 
 class NullRunner:
@@ -50,6 +52,7 @@ class NullRunner:
     Attributes:
         before_forward: called with the rows of each run; it may raise ProviderRuntimeError.
         forwards: runs so far.
+        downloads: times that all logits were asked for after the best ones.
     """
 
     def __init__(self, config: RunnerConfig, options: NullOptions) -> None:
@@ -60,9 +63,11 @@ class NullRunner:
             kv_bytes_per_token=options.kv_bytes_per_token,
             batched_multi_token=True,
             kv_layout="hash int64[n]",
+            top_logits=options.top_logits,
         )
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
         self.forwards = 0
+        self.downloads = 0
         self.closed = False
         self._step_seconds = options.step_seconds
         rng = np.random.default_rng(options.seed)
@@ -92,6 +97,11 @@ class NullRunner:
             results.append(out)
             used += row.num_logits
         return results
+
+    def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
+        """Run one step; see ``BestLogitsRunner``."""
+        given = zip(rows, self.forward(rows), strict=True)
+        return [self._best(logits[0]) if row.best_suffice else logits for row, logits in given]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the history of positions [0, length)."""
@@ -135,6 +145,16 @@ class NullRunner:
             value = (value * 1_000_003 + token + 1) % _MODULUS
             hashes.append(value)
         return hashes
+
+    def _best(self, logits: npt.NDArray[np.float32]) -> BestLogits:
+        def whole() -> npt.NDArray[np.float32]:
+            self.downloads += 1
+            return logits
+
+        best = np.argsort(-logits, kind="stable")[: self.info.top_logits]
+        largest = logits.max()
+        logsumexp = float(largest + np.log(np.exp(logits - largest).sum()))
+        return BestLogits(best, logits[best], logsumexp, len(logits), whole)
 
     def _logits(self, value: int) -> npt.NDArray[np.float32]:
         pattern, shift = value % _PATTERNS, value // _PATTERNS % self.info.vocab_size

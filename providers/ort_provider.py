@@ -66,6 +66,7 @@ class OrtProvider(Provider):
             kernels=self.kernels,
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),
+            top_logits=options.get("top_logits", 0),
         )
 
     def _open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -42,7 +43,8 @@ class ProcessRunner:
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            self.info = self._call(provider, model, config)
+            info: RunnerInfo = self._call(provider, model, config)
+            self.info = dataclasses.replace(info, top_logits=0)  # what is fetched later cannot be piped
         except CarryallError:
             self.close()
             raise

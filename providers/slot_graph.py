@@ -19,6 +19,7 @@ SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
 LOGITS = "logits"
+TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 _PAST, _PRESENT = "past_key_values.", "present."
 CONTEXT_LENGTH = "context_length"  # keys in the model's metadata
 SLIDING_WINDOWS = "sliding_windows"
@@ -41,12 +42,14 @@ class SlotGraph:
         caches: shape of each KV input, by input name.
         context_length: most tokens a sequence may have, or None if the graph does not say.
         hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
+        top_logits: how many of the best logits it gives out beside them all; 0 if it does not.
     """
 
     vocab_size: int
     caches: Mapping[str, KVSpec]
     context_length: int | None
     hidden_size: int | None = None
+    top_logits: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -95,7 +98,8 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
             f"{source}: the last axis of 'logits' must be the vocabulary size, not {vocab_size!r}"
         )
     hidden_size = inputs[HIDDEN_STATES].shape[-1] if HIDDEN_STATES in inputs else None
-    return SlotGraph(vocab_size, caches, _context_length(session, source), hidden_size)
+    top_logits = outputs[TOP_LOGITS].shape[-1] if TOP_LOGITS in outputs else 0
+    return SlotGraph(vocab_size, caches, _context_length(session, source), hidden_size, top_logits)
 
 
 def _cache_spec(value: Any, source: str, window: int | None) -> KVSpec:

@@ -7,7 +7,7 @@ device gets copies, refreshed before each run, and results copied back after it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,22 +31,28 @@ class BoundRun:
     Args:
         binding: everything the graph reads and writes.
         uploads: device values and the host arrays they follow.
-        downloads: device values and the host arrays that follow them.
+        downloads: by the result's name, device values and the host arrays that follow them.
         options: ``onnxruntime.RunOptions``, if any.
     """
 
     binding: Any
     uploads: list[tuple[Any, Array]] = field(default_factory=list)
-    downloads: list[tuple[Any, Array]] = field(default_factory=list)
+    downloads: dict[str, tuple[Any, Array]] = field(default_factory=dict)
     options: Any = None
 
-    def run(self, session: Any) -> None:
-        """Run once; the results are on the host afterwards."""
+    def run(self, session: Any, late: Collection[str] = ()) -> None:
+        """Run once; the results are on the host afterwards, but for the ``late`` ones."""
         for value, array in self.uploads:
             value.update_inplace(array)
         options = () if self.options is None else (self.options,)
         session.run_with_iobinding(self.binding, *options)
-        for value, array in self.downloads:
+        for name in self.downloads.keys() - set(late):
+            self.fetch(name)
+
+    def fetch(self, name: str) -> None:
+        """Bring a ``late`` result of the last run to the host."""
+        if name in self.downloads:
+            value, array = self.downloads[name]
             array[...] = value.numpy()
 
 
@@ -75,8 +81,21 @@ class SlotMemory(abc.ABC):
             capture: let the device record the run and replay it.
         """
 
-    def bind_once(self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> BoundRun:
-        """Bind host arrays for one run; a session on a device copies inputs now and results after the run."""
+    def bind_once(
+        self,
+        binding: Any,
+        feeds: Mapping[str, Array],
+        results: Mapping[str, Array],
+        late: Collection[str] = (),
+    ) -> BoundRun:
+        """Bind host arrays for one run; a session on a device copies inputs now and results after the run.
+
+        Args:
+            binding: what ``bind_caches`` prepared.
+            feeds: inputs by name.
+            results: outputs by name.
+            late: results that may stay on the device, for ``BoundRun.fetch``.
+        """
         for name, array in feeds.items():
             binding.bind_ortvalue_input(name, shared_value(array))
         for name, array in results.items():

@@ -11,7 +11,8 @@ stands: with a single new token, "tokens in the cache after the run, minus 1" is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,17 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
-from .base import Row, RunnerConfig, RunnerInfo, check_hidden_states
+from .base import BestLogits, Row, RunnerConfig, RunnerInfo, check_hidden_states
 from .kv_memory import KVSpec
 from .slot_graph import (
     HIDDEN_STATES,
     INPUT_IDS,
     LOGITS,
+    LOGSUMEXP,
     POSITIONS,
     SEQLENS_K,
+    TOP_LOGITS,
+    TOP_TOKEN_IDS,
     TOTAL_LENGTH,
     SlotGraph,
     read_slot_graph,
@@ -77,6 +81,7 @@ class SlotRunner:
             kv_bytes_per_token=graph.kv_bytes_per_token,
             batched_multi_token=False,
             kv_layout=self._kv.layout,
+            top_logits=graph.top_logits,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()) * self._kv.trims,
         )
         self._session = session
@@ -90,19 +95,34 @@ class SlotRunner:
         hidden = (self._kv.slots, 1, graph.hidden_size or 0)
         self._hidden = None if graph.hidden_size is None else np.zeros(hidden, np.float32)
         self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
+        self._best = _best_results(self._kv.slots, 1, graph.top_logits)
+        self._latest: dict[int, BoundRun] = {}  # per slot, the run that gave its newest logits
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
+        return self._step(rows, frozenset())
+
+    def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
+        """Run one step; see ``BestLogitsRunner``. A run with any row that wants all logits downloads all."""
+        late = {row.slot for row in rows if row.best_suffice}
+        whole = self._step(rows, late)
+        return [
+            self._best_of(row.slot) if row.slot in late else logits
+            for row, logits in zip(rows, whole, strict=True)
+        ]
+
+    def _step(self, rows: Sequence[Row], late: Collection[int]) -> list[Logits]:
+        """Run one step; of slots in ``late`` the logits may stay on the device."""
         self._check(rows)
         singles = [row for row in rows if len(row.tokens) == 1]
         results: dict[int, Logits] = {}
         try:
             # Decode first: a prompt row that rode along as a dummy then overwrites what the dummy wrote.
-            self._decode(singles)
+            self._decode(singles, late)
             for row in rows:
                 results[row.slot] = self._logits[row.slot, : row.num_logits]
                 if len(row.tokens) > 1:
-                    results[row.slot] = self._prefill(row)
+                    results[row.slot] = self._prefill(row, late=row.slot in late)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
         for row in rows:
@@ -147,6 +167,7 @@ class SlotRunner:
     def close(self) -> None:
         """Free everything. The runner cannot be used afterwards."""
         self._bindings.clear()
+        self._latest.clear()
         self._session = self._decode_session = None
         self._kv.close()
 
@@ -171,7 +192,7 @@ class SlotRunner:
         for row in rows:
             self._lengths[row.slot] = row.start
 
-    def _decode(self, rows: list[Row]) -> None:
+    def _decode(self, rows: list[Row], late: Collection[int]) -> None:
         for row in rows:
             self._ids[row.slot, 0] = row.tokens[0]
             if self._hidden is not None:
@@ -181,9 +202,13 @@ class SlotRunner:
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
             self._total[...] = self.info.context_length if captured else longest
-            self._decode_run(first, count).run(self._session_for("decode", count))
+            run = self._decode_run(first, count)
+            mine = [row for row in rows if first <= row.slot < first + count]
+            wanted = any(row.num_logits and row.slot not in late for row in mine)
+            run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
+            self._latest.update((row.slot, run) for row in mine)
 
-    def _prefill(self, row: Row) -> Logits:
+    def _prefill(self, row: Row, *, late: bool) -> Logits:
         """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
         size, spare = len(row.tokens), self._logits[row.slot : row.slot + 1]
         logits = (
@@ -193,10 +218,11 @@ class SlotRunner:
         for begin, end in self._policy.pieces(row.start, size):
             part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
             # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
-            self._run_piece(row, begin, end, part if part.size else spare)
+            unread = late or not part.size
+            self._run_piece(row, begin, end, part if part.size else spare, (LOGITS,) if unread else ())
         return logits.reshape(row.num_logits, self.info.vocab_size)
 
-    def _run_piece(self, row: Row, begin: int, end: int, logits: Logits) -> None:
+    def _run_piece(self, row: Row, begin: int, end: int, logits: Logits, late: Collection[str]) -> None:
         """Run tokens [begin, end) of a row; fill ``logits`` from the last ones."""
         count = end - begin
         kind = "short" if count <= self._policy.narrow_tokens else "prefill"
@@ -209,7 +235,32 @@ class SlotRunner:
         }
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
-        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, 1))
+        results = {LOGITS: logits, **self._best_results(row.slot, logits.shape[1])}
+        bound = self._kv.bind_once(run.binding, feeds, results, late)
+        bound.run(self._session_for(kind, 1), late)
+        self._latest[row.slot] = bound
+
+    def _best_results(self, slot: int, wanted: int) -> Mapping[str, npt.NDArray[Any]]:
+        """Where a prompt's run puts its best logits: like its logits, to the slot's if it is one position."""
+        if wanted == 1:
+            return {name: array[slot : slot + 1] for name, array in self._best.items()}
+        return _best_results(1, wanted, self.info.top_logits)
+
+    def _best_of(self, slot: int) -> BestLogits:
+        return BestLogits(
+            self._best[TOP_TOKEN_IDS][slot, 0],
+            self._best[TOP_LOGITS][slot, 0],
+            float(self._best[LOGSUMEXP][slot, 0]),
+            self.info.vocab_size,
+            partial(self._fetch, slot, self._latest[slot]),
+        )
+
+    def _fetch(self, slot: int, run: BoundRun) -> Logits:
+        try:
+            run.fetch(LOGITS)
+        except ort.runtime_errors() as error:
+            raise ProviderRuntimeError(f"logits could not be downloaded: {ort.one_line(error)}") from error
+        return self._logits[slot, 0]
 
     def _decode_run(self, first: int, count: int) -> BoundRun:
         key = ("decode", first, count)
@@ -223,7 +274,7 @@ class SlotRunner:
             }
             if self._hidden is not None:
                 feeds[HIDDEN_STATES] = self._hidden[part]
-            results = {LOGITS: self._logits[part]}
+            results = {LOGITS: self._logits[part]} | {name: x[part] for name, x in self._best.items()}
             capture = self._policy.captures(first, count)
             self._bindings[key] = self._kv.bind_step(run.binding, feeds, results, capture=capture)
         return self._bindings[key]
@@ -242,6 +293,17 @@ class SlotRunner:
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]
+
+
+def _best_results(rows: int, wanted: int, count: int) -> dict[str, npt.NDArray[Any]]:
+    """Arrays for what ``TopLogitsPass`` adds to a graph's outputs; none if it added nothing."""
+    if not count:
+        return {}
+    return {
+        TOP_LOGITS: np.empty((rows, wanted, count), np.float32),
+        TOP_TOKEN_IDS: np.empty((rows, wanted, count), np.int64),
+        LOGSUMEXP: np.empty((rows, wanted), np.float32),
+    }
 
 
 def _context_length(config: RunnerConfig, graph: SlotGraph, source: str) -> int:
