@@ -35,6 +35,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "top-p 0.95 of likely ones": {"top_p": 0.95, "temperature": 0.1},
     "top-k 20, top-p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     "min-p 0.05": {"min_p": 0.05},
+    "typical-p 0.9": {"typical_p": 0.9},
     "mirostat 2": {"mirostat": 2},
     "XTC, min-p 0.02": {"xtc_probability": 0.5, "min_p": 0.02},
     "DRY": {"temperature": 0.0, "dry_multiplier": 0.8},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,13 +9,14 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .splitmix import uniform
+from . import whole_rows
 from .top_candidates import Candidates, Integers, Row, candidates_above, top_candidates
+from .whole_rows import exclude_top, inverse, mass, row_weights
 
 Floats = npt.NDArray[np.float64]
 
-_WIDTHS = (64, 512)  # candidates that are sorted; from more of them, drawing without order is cheaper
-_BLOCK = 128
+_MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
+_NUCLEUS = 64  # candidates that usually hold what top-p keeps
 _MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
 COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
 
@@ -49,7 +49,15 @@ class Filters:
 _Path = Callable[[Sequence[Row], Sequence[Filters], Floats], Integers]
 
 
-def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Per row, the token drawn, and where ``max_surprise`` was given its bits of surprise, else NaN."""
+
+    token_ids: Integers
+    surprises: Floats
+
+
+def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Drawn:
     """Draw one token a row.
 
     Each row's result depends on nothing but its own logits, filters and uniform.
@@ -59,18 +67,22 @@ def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> I
         filters: per row.
         uniforms: [rows] in [0, 1).
     """
-    tokens = np.empty(len(rows), np.int64)
+    tokens, surprises = np.empty(len(rows), np.int64), np.full(len(rows), np.nan)
     paths: dict[_Path, list[int]] = {}
     for i, each in enumerate(filters):
-        paths.setdefault(_path(each, len(rows[i])), []).append(i)
+        if each.max_surprise is not None:  # mirostat 2 (arXiv:2007.14966), which has no other filters
+            bits = min(each.max_surprise, _MOST_SURPRISE)
+            tokens[i], surprises[i] = whole_rows.draw_unsurprising(
+                rows[i], each.temperature, bits, float(uniforms[i])
+            )
+        else:
+            paths.setdefault(_path(each, len(rows[i])), []).append(i)
     for path, chosen in paths.items():
         tokens[chosen] = path([rows[i] for i in chosen], [filters[i] for i in chosen], uniforms[chosen])
-    return tokens
+    return Drawn(tokens, surprises)
 
 
 def _path(filters: Filters, vocab_size: int) -> _Path:
-    if filters.max_surprise is not None:
-        return _draw_unsurprising
     if filters.typical_p < 1.0:
         return _draw_typical
     if 0 < filters.top_k < vocab_size:
@@ -89,46 +101,36 @@ def _draw_top_k(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Float
 
 
 def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    """Look at ever more candidates until they hold the wanted share of the whole row's mass."""
-    total = _mass(rows, filters)
-    wanted = total * np.array([f.top_p for f in filters])
-    tokens = np.empty(len(rows), np.int64)
-    left = np.arange(len(rows))
-    for width in _WIDTHS:
+    """Sort a few candidates if they hold the wanted share of the whole row's mass, else nothing."""
+    width = len(rows[0]) if len(rows[0]) <= _MOST_SORTED else _NUCLEUS
+    total, wanted = np.empty(len(rows)), np.empty(len(rows))
+    tokens = np.full(len(rows), -1, np.int64)
+    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
+        row_weight = row_weights(row, f.temperature)
+        total[i] = mass(row_weight)
+        wanted[i] = f.top_p * total[i]
         # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
-        tried = left[wanted[left] <= width]
-        if not len(tried):
-            continue
+        if wanted[i] > width:
+            tokens[i] = _draw_wide(row_weight, f, wanted[i], uniforms[i])
+    tried = np.flatnonzero(tokens < 0)
+    if len(tried):
         some = [filters[i] for i in tried.tolist()]
-        candidates = top_candidates(
-            [rows[i] for i in tried.tolist()], np.full(len(tried), min(width, len(rows[0])))
-        )
+        candidates = top_candidates([rows[i] for i in tried.tolist()], np.full(len(tried), width))
         weights = _weights(candidates.logits.astype(np.float64), some)
-        enough = (weights.sum(axis=1) >= wanted[tried]) | (width >= len(rows[0]))
+        enough = (weights.sum(axis=1) >= wanted[tried]) | (width == len(rows[0]))
         found = _choose(candidates, weights, total[tried], some, uniforms[tried])
         tokens[tried[enough]] = found[enough]
-        left = np.setdiff1d(left, tried[enough])
-    for i in left.tolist():
-        tokens[i] = _draw_wide(rows[i], filters[i], float(uniforms[i]), float(wanted[i]))
+    for i in np.flatnonzero(tokens < 0).tolist():
+        tokens[i] = _draw_wide(
+            row_weights(rows[i], filters[i].temperature), filters[i], wanted[i], uniforms[i]
+        )
     return tokens
 
 
-def _draw_wide(row: Row, filters: Filters, first: float, nucleus: float) -> int:
-    """Draw from all tokens until one is of the nucleus, which holds more of them than are worth sorting."""
-    weights = _row_weights(row, filters)
-    left = weights * (weights >= filters.min_p)
-    if filters.xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
-        _exclude_top(left, filters.xtc_threshold * nucleus)
-    cumulative = _Cumulative(left)
-    key = int(first * 2**53)
-    for place in itertools.count():
-        token = cumulative.token(uniform(key, place) if place else first)
-        weight = weights[token]
-        before = float(np.multiply(weights, weights > weight).sum())
-        before += weight * float(np.count_nonzero(weights[:token] == weight))
-        if before < nucleus:
-            return token
-    raise AssertionError("the likeliest token is always of the nucleus")
+def _draw_wide(weights: whole_rows.Row, filters: Filters, nucleus: float, share: float) -> int:
+    return whole_rows.draw_nucleus(
+        weights, float(nucleus), filters.min_p, filters.xtc_threshold, float(share)
+    )
 
 
 def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
@@ -139,7 +141,7 @@ def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Float
     threshold = np.nextafter((largest + spread).astype(np.float32), np.float32(-np.inf))
     counts = [np.count_nonzero(row >= least) for row, least in zip(rows, threshold, strict=True)]
     tokens = np.empty(len(rows), np.int64)
-    is_few = np.less_equal(counts, _WIDTHS[-1])
+    is_few = np.less_equal(counts, _MOST_SORTED)
     few, many = np.flatnonzero(is_few), np.flatnonzero(~is_few)
     if len(few):
         some = [filters[i] for i in few.tolist()]
@@ -152,30 +154,25 @@ def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Float
     return tokens
 
 
-def _draw_unsurprising(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    """Mirostat 2 (arXiv:2007.14966), which has no other filters."""
-    tokens = np.empty(len(rows), np.int64)
-    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
-        weights = _row_weights(row, f)
-        bound = float(weights.sum()) * 2.0 ** -min(f.max_surprise or 0.0, _MOST_SURPRISE)
-        weights *= weights >= min(bound, 1.0)  # the heaviest weighs 1, and stays
-        tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
-    return tokens
-
-
 def _draw_typical(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    """Row by row, over all candidates: whom typical-p keeps is known only once all are weighed."""
-    tokens = np.empty(len(rows), np.int64)
-    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
-        count = min(f.top_k or len(row), len(row))
-        candidates = top_candidates([row], np.array([count]))
-        weights = _weights(candidates.logits.astype(np.float64), [f])
-        weights[:, count:] = 0.0
-        kept = weights[0] * _kept(weights, weights.sum(axis=1), [f])[0]
-        kept[~_typical(kept / kept.sum(), f.typical_p)] = 0.0
-        _exclude_top(kept, f.xtc_threshold * kept.sum())
-        tokens[i] = candidates.token_ids[0, _inverse(kept, float(uniforms[i] * kept.sum()))]
-    return tokens
+    """Row by row: whom typical-p keeps is known only once all others are weighed."""
+    return np.array(
+        [_draw_typical_row(*each) for each in zip(rows, filters, uniforms.tolist(), strict=True)], np.int64
+    )
+
+
+def _draw_typical_row(row: Row, filters: Filters, share: float) -> int:
+    count = min(filters.top_k or len(row), len(row))
+    alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
+    if alone and count == len(row) > _MOST_SORTED:
+        return whole_rows.draw_typical(row, filters.temperature, filters.typical_p, share)
+    candidates = top_candidates([row], np.array([count]))
+    weights = _weights(candidates.logits.astype(np.float64), [filters])
+    weights[:, count:] = 0.0
+    kept = weights[0] * _kept(weights, weights.sum(axis=1), [filters])[0]
+    kept[~_typical(kept / kept.sum(), filters.typical_p)] = 0.0
+    exclude_top(kept, filters.xtc_threshold * kept.sum())
+    return int(candidates.token_ids[0, inverse(kept, share * float(kept.sum()))])
 
 
 def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
@@ -192,53 +189,14 @@ def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
 
 def _draw_any(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
     """Draw without sorting; of the filters, min-p and XTC apply."""
-    tokens = np.empty(len(rows), np.int64)
-    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
-        weights = _row_weights(row, f)
-        if f.min_p > 0.0:
-            weights *= weights >= f.min_p
-        if f.xtc_threshold < 1.0:
-            _exclude_top(weights, f.xtc_threshold * float(weights.sum()))
-        tokens[i] = _Cumulative(weights).token(float(uniforms[i]))
-    return tokens
-
-
-class _Cumulative:
-    """Inverse of a cumulative distribution in two levels: find the block, then the token in it."""
-
-    def __init__(self, weights: npt.NDArray[np.float32]) -> None:
-        self._weights = weights
-        self._sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).astype(np.float64)
-        self._mass = np.cumsum(self._sums)
-
-    def token(self, uniform: float) -> int:
-        """The token at this share of the mass."""
-        target = uniform * self._mass[-1]
-        block = min(int((self._mass <= target).sum()), int(np.searchsorted(self._mass, self._mass[-1])))
-        inside = self._weights[block * _BLOCK : (block + 1) * _BLOCK]
-        return block * _BLOCK + _inverse(inside, target - (self._mass[block] - self._sums[block]))
-
-
-def _inverse(weights: npt.NDArray[_F], target: float) -> int:
-    """The first index at which the cumulative sum exceeds ``target``; never one without weight."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    last = int(np.searchsorted(cumulative, cumulative[-1]))
-    return min(int(np.searchsorted(cumulative, target, side="right")), last)
-
-
-def _mass(rows: Sequence[Row], filters: Sequence[Filters]) -> Floats:
-    """Per row, the sum of all weights; summed row by row, so that it is the same in every batch."""
-    return np.array([float(_row_weights(row, f).sum()) for row, f in zip(rows, filters, strict=True)])
-
-
-def _row_weights(row: Row, filters: Filters) -> npt.NDArray[np.float32]:
-    """``_weights`` of a single row; a row of this size is best worked on alone, within a core's cache."""
-    weights: npt.NDArray[np.float32] = row - row.max()
-    if filters.temperature != 1.0:
-        with np.errstate(over="ignore"):
-            weights /= np.float32(filters.temperature)
-    np.exp(weights, out=weights)
-    return weights
+    each = zip(rows, filters, uniforms.tolist(), strict=True)
+    return np.array(
+        [
+            whole_rows.draw_any(row_weights(row, f.temperature), f.min_p, f.xtc_threshold, share)
+            for row, f, share in each
+        ],
+        np.int64,
+    )
 
 
 def _weights(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
@@ -261,19 +219,6 @@ def _kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDA
     return kept
 
 
-def _exclude_top(weights: npt.NDArray[_F], bound: float) -> None:
-    """Of one row's weights that reach ``bound``, leave only the least; of equal ones the last.
-
-    XTC, by its author's definition: https://github.com/oobabooga/text-generation-webui/pull/6335.
-    """
-    if bound > 1.0:  # no weight is above 1
-        return
-    top = np.flatnonzero(weights >= bound)
-    if len(top) > 1:
-        last = len(top) - 1 - int(np.argmin(weights[top][::-1]))
-        weights[np.delete(top, last)] = 0.0
-
-
 def _choose(
     candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
 ) -> Integers:
@@ -282,7 +227,7 @@ def _choose(
     last = np.maximum(_kept(weights, total, filters).sum(axis=1), 1) - 1
     for i, f in enumerate(filters):
         if f.xtc_threshold < 1.0:
-            _exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))
+            exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))
             cumulative[i] = np.cumsum(weights[i])
     rows = np.arange(len(weights))
     target = uniforms * cumulative[rows, last]

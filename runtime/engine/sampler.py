@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from ..sampling_params import SamplingParams
 from .draw import draw
 from .sampling_state import SamplingState
 from .top_candidates import Row, top_candidates
+from .whole_rows import mass, row_weights
 
 NO_TOKEN = -1
 
@@ -71,9 +73,9 @@ def sample(
     if random:
         uniforms = np.array([states[i].uniform() for i in random])
         drawn = draw([processed[i] for i in random], [states[i].filters() for i in random], uniforms)
-        for i, token in zip(random, drawn.tolist(), strict=True):
+        for i, token, bits in zip(random, drawn.token_ids.tolist(), drawn.surprises.tolist(), strict=True):
             tokens[i] = token
-            surprises[i] = states[i].surprise(processed[i], token)
+            surprises[i] = None if math.isnan(bits) else bits
     wanted = [
         i for i, state in enumerate(states) if state.params.logprobs is not None and tokens[i] != NO_TOKEN
     ]
@@ -109,19 +111,20 @@ def token_logprobs(
     if not logits:
         return []
     counts = [min(count, len(row)) for count, row in zip(counts, logits, strict=True)]
-    top = top_candidates(logits, np.maximum(counts, 1)).token_ids.tolist()
+    top = top_candidates(logits, np.maximum(counts, 1))
     named = named or [()] * len(tokens)
     return [
         _row_logprobs(row, token, others[:count], more)
-        for row, token, others, count, more in zip(logits, tokens, top, counts, named, strict=True)
+        for row, token, others, count, more in zip(
+            logits, tokens, top.token_ids.tolist(), counts, named, strict=True
+        )
     ]
 
 
 def _row_logprobs(
     logits: Row, token: int, best: Sequence[int], named: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    largest = logits.max()
-    normalizer = float(largest) + float(np.log(np.exp(logits - largest).sum()))
+    normalizer = float(logits.max()) + float(np.log(mass(row_weights(logits, 1.0))))
     places = {other: place for place, other in enumerate(best, start=1)}
     return tuple(
         TokenLogprob(one, float(logits[one]) - normalizer, places.get(one) or _rank(logits, one))

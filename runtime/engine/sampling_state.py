@@ -65,7 +65,7 @@ class SamplingState:
         self._filters = _filters(params)
         self._mirostat = None
         if params.mirostat:
-            self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta, self._filters.temperature)
+            self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta)
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids: list[int] = []
         self.num_tokens = 0
@@ -102,10 +102,6 @@ class SamplingState:
         if self.params.xtc_probability and self.uniform(_XTC) < self.params.xtc_probability:
             return dataclasses.replace(self._filters, xtc_threshold=self.params.xtc_threshold)
         return self._filters
-
-    def surprise(self, logits: npt.NDArray[np.float32], token: int) -> float | None:
-        """What ``observe`` wants to know of ``token``, drawn from the processed ``logits`` [vocab_size]."""
-        return None if self._mirostat is None else self._mirostat.surprise(logits, token)
 
     @property
     def error(self) -> str:

@@ -14,6 +14,7 @@ Integers = npt.NDArray[np.int64]
 
 # Rows are stacked in groups of about this many logits, which fit into a core's own cache.
 _GROUP_LOGITS = 2**18
+_LEAST_BLOCKS = 512
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ def grouped(rows: Sequence[Row]) -> Iterator[tuple[slice, Logits]]:
     step = max(1, _GROUP_LOGITS // len(rows[0])) if rows else 1
     for start in range(0, len(rows), step):
         chosen = slice(start, start + step)
-        yield chosen, np.stack(rows[chosen])
+        yield chosen, rows[start][None] if step == 1 else np.stack(rows[chosen])
 
 
 def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
@@ -85,7 +86,7 @@ def _lower_bound(logits: Logits, count: Integers) -> npt.NDArray[np.float32]:
     A block's logits lie far apart, so that the maxima of all blocks come from whole vectors.
     """
     rows, vocab_size = logits.shape
-    block = max(1, vocab_size // (8 * int(count.max())))
+    block = max(1, vocab_size // max(8 * int(count.max()), _LEAST_BLOCKS))
     blocks = vocab_size // block
     maxima = logits[:, : blocks * block].reshape(rows, block, blocks).max(axis=1)
     maxima.sort(axis=1)

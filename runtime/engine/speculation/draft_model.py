@@ -153,7 +153,7 @@ class DraftModel:
                 [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
             )
             drawn = draw([logits[i][-1] for i in random], [state.filters() for state in states], uniforms)
-            for i, token in zip(random, drawn.tolist(), strict=True):
+            for i, token in zip(random, drawn.token_ids.tolist(), strict=True):
                 tokens[i] = token
         for guessed, token in zip(guesses, tokens, strict=True):
             guessed.append(token)

@@ -30,7 +30,7 @@ def test_only_tokens_below_the_bound_are_drawn_in_their_proportion(
     surprise = -np.log2(weights / weights.sum())
     kept = [token for token in range(50) if surprise[token] <= bound] or [int(logits.argmax())]
     share = np.cumsum(weights[kept]) / weights[kept].sum()
-    (token,) = draw([logits], [Filters(max_surprise=bound)], np.array([uniform]))
+    (token,) = draw([logits], [Filters(max_surprise=bound)], np.array([uniform])).token_ids
     place = kept.index(token)
     assert share[place] - weights[token] / weights[kept].sum() - 1e-6 <= uniform <= share[place] + 1e-6
 
@@ -39,8 +39,10 @@ def test_surprise_is_that_of_the_token_at_the_temperature() -> None:
     logits = np.array([0.0, 1.0, 3.0], np.float32)
     weights = np.exp(logits / 0.5)
     expected = -np.log2(weights / weights.sum())
-    mirostat = Mirostat(5.0, 0.1, temperature=0.5)
-    assert [mirostat.surprise(logits, token) for token in range(3)] == pytest.approx(expected, abs=1e-5)
+    filters = Filters(max_surprise=100.0, temperature=0.5)
+    drawn = draw([logits] * 200, [filters] * 200, np.linspace(0, 0.999, 200))
+    assert set(drawn.token_ids.tolist()) == {0, 1, 2}
+    assert drawn.surprises == pytest.approx(expected[drawn.token_ids], abs=1e-5)
 
 
 @pytest.mark.parametrize("target", [4.0, 6.0])
@@ -59,7 +61,7 @@ def test_the_mean_surprise_comes_to_the_target(target: float) -> None:
 
 
 def test_the_bound_moves_by_the_error() -> None:
-    mirostat = Mirostat(3.0, 0.5, temperature=1.0)
+    mirostat = Mirostat(3.0, 0.5)
     mirostat.observe(5.0)
     assert mirostat.max_surprise == 6.0 - 0.5 * 2.0
 

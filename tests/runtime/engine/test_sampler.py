@@ -118,6 +118,7 @@ WIDE: list[dict[str, Any]] = [
     {"min_p": 0.15},
     {"top_p": 0.8, "min_p": 0.15},
     {"top_p": 0.7, "temperature": 0.8},
+    {"typical_p": 0.7},
 ]
 
 
@@ -130,6 +131,9 @@ def test_where_thousands_are_kept_each_comes_as_often_as_it_should(options: dict
     weights = np.exp((logits[order].astype(np.float64) - logits.max()) / params.temperature)
     before = np.cumsum(weights) - weights
     kept = (before < params.top_p * weights.sum()) & (weights >= params.min_p)
+    if params.typical_p < 1:
+        places, _, _ = typical(list(range(len(weights))), weights.tolist(), params.typical_p)
+        kept = np.isin(np.arange(len(weights)), places)
     assert kept.sum() > 512
     expected = np.zeros(len(logits))
     expected[order] = np.where(kept, weights, 0) / weights[kept].sum()
@@ -252,3 +256,10 @@ def test_a_vectorised_processor_sees_the_rows_it_wants_and_changes_no_others() -
     states = [state(temperature=0.0, extra_args={"forbid": [2]}), state(temperature=0.0)]
     assert [s.token_id for s in sample([logits, logits], states, [Forbid()])] == [1, 2]
     assert logits.tolist() == [1, 2, 3]
+
+
+def test_typical_tokens_of_a_large_vocabulary_are_never_forbidden_ones() -> None:
+    logits = np.random.default_rng(0).normal(0, 1, 2000).astype(np.float32)
+    logits[::2] = -np.inf
+    states = [state(seed=seed, typical_p=0.5) for seed in range(200)]
+    assert all(s.token_id % 2 for s in sample([logits] * len(states), states))

@@ -19,7 +19,7 @@ UNIFORMS = np.linspace(0, 1, 3000, endpoint=False)
 def drawn(probabilities: list[float], **filters: Any) -> dict[int, float]:
     """How often each token comes, over evenly spread uniforms."""
     logits = np.log(np.array(probabilities)).astype(np.float32)
-    tokens = draw([logits] * len(UNIFORMS), [Filters(**filters)] * len(UNIFORMS), UNIFORMS)
+    tokens = draw([logits] * len(UNIFORMS), [Filters(**filters)] * len(UNIFORMS), UNIFORMS).token_ids
     return {int(token): float(np.mean(tokens == token)) for token in np.unique(tokens)}
 
 
