@@ -18,7 +18,16 @@ from ..runtime.errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from .placement import RECORD, heavy_nodes, placement, stray_nodes
+from .placement import (
+    RECORD,
+    Placement,
+    heavy_nodes,
+    placed_nodes,
+    read_model,
+    stray_nodes,
+    summarise,
+    weight_bytes_by_node,
+)
 
 CPU = "CPUExecutionProvider"
 
@@ -162,8 +171,19 @@ def open_session(
     execution_provider: str,
     options: Any = None,
     provider_options: Mapping[str, str] | None = None,
+    *,
+    devices: Sequence[Any] = (),
+    on_fallback: Callable[[Placement], None] | None = None,
 ) -> Any:
     """Open an ``onnxruntime.InferenceSession`` on one execution provider and nowhere else.
+
+    Args:
+        model: a file, or serialized ONNX.
+        execution_provider: onnxruntime's name of it.
+        options: ``onnxruntime.SessionOptions``.
+        provider_options: of the execution provider.
+        devices: ``onnxruntime.OrtEpDevice`` of the provider, where it comes from a plugin library.
+        on_fallback: allows nodes on the CPU, and is told where all of them are if there are such.
 
     Raises:
         ModelNotFoundError: no such file.
@@ -171,27 +191,42 @@ def open_session(
         ProviderUnavailableError: the provider is missing, could not start, or nodes would run on the CPU.
     """
     onnxruntime = load_onnxruntime(execution_provider)
-    check_available(execution_provider)
     if isinstance(model, Path) and not model.is_file():
         raise ModelNotFoundError(f"no such model file: {model}")
     options = options if options is not None else session_options()
-    if execution_provider != CPU:
-        options.add_session_config_entry(*_strictness(onnxruntime))
-    name = model_name(model)
+    asked: dict[str, Any] = {}
+    if devices:
+        options.add_provider_for_devices(list(devices), dict(provider_options or {}))
+    else:
+        check_available(execution_provider)
+        asked["providers"] = [(execution_provider, dict(provider_options or {}))]
+    strictness = _strictness(onnxruntime)
+    if execution_provider != CPU and (on_fallback is None or strictness[0] == RECORD):
+        options.add_session_config_entry(*strictness)
+    source = model if isinstance(model, bytes) else str(model)
     try:
-        session = onnxruntime.InferenceSession(
-            model if isinstance(model, bytes) else str(model),
-            sess_options=options,
-            providers=[(execution_provider, dict(provider_options or {}))],
-            enable_fallback=0,
-        )
+        session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)
     except runtime_errors() as error:
-        raise load_error(error, name, [execution_provider]) from error
+        raise load_error(error, model_name(model), [execution_provider]) from error
     session.disable_fallback()
-    check_registered([execution_provider], session.get_providers(), name)
+    check_registered([execution_provider], session.get_providers(), model_name(model))
     if execution_provider != CPU:
-        check_placed(session, [execution_provider], name, lambda: heavy_nodes(model))
+        _check_or_tell(session, execution_provider, model, on_fallback)
     return session
+
+
+def _check_or_tell(
+    session: Any, asked: str, model: Path | bytes, on_fallback: Callable[[Placement], None] | None
+) -> None:
+    def heavy() -> set[str]:
+        return heavy_nodes(model)
+
+    if on_fallback is None:
+        check_placed(session, [asked], model_name(model), heavy)
+        return
+    placed = placed_nodes(session)
+    if placed is not None and stray_nodes(placed, [asked], heavy):
+        on_fallback(summarise(placed, [asked], weight_bytes_by_node(read_model(model)), heavy))
 
 
 def _strictness(onnxruntime: ModuleType) -> tuple[str, str]:
@@ -212,7 +247,7 @@ def check_placed(
         model: how error messages call it.
         heavy: names of nodes that are never arithmetic on shapes.
     """
-    placed = placement(session)
+    placed = placed_nodes(session)
     strays = stray_nodes(placed, asked, heavy) if placed is not None else []
     if strays:
         named = ", ".join(str(node) for node in strays[:3])

@@ -1,7 +1,9 @@
-"""Which execution provider runs which node of an opened session, and whether that is what was asked for."""
+"""Where an opened session runs its nodes, with how many bytes of weights, and whether it was asked for."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +36,57 @@ class PlacedNode:
     name: str
 
     def __str__(self) -> str:
-        kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
-        return f"{kind} {self.name}".strip()
+        return f"{self.operator} {self.name}".strip()
+
+    @property
+    def operator(self) -> str:
+        """The operator, after its domain if that is not the standard's."""
+        return self.op_type if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.op_type}"
 
 
-def placement(session: Any) -> dict[str, list[PlacedNode]] | None:
+@dataclass(frozen=True, slots=True)
+class ProviderShare:
+    """One execution provider's part of a model.
+
+    Args:
+        provider: onnxruntime's name of it.
+        nodes: how many nodes it runs, after onnxruntime's own optimizations.
+        operators: how many of each operator, most first; custom domains as ``domain.Operator``.
+        weight_bytes: bytes of the weights that its nodes read.
+    """
+
+    provider: str
+    nodes: int
+    operators: dict[str, int]
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The parts of all providers, the asked ones first, and why nodes lie elsewhere than on the first.
+
+    Args:
+        shares: one a provider that runs anything.
+        unplaced_bytes: weights whose node onnxruntime renamed or replaced, so that nobody can say.
+        reasons: one sentence an operator that the first asked provider left to another.
+    """
+
+    shares: tuple[ProviderShare, ...]
+    unplaced_bytes: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{share.provider}: {share.nodes} nodes, {share.weight_bytes:,} bytes of weights "
+            f"({', '.join(f'{count} {name}' for name, count in share.operators.items())})"
+            for share in self.shares
+        ]
+        if self.unplaced_bytes:
+            lines.append(f"{self.unplaced_bytes:,} bytes of weights belong to nodes that were rewritten")
+        return "\n".join([*lines, *self.reasons])
+
+
+def placed_nodes(session: Any) -> dict[str, list[PlacedNode]] | None:
     """Nodes by execution provider; None where onnxruntime is too old to tell.
 
     Args:
@@ -75,11 +123,73 @@ def stray_nodes(
     return strays + [node for node in suspects if node.name in names]
 
 
-def heavy_nodes(model: Path | bytes) -> set[str]:
+def summarise(
+    placed: Mapping[str, Sequence[PlacedNode]],
+    asked: Sequence[str],
+    weights: Mapping[str, int],
+    heavy: Callable[[], Collection[str]],
+) -> Placement:
+    """Sum up where nodes run, and why not all of them on the first provider.
+
+    Args:
+        placed: nodes by execution provider.
+        asked: execution providers, best first.
+        weights: of ``weight_bytes_by_node``.
+        heavy: of ``heavy_nodes``.
+    """
+    held: dict[str, int] = {}
+    counted: set[str] = set()
+    for name, nodes in placed.items():
+        own = {node.name for node in nodes} - counted - {""}
+        held[name] = sum(weights.get(node, 0) for node in own)
+        counted |= own
+    operators = {name: Counter(node.operator for node in nodes) for name, nodes in placed.items()}
+    order = {name: i for i, name in enumerate(asked)}
+    shares = [
+        ProviderShare(name, operators[name].total(), dict(operators[name].most_common()), held[name])
+        for name in sorted(placed, key=lambda name: order.get(name, len(order)))
+    ]
+    reasons = _reasons(asked[0], placed, heavy) if asked else []
+    return Placement(tuple(shares), sum(weights.values()) - sum(held.values()), tuple(reasons))
+
+
+def _reasons(
+    first: str, placed: Mapping[str, Sequence[PlacedNode]], heavy: Callable[[], Collection[str]]
+) -> list[str]:
+    took = Counter(node.operator for node in placed.get(first, ()))
+    reasons = []
+    for provider, nodes in placed.items():
+        if provider == first:
+            continue
+        strays = Counter(node.operator for node in stray_nodes({provider: nodes}, [first], heavy))
+        for name, count in strays.most_common():
+            why = (
+                f"{first} took {took[name]} others of the kind, so types or shapes decide"
+                if took[name]
+                else f"{first} took none of the kind"
+            )
+            reasons.append(f"{count} {name} run on {provider}: {why}")
+        rest = len(nodes) - strays.total()
+        if rest:
+            reasons.append(f"{rest} nodes of arithmetic on shapes run on {provider}, as onnxruntime wants it")
+    return reasons
+
+
+def read_model(model: object) -> ir.Model:
+    """The model at a path, in bytes, or of any class in memory, to look at."""
+    if isinstance(model, ir.Model):
+        return model
+    if isinstance(model, bytes):
+        model = onnx.load_from_string(model)
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    return ir.load(os.fspath(model))  # type: ignore[call-overload]
+
+
+def heavy_nodes(model: Path | bytes | ir.Model) -> set[str]:
     """Names of nodes that read a large weight or compute float tensors, as no arithmetic on shapes does."""
-    content = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
     found = set()
-    for node in content.graph.all_nodes():
+    for node in read_model(model).graph.all_nodes():
         tensors = [value.const_value for value in node.inputs if value is not None]
         large = any(tensor is not None and tensor.nbytes > LARGE for tensor in tensors)
         if large or any(
@@ -89,10 +199,14 @@ def heavy_nodes(model: Path | bytes) -> set[str]:
     return found
 
 
-def _is_data(value: ir.Value) -> bool:
-    """Whether a value is a float tensor of two axes or more; arithmetic on shapes has one at most."""
-    floats = value.dtype is not None and value.dtype.is_floating_point()
-    return floats and value.shape is not None and len(value.shape) > 1
+def weight_bytes_by_node(model: ir.Model) -> dict[str, int]:
+    """Bytes of initializers that each named node of the main graph reads first; sharing counts once."""
+    found: dict[str, int] = defaultdict(int)
+    for value in model.graph.initializers.values():
+        reader = next((node for node, _ in value.uses()), None)
+        if value.const_value is not None and reader is not None:
+            found[reader.name or ""] += value.const_value.nbytes
+    return dict(found)
 
 
 def _may_be_shape_arithmetic(node: PlacedNode) -> bool:

@@ -18,9 +18,16 @@ import onnx
 import onnx_ir as ir
 
 from ..providers import get_provider, ort
-from ..providers.placement import LARGE, RECORD
+from ..providers.placement import (
+    RECORD,
+    Placement,
+    heavy_nodes,
+    placed_nodes,
+    read_model,
+    summarise,
+    weight_bytes_by_node,
+)
 from .errors import ModelNotFoundError, UsageError
-from .placement import Placement, placement, weight_bytes_by_node
 
 ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our error, with the remedy
 import onnxruntime  # noqa: E402
@@ -70,7 +77,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
         asked = _names(providers)
-        self._weights = _weight_bytes(path_or_bytes)
+        self._weights, self._heavy_nodes = _facts(path_or_bytes)
         with _readable(path_or_bytes) as model, self._strictly(asked):
             super().__init__(model, options, _translated(providers), provider_options, **kwargs)
         self._check(asked)
@@ -108,8 +115,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 
     def placement(self) -> Placement:
         """Where the nodes run, how many bytes of weights lie there, and why not all on the first provider."""
-        assigned = self.get_provider_graph_assignment_info()
-        return placement(assigned, self.get_providers(), self._weights())
+        placed = placed_nodes(self) or {}
+        return summarise(placed, self._asked or self.get_providers(), self._weights(), self._heavy_nodes)
 
     @contextlib.contextmanager
     def _strictly(self, asked: list[str]) -> Iterator[None]:
@@ -125,24 +132,21 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             raise ort.load_error(error, self._source, asked) from error
 
     def _check(self, asked: list[str]) -> None:
+        self._asked = asked
         if self._allow_fallback:
             return
         ort.check_registered(asked, self.get_providers(), self._source)
         if asked:
             ort.check_placed(self, asked, self._source, self._heavy_nodes)
 
-    def _heavy_nodes(self) -> set[str]:
-        return {name for name, size in self._weights().items() if size > LARGE}
 
-
-def _weight_bytes(model: object) -> Callable[[], dict[str, int]]:
-    """The bytes of the weights by node, read when wanted from models that lie outside the session."""
+def _facts(model: object) -> tuple[Callable[[], dict[str, int]], Callable[[], set[str]]]:
+    """Bytes of weights by node, and heavy nodes; read when wanted, if the model lies outside the session."""
     if isinstance(model, ir.Model | onnx.ModelProto):
-        found = weight_bytes_by_node(ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model)
-        return lambda: found
-    if isinstance(model, bytes):
-        return lambda: weight_bytes_by_node(ir.from_proto(onnx.load_from_string(model)))
-    return lambda: weight_bytes_by_node(ir.load(os.fspath(model)))  # type: ignore[call-overload]
+        seen = read_model(model)
+        weights, heavy = weight_bytes_by_node(seen), heavy_nodes(seen)
+        return lambda: weights, lambda: heavy
+    return lambda: weight_bytes_by_node(read_model(model)), lambda: heavy_nodes(read_model(model))
 
 
 def _names(providers: Providers | None) -> list[str]:

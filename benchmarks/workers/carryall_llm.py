@@ -1,4 +1,7 @@
-"""carryall itself: LLM over a package or a Hugging Face folder; int4 by default, block 128."""
+"""carryall itself: LLM over a package or a Hugging Face folder.
+
+The model is ``PATH`` or ``PATH,provider=NAME,OPTION=TEXT``, the options being the provider's own.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import carryall
 from carryall import LLM, RequestOutput, SamplingParams
 
 
-def load(path: str) -> tuple[str, Callable[[Work], Timing]]:
-    """Load the model; give the engine\'s name and its measuring function."""
-    llm = LLM(path, prefix_cache=False)
+def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
+    """Load the model; give the engine's name and its measuring function."""
+    path, *settings = argument.split(",")
+    options = dict(setting.split("=", 1) for setting in settings)
+    provider = options.pop("provider", "cpu")
+    llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options)
 
     def measure(work: Work) -> Timing:
         params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
         return _timing(llm.generate([row.tolist() for row in work.prompts()], params))
 
-    return f"carryall {carryall.__version__}", measure
+    return " ".join([f"carryall {carryall.__version__}", provider, *settings]), measure
 
 
 def _timing(outputs: list[RequestOutput]) -> Timing:

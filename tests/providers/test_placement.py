@@ -12,7 +12,7 @@ import pytest
 from graph_asserts import graph
 
 from carryall.providers import ort, placement
-from carryall.providers.placement import PlacedNode, heavy_nodes, stray_nodes
+from carryall.providers.placement import PlacedNode, Placement, heavy_nodes, stray_nodes, summarise
 from carryall.runtime.errors import ProviderUnavailableError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -59,7 +59,7 @@ def test_a_third_provider_is_always_a_stray(model: Path) -> None:
 
 def test_onnxruntimes_own_record_is_read(model: Path) -> None:
     options = ort.session_options(1, {placement.RECORD: "1"})
-    placed = placement.placement(ort.open_session(model, ort.CPU, options))
+    placed = placement.placed_nodes(ort.open_session(model, ort.CPU, options))
     assert placed is not None
     assert [node.op_type for node in placed[CPU]] == ["Gather", "Mul", "Shape", "Gather"]
     assert {node.name for node in placed[CPU]} >= {"embed", "index"}
@@ -79,4 +79,35 @@ def test_an_older_onnxruntime_refuses_by_itself(monkeypatch: pytest.MonkeyPatch)
         InferenceSession = object
 
     assert ort._strictness(Older) == ("session.disable_cpu_ep_fallback", "1")  # type: ignore[arg-type]
-    assert placement.placement(SimpleNamespace()) is None
+    assert placement.placed_nodes(SimpleNamespace()) is None
+
+
+def test_a_summary_says_why_nodes_lie_elsewhere(model: Path) -> None:
+    placed = {CPU: [PlacedNode("Loop", "", "a"), TABLE, SHAPE], CUDA: [PlacedNode("Gather", "", "c"), QUICK]}
+    weights = {"embed": 10, "c": 20, "fused away": 5}
+    found = summarise(placed, [CUDA], weights, lambda: heavy_nodes(model))
+    assert [(share.provider, share.nodes, share.weight_bytes) for share in found.shares] == [
+        (CUDA, 2, 20),
+        (CPU, 3, 10),
+    ]
+    assert found.unplaced_bytes == 5
+    assert found.reasons == (
+        f"1 Loop run on {CPU}: {CUDA} took none of the kind",
+        f"1 Gather run on {CPU}: {CUDA} took 1 others of the kind, so types or shapes decide",
+        f"1 nodes of arithmetic on shapes run on {CPU}, as onnxruntime wants it",
+    )
+    assert "1 com.microsoft.QuickGelu" in str(found)
+
+
+def test_an_allowed_fallback_is_told_with_the_placement(model: Path) -> None:
+    told: list[Placement] = []
+    part = SimpleNamespace(ep_name=CPU, get_nodes=lambda: [SHAPE, TABLE])
+    session: Any = SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
+    ort._check_or_tell(session, CUDA, model, told.append)
+    (placed,) = told
+    assert [(share.provider, share.weight_bytes) for share in placed.shares] == [(CPU, 16000)]
+    session = SimpleNamespace(
+        get_provider_graph_assignment_info=lambda: [SimpleNamespace(ep_name=CPU, get_nodes=lambda: [SHAPE])]
+    )
+    ort._check_or_tell(session, CUDA, model, told.append)
+    assert len(told) == 1

@@ -15,7 +15,6 @@ import pytest
 
 from carryall import InferenceSession
 from carryall.runtime.errors import ProviderRuntimeError, UsageError
-from carryall.runtime.placement import placement
 
 SCALE = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -192,38 +191,3 @@ def test_placement_counts_nodes_and_bytes(kind: str, tmp_path: Path) -> None:
     assert placed.unplaced_bytes == 0
     assert not placed.reasons
     assert str(placed) == "CPUExecutionProvider: 2 nodes, 12 bytes of weights (1 Mul, 1 ReduceSum)"
-
-
-class Assigned:
-    """What onnxruntime reports of nodes that went to one provider."""
-
-    def __init__(self, ep_name: str, *nodes: str) -> None:
-        self.ep_name, self.domain = ep_name, ""
-        self._nodes = [node.split(":") for node in nodes]
-
-    def get_nodes(self) -> list[Any]:
-        kind = type("Node", (), {"domain": ""})
-        found = []
-        for name, op_type in self._nodes:
-            node = kind()
-            node.name, node.op_type = name, op_type
-            found.append(node)
-        return found
-
-
-def test_placement_says_why_nodes_lie_elsewhere() -> None:
-    assigned = [
-        Assigned("CPU", "a:Loop", "b:MatMul"),
-        Assigned("CUDA", "c:MatMul"),
-        Assigned("CUDA", "d:Mul"),
-    ]
-    placed = placement(assigned, ["CUDA", "CPU"], {"b": 10, "c": 20, "fused away": 5})
-    assert [(share.provider, share.nodes, share.weight_bytes) for share in placed.shares] == [
-        ("CUDA", 2, 20),
-        ("CPU", 2, 10),
-    ]
-    assert placed.unplaced_bytes == 5
-    assert placed.reasons == (
-        "1 Loop run on CPU: CUDA took none of the kind",
-        "1 MatMul run on CPU: CUDA took 1 others of the kind, so types or shapes decide",
-    )
