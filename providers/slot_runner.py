@@ -260,7 +260,8 @@ class SlotRunner:
             run.fetch(LOGITS)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"logits could not be downloaded: {ort.one_line(error)}") from error
-        return self._logits[slot, 0]
+        logits: Logits = self._logits[slot, 0]
+        return logits
 
     def _decode_run(self, first: int, count: int) -> BoundRun:
         key = ("decode", first, count)

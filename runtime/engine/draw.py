@@ -95,9 +95,9 @@ def _path(filters: Filters, vocab_size: int) -> _Path:
 def _draw_top_k(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
     top_k = np.array([f.top_k for f in filters], np.int64)
     candidates = top_candidates(rows, top_k)
-    weights = _weights(candidates.logits.astype(np.float64), filters)
+    weights = weigh(candidates.logits.astype(np.float64), filters)
     weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
-    return _choose(candidates, weights, weights.sum(axis=1), filters, uniforms)
+    return choose(candidates, weights, weights.sum(axis=1), filters, uniforms)
 
 
 def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
@@ -116,9 +116,9 @@ def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Flo
     if len(tried):
         some = [filters[i] for i in tried.tolist()]
         candidates = top_candidates([rows[i] for i in tried.tolist()], np.full(len(tried), width))
-        weights = _weights(candidates.logits.astype(np.float64), some)
+        weights = weigh(candidates.logits.astype(np.float64), some)
         enough = (weights.sum(axis=1) >= wanted[tried]) | (width == len(rows[0]))
-        found = _choose(candidates, weights, total[tried], some, uniforms[tried])
+        found = choose(candidates, weights, total[tried], some, uniforms[tried])
         tokens[tried[enough]] = found[enough]
     for i in np.flatnonzero(tokens < 0).tolist():
         tokens[i] = _draw_wide(
@@ -135,7 +135,7 @@ def _draw_wide(weights: whole_rows.Row, filters: Filters, nucleus: float, share:
 
 def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
     """Sort those that are kept, unless they are too many."""
-    # One float32 step of slack, so that rounding drops nobody here; _choose decides exactly.
+    # One float32 step of slack, so that rounding drops nobody here; choose decides exactly.
     spread = np.array([f.temperature * np.log(f.min_p) for f in filters])
     largest = np.array([row.max() for row in rows])
     threshold = np.nextafter((largest + spread).astype(np.float32), np.float32(-np.inf))
@@ -146,8 +146,8 @@ def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Float
     if len(few):
         some = [filters[i] for i in few.tolist()]
         candidates = candidates_above([rows[i] for i in few.tolist()], threshold[few])
-        weights = _weights(candidates.logits.astype(np.float64), some)
-        tokens[few] = _choose(candidates, weights, weights.sum(axis=1), some, uniforms[few])
+        weights = weigh(candidates.logits.astype(np.float64), some)
+        tokens[few] = choose(candidates, weights, weights.sum(axis=1), some, uniforms[few])
     if len(many):
         places = many.tolist()
         tokens[many] = _draw_any([rows[i] for i in places], [filters[i] for i in places], uniforms[many])
@@ -167,9 +167,9 @@ def _draw_typical_row(row: Row, filters: Filters, share: float) -> int:
     if alone and count == len(row) > _MOST_SORTED:
         return whole_rows.draw_typical(row, filters.temperature, filters.typical_p, share)
     candidates = top_candidates([row], np.array([count]))
-    weights = _weights(candidates.logits.astype(np.float64), [filters])
+    weights = weigh(candidates.logits.astype(np.float64), [filters])
     weights[:, count:] = 0.0
-    kept = weights[0] * _kept(weights, weights.sum(axis=1), [filters])[0]
+    kept = weights[0] * is_kept(weights, weights.sum(axis=1), [filters])[0]
     kept[~_typical(kept / kept.sum(), filters.typical_p)] = 0.0
     exclude_top(kept, filters.xtc_threshold * kept.sum())
     return int(candidates.token_ids[0, inverse(kept, share * float(kept.sum()))])
@@ -199,7 +199,7 @@ def _draw_any(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats)
     )
 
 
-def _weights(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
+def weigh(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
     """exp(logits / temperature) in the logits' precision, scaled so that the largest of each row is 1."""
     temperature = np.array([f.temperature for f in filters], logits.dtype)
     weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
@@ -209,7 +209,7 @@ def _weights(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray
     return weights
 
 
-def _kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
+def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
     """Which of the sorted candidates top-p and min-p leave."""
     top_p = np.array([f.top_p for f in filters])
     min_p = np.array([f.min_p for f in filters])
@@ -219,12 +219,12 @@ def _kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDA
     return kept
 
 
-def _choose(
+def choose(
     candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
 ) -> Integers:
     """Apply top-p, min-p and XTC to the sorted candidates, and draw from what is left."""
     cumulative = np.cumsum(weights, axis=1)
-    last = np.maximum(_kept(weights, total, filters).sum(axis=1), 1) - 1
+    last = np.maximum(is_kept(weights, total, filters).sum(axis=1), 1) - 1
     for i, f in enumerate(filters):
         if f.xtc_threshold < 1.0:
             exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))

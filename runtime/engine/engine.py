@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from ...providers.base import Row, Runner, TrimmingRunner
+from ...providers.base import BestLogits, Row, Runner, TrimmingRunner
 from ..errors import (
     CarryallError,
     ProviderRuntimeError,
@@ -24,12 +24,13 @@ from .admission import checked_room
 from .compiling import CompilingRequests
 from .config import EngineConfig as EngineConfig
 from .deadlines import Deadlines
+from .draw_best import forward, place, sample_rows
 from .endless import EndlessText
 from .kv_tiers.chunk import Tier
 from .kv_tiers.mover import KVMover, make_tier
 from .prompt_costs import PromptCosts
 from .request import Request
-from .sampler import NO_TOKEN, Sample, sample
+from .sampler import NO_TOKEN, Sample
 from .scheduler import Scheduler, StepPlan
 from .slots import Release, Save, SlotTable
 from .speculation.forced_tokens import ForcedTokens
@@ -48,7 +49,7 @@ _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
 _UNLIMITED = 2**31 - 1
 _TRIM_EVERY = 256  # tokens
 
-Logits = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32] | BestLogits
 
 
 class Engine:
@@ -254,7 +255,7 @@ class Engine:
         self._counters.steps += 1
         start = time.perf_counter()
         try:
-            logits = self._runner.forward(plan.rows)
+            logits = forward(self._runner, plan, self.config.logits_processors)
         except ProviderRuntimeError as error:
             return self._forward_one_by_one(plan, error)
         self._scheduler.learn(plan, time.perf_counter() - start)
@@ -300,9 +301,9 @@ class Engine:
         accepted = [0] * len(plan.rows)
         while drawing:
             requests = [plan.requests[i] for i in drawing]
-            places = [logits[i][accepted[i] - plan.proposed[i] - 1] for i in drawing]
+            places = [place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing]
             states = [request.sampling for request in requests]
-            samples = sample(places, states, self.config.logits_processors)
+            samples = sample_rows(places, states, self.config.logits_processors)
             self._append(requests, samples)
             drawing = [
                 i
@@ -317,7 +318,8 @@ class Engine:
     def _append(self, requests: list[Request], samples: list[Sample]) -> None:
         for request, chosen in zip(requests, samples, strict=True):
             if chosen.token_id == NO_TOKEN:
-                self._fail(request, ProviderRuntimeError(request.draw_error or _NOTHING_TO_DRAW))
+                why = request.draw_error or chosen.error or _NOTHING_TO_DRAW
+                self._fail(request, ProviderRuntimeError(why))
                 continue
             request.append(chosen)
             self._counters.generated_tokens += 1
@@ -385,5 +387,5 @@ class Engine:
 def _observe_prompts(plan: StepPlan, logits: list[Logits]) -> None:
     """Give the logits of prompts to the requests that want them."""
     for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
-        if request.awaits_prompt_logprobs and len(own):
+        if request.awaits_prompt_logprobs and not isinstance(own, BestLogits) and len(own):
             request.observe_prompt(row.start + len(row.tokens) - len(own), own)

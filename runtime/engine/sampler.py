@@ -35,6 +35,7 @@ class Sample:
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
     surprise: float | None = None  # for SamplingState.observe
+    error: str = ""  # why there is NO_TOKEN, where that is not the row's fault
 
 
 class BatchLogitsProcessor(Protocol):

@@ -1,0 +1,189 @@
+"""Draws from the best logits alone, exactly where all of them would lead to the same token.
+
+weights   w_i = exp((l_i - l_0) / T), best first; the k best are known, and the log-sum-exp of all at T = 1
+top-p     keeps the tokens before which less than top_p * total lies, so ``total`` decides only where the
+          kept ones end: any two totals between which that end does not move give the same draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ...providers.base import BestLogits, BestLogitsRunner, Runner
+from ..errors import ProviderRuntimeError
+from .draw import Filters, Floats, choose, is_kept, weigh
+from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
+from .sampling_state import SamplingState
+from .scheduler import StepPlan
+from .top_candidates import Candidates, Row
+
+# Relative error of a float32 sum of a vocabulary's exponentials, here or on a device.
+_ROUNDING = 1e-4
+# ``draw`` sorts so many tokens at most; from more of them it draws in another way, with another result.
+_MOST_SORTED = 512
+
+
+def forward(
+    runner: Runner, plan: StepPlan, processors: Sequence[BatchLogitsProcessor]
+) -> list[npt.NDArray[np.float32] | BestLogits]:
+    """Run a step; a runner that finds the best logits gives only those to rows for which they may suffice."""
+    count = runner.info.top_logits
+    if not count:
+        return list(runner.forward(plan.rows))
+    for row, request in zip(plan.rows, plan.requests, strict=True):
+        row.best_suffice = (
+            row.num_logits == 1
+            and not request.awaits_prompt_logprobs
+            and best_may_suffice(request.sampling, count, processors)
+        )
+    return cast(BestLogitsRunner, runner).forward_best(plan.rows)
+
+
+def place(
+    logits: npt.NDArray[np.float32] | BestLogits, position: int
+) -> npt.NDArray[np.float32] | BestLogits:
+    """The logits of one of a row's positions; those that a device keeps have no other."""
+    return logits if isinstance(logits, BestLogits) else logits[position]
+
+
+def sample_rows(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    processors: Sequence[BatchLogitsProcessor] = (),
+) -> list[Sample]:
+    """Choose the next token of each row as ``sample`` does, and ask for all logits only where they matter."""
+    samples: dict[int, Sample] = {}
+    whole: dict[int, Row] = {}
+    for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+        if not isinstance(row, BestLogits):
+            whole[i] = row
+        elif (drawn := sample_best(row, state)) is not None:
+            samples[i] = drawn
+        else:
+            try:
+                whole[i] = row.whole()
+            except ProviderRuntimeError as error:
+                samples[i] = Sample(NO_TOKEN, error=str(error))
+    if whole:
+        drawn_whole = sample(list(whole.values()), [states[i] for i in whole], processors)
+        samples |= zip(whole, drawn_whole, strict=True)
+    return [samples[i] for i in range(len(rows))]
+
+
+def best_may_suffice(
+    state: SamplingState, count: int, processors: Sequence[BatchLogitsProcessor] = ()
+) -> bool:
+    """Whether it is worth leaving all but the best ``count`` logits of a request's next token behind.
+
+    Where only they can tell, with top-p and min-p, ``sample_best`` may ask for the others after all.
+    """
+    params = state.params
+    if state.processors or any(processor.wants(params) for processor in processors):
+        return False
+    if params.logprob_token_ids or (params.logprobs or 0) > count:
+        return False
+    if params.greedy:
+        return True
+    filters = state.filters()
+    if filters.max_surprise is not None or filters.typical_p < 1.0:
+        return False
+    return 0 < filters.top_k <= count or filters.top_p < 1.0 or filters.min_p > 0.0
+
+
+def sample_best(best: BestLogits, state: SamplingState) -> Sample | None:
+    """The next token of a request for which the best may suffice; None if they do not.
+
+    Log-probabilities are those of all logits, but for rounding in the log-sum-exp.
+    """
+    if not np.isfinite(best.logsumexp):
+        return None
+    token: int | None = int(best.token_ids[0])
+    if not state.params.greedy:
+        token = draw_best(best, state.filters(), state.uniform())
+    if token is None:
+        return None
+    return Sample(
+        token, () if state.params.logprobs is None else _logprobs(best, token, state.params.logprobs)
+    )
+
+
+def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
+    """Draw one token as ``draw`` does from all logits; None if the best do not tell which.
+
+    Args:
+        best: a row with a finite log-sum-exp.
+        filters: without ``max_surprise`` and ``typical_p``.
+        uniform: in [0, 1).
+    """
+    count = min(len(best.logits), _MOST_SORTED)
+    logits = best.logits[:count]
+    allowed = min(filters.top_k or best.vocab_size, best.vocab_size)
+    if allowed == best.vocab_size <= len(best.logits):
+        return None  # ``draw`` has other ways for rows without top-k
+    weights = weigh(logits[None].astype(np.float64), [filters])
+    if allowed <= count:
+        weights[:, allowed:] = 0.0
+        total = weights.sum(axis=1)
+    else:
+        bounds = _totals(best, logits, filters, weights[0], allowed)
+        if not _ends_within(weights, bounds, filters, has_top_k=allowed < best.vocab_size):
+            return None
+        total = np.array(bounds[:1])
+    candidates = Candidates(best.token_ids[None, :count], logits[None])
+    return int(choose(candidates, weights, total, [filters], np.array([uniform]))[0])
+
+
+def _ends_within(weights: Floats, totals: tuple[float, float], filters: Filters, *, has_top_k: bool) -> bool:
+    """Whether the filters keep the same tokens for both totals, and leave one of the known tokens out."""
+    least, most = (int(is_kept(weights, np.array([total]), [filters]).sum()) for total in totals)
+    if least != most or most >= weights.shape[1]:
+        return False
+    if has_top_k:
+        return True
+    if filters.top_p < 1.0:  # ``draw`` sorts rows whose best hold the nucleus, whatever else filters them
+        return float(weights.sum()) >= filters.top_p * totals[1]
+    return float(weights[0, -1]) < filters.min_p * (1 - _ROUNDING)
+
+
+def _totals(
+    best: BestLogits,
+    logits: npt.NDArray[np.float32],
+    filters: Filters,
+    weights: Floats,
+    allowed: int,
+) -> tuple[float, float]:
+    """Bounds of the sum of the weights of the ``allowed`` best tokens, of which the first are known.
+
+    The others have x = exp(l - l_0) <= x_k and sum to R, so that their x^a = x x^(a-1) sum to R x_k^(a-1) at
+    most for a >= 1, at least for a <= 1; the other bound is that of n equal ones, n (R / n)^a (Jensen).
+    """
+    exponent, others = 1.0 / filters.temperature, best.vocab_size - len(logits)
+    plain = np.exp(logits.astype(np.float64) - float(logits[0]))
+    mass, known = float(np.exp(best.logsumexp - float(logits[0]))), float(plain.sum())
+    rest_least = max(0.0, mass * (1 - _ROUNDING) - known)
+    rest_most = max(0.0, mass * (1 + _ROUNDING) - known)
+    smallest, least = float(plain[-1]), 0.0
+    most = others * smallest**exponent
+    if exponent >= 1.0:
+        most = min(most, rest_most * smallest ** (exponent - 1.0))
+        least = others * (rest_least / others) ** exponent
+    elif smallest > 0.0:
+        most = min(most, others * (rest_most / others) ** exponent)
+        least = rest_least * smallest ** (exponent - 1.0)
+    if allowed < best.vocab_size:
+        least, most = 0.0, min(most, (allowed - len(logits)) * smallest**exponent)
+    found = float(weights.sum())
+    return (found + least) * (1 - _ROUNDING), (found + most) * (1 + _ROUNDING)
+
+
+def _logprobs(best: BestLogits, token: int, count: int) -> tuple[TokenLogprob, ...]:
+    ids = best.token_ids.tolist()
+    places = [ids.index(token), *range(min(count, len(ids)))]
+    return tuple(
+        TokenLogprob(ids[place], float(best.logits[place]) - best.logsumexp, place + 1)
+        for place in dict.fromkeys(places)
+    )
