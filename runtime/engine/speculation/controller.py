@@ -15,7 +15,7 @@ from .acceptance import Acceptance
 from .costs import StepCosts
 from .proposer import Proposer
 
-_MOST_IN_A_ROW = 50  # steps with proposals, then a plain one tells what that costs by now
+_MOST_IN_A_ROW = 100  # steps with proposals, then two plain ones: the second tells what such cost by now
 _TRIAL_SHARE = 0.005  # of the time, for proposals that are not expected to pay
 _TRIAL_TOKENS = 2
 _SUREST = 0.99
@@ -70,6 +70,8 @@ class Controller:
         self._trial_budget = 0.0  # seconds
         self._account: float | None = None  # seconds gained so far, within limits
         self._in_a_row = 0
+        self._rests = False  # the next step is to be plain, to be measured
+        self._entry = 0.0  # seconds that leaving plain steps costs, whatever is proposed
 
     def choose(self, candidates: Sequence[Candidate], rows: int) -> list[int]:
         """Tokens to propose for each candidate, in a step of ``rows`` decoding rows."""
@@ -80,8 +82,9 @@ class Controller:
         if self._account is None:
             self._account = _MOST_SAVED * plain
             self._trial_budget = plain
-        if self._account < 0.0 or self._in_a_row >= _MOST_IN_A_ROW:
+        if self._account < 0.0 or self._rests or self._in_a_row >= _MOST_IN_A_ROW:
             return counts
+        self._entry = 0.0 if self._in_a_row else self.costs.aftermath(rows)
         promising = any(self._could_pay(candidate, rows, plain / rows) for candidate in candidates)
         chosen = self._most_saved(candidates, rows, plain / rows) if promising else _NOTHING
         if chosen.counts:
@@ -105,15 +108,16 @@ class Controller:
         for each in outcomes:
             where = each.candidate
             self.acceptance.observe(where.request_id, where.evidence, each.accepted, rejected=each.rejected)
+        follows, self._rests = self._in_a_row > 0, self._in_a_row >= _MOST_IN_A_ROW and not outcomes
+        self._in_a_row = self._in_a_row + 1 if outcomes else 0
         if seconds is None:
             return
-        self._in_a_row = self._in_a_row + 1 if outcomes else 0
         if not outcomes:
-            self.costs.observe_plain(rows, seconds)
+            self.costs.observe_plain(rows, seconds, follows=follows)
         plain = self.costs.plain(rows)
         if plain is None or self._account is None:
             return
-        gain = 0.0
+        gain = -self.costs.aftermath(rows) if follows and not outcomes else 0.0
         if len({each.candidate.proposer for each in outcomes}) == 1:
             proposed = sum(each.proposed for each in outcomes)
             proposer = outcomes[0].candidate.proposer
@@ -132,7 +136,7 @@ class Controller:
         """Whether a proposal would pay if its tokens after the first were free: a cheap look ahead."""
         rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
         most = value * rate / (1.0 - rate)
-        return most > self.costs.added(candidate.proposer, rows, 1, 1)
+        return most > self._entry + self.costs.added(candidate.proposer, rows, 1, 1)
 
     def _most_saved(
         self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None
@@ -146,11 +150,12 @@ class Controller:
         for number, (saves, count, expected, i) in enumerate(ranked, start=1):
             saved, total, tokens = saved + saves, total + count, tokens + expected
             proposer = candidates[i].proposer
-            balance = saved - self.costs.added(proposer, rows, number, 0)
+            balance = saved - self.costs.added(proposer, rows, number, 0) - self._entry
             if balance > best:
                 best = balance
                 counts = {place: count for _, count, _, place in ranked[:number]}
-                chosen = _Choice(counts, tokens, self.costs.added(proposer, rows, number, total))
+                added = self._entry + self.costs.added(proposer, rows, number, total)
+                chosen = _Choice(counts, tokens, added)
         return chosen
 
     def _best(self, candidate: Candidate, rows: int, value: float) -> tuple[float, int, float]:
@@ -174,7 +179,7 @@ class Controller:
         rates = [self.acceptance.rate(each.request_id, each.evidence) for each in candidates]
         i = max(range(len(candidates)), key=rates.__getitem__)
         count = min(_TRIAL_TOKENS, candidates[i].most)
-        cost = self.costs.added(candidates[i].proposer, rows, 1, count)
+        cost = self._entry + self.costs.added(candidates[i].proposer, rows, 1, count)
         if cost > self._trial_budget:
             return _NOTHING
         self._trial_budget = 0.0  # what was saved up in good times is no reason for several in a row

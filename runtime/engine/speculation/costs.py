@@ -29,6 +29,8 @@ class StepCosts:
         self._batched = batched
         self._recent: dict[int, deque[float]] = {}  # rows -> seconds of the last plain steps
         self._usual: dict[int, float] = {}
+        self._excesses: dict[int, deque[float]] = {}  # seconds that plain steps after others took longer
+        self._excess: dict[int, float] = {}
         self._sizes: list[int] = []  # of the plain steps seen, in order
         self._shares: dict[tuple[object, int], deque[float]] = {}  # what a token cost, in units
         self._share: dict[tuple[object, int], float] = {}
@@ -37,13 +39,23 @@ class StepCosts:
         """Seconds of a step of so many rows and no proposals; None if it was never seen."""
         return self._usual.get(rows)
 
-    def observe_plain(self, rows: int, seconds: float) -> None:
-        """Take note of a step without proposals."""
+    def observe_plain(self, rows: int, seconds: float, *, follows: bool = False) -> None:
+        """Take note of a step without proposals, and whether the one before it had some."""
+        usual = self._usual.get(rows)
+        if follows and usual is not None:
+            excesses = self._excesses.setdefault(rows, deque(maxlen=_REMEMBERED))
+            excesses.append(seconds - usual)
+            self._excess[rows] = min(max(0.0, _low(excesses)), usual)
+            return
         recent = self._recent.setdefault(rows, deque(maxlen=_REMEMBERED))
         if not recent:
             bisect.insort(self._sizes, rows)
         recent.append(seconds)
         self._usual[rows] = _low(recent)
+
+    def aftermath(self, rows: int) -> float:
+        """Seconds that a plain step takes longer after one with proposals, as shapes change back."""
+        return self._excess.get(rows, 0.0)
 
     def added(self, proposer: object, rows: int, lengthened: int, tokens: int) -> float:
         """Seconds that ``tokens`` proposed for ``lengthened`` of ``rows`` rows add to a plain step."""
