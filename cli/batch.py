@@ -19,6 +19,7 @@ from ..runtime.errors import UsageError
 from ..runtime.loading import LoadOptions
 from ..runtime.service.handler import LLMHandler
 from ..runtime.service.served_model import ServedModel, load_served_model
+from .generation import tell_fallbacks
 from .load_options import load_options
 from .options import json_option, print_json, quiet_option
 from .progress import Progress, progress
@@ -91,6 +92,7 @@ def run(
             options["progress"] = tell
             served = load_served_model(model, **options)
         stack.callback(served.llm.shutdown)
+        tell_fallbacks(served.fallbacks)
         stream = stack.enter_context(results.open()) if results else sys.stdout.buffer
         tell = stack.enter_context(progress("batch", quiet=silent or source == STREAM))
         own = {name: value for name, value in given.items() if value is not None}

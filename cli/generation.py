@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ..graph_opt.quantize.methods import METHODS
+from ..providers.placement import Placement
 from ..runtime.errors import ProviderRuntimeError
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel, load_model
@@ -80,6 +81,8 @@ def open_model(
     kv_cache: str | None = None,
     speculative: str | None = None,
     num_speculative_tokens: int | None = None,
+    ep_library: str | None = None,
+    allow_fallback: bool = False,
     slots: int = 1,
     quiet: bool = False,
 ) -> LoadedModel:
@@ -94,11 +97,20 @@ def open_model(
             kv_cache=kv_cache,
             speculative=speculative,
             num_speculative_tokens=num_speculative_tokens,
+            ep_library=ep_library,
+            allow_fallback=allow_fallback,
             progress=tell,
         )
     if loaded.choice is not None and not quiet:
         click.echo(str(loaded.choice), err=True)
+    tell_fallbacks(loaded.fallbacks)
     return loaded
+
+
+def tell_fallbacks(fallbacks: Sequence[Placement]) -> None:
+    """Say on stderr where nodes lie, of models that may and do fall back to the CPU."""
+    for placed in fallbacks:
+        click.echo(f"some nodes fell back:\n{placed}", err=True)
 
 
 def stream_text(

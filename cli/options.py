@@ -23,6 +23,19 @@ provider_option = click.option(
     "cpu:0-11,openvino:12-27 splits the layers, and cpu@process:... uses a process of its own.",
 )
 
+ep_library_option = click.option(
+    "--ep-library",
+    metavar="PATH",
+    help="Run on a plugin library of ONNX Runtime, in place of --provider; --provider ep:NAME takes an "
+    "execution provider that the installed onnxruntime has.",
+)
+
+allow_fallback_option = click.option(
+    "--allow-fallback",
+    is_flag=True,
+    help="Let nodes that the provider cannot run lie on the CPU, and say which.",
+)
+
 
 def print_json(document: Any) -> None:
     """Write ``document`` to stdout as one line of JSON."""

@@ -13,13 +13,23 @@ from ..runtime.loading import LoadedModel
 from ..runtime.outputs import RequestOutput
 from ..runtime.requests import RequestFactory
 from . import generation
-from .options import json_option, model_argument, print_json, provider_option, quiet_option
+from .options import (
+    allow_fallback_option,
+    ep_library_option,
+    json_option,
+    model_argument,
+    print_json,
+    provider_option,
+    quiet_option,
+)
 
 
 @click.command("run")
 @model_argument
 @click.argument("prompt")
 @provider_option
+@ep_library_option
+@allow_fallback_option
 @generation.quantize_option
 @generation.context_option
 @generation.kv_cache_option
@@ -33,6 +43,8 @@ def command(
     model: str,
     prompt: str,
     provider: str,
+    ep_library: str | None,
+    allow_fallback: bool,
     quantize: str | None,
     context_length: int | None,
     kv_cache: str | None,
@@ -63,6 +75,8 @@ def command(
         kv_cache=kv_cache,
         speculative=speculative,
         num_speculative_tokens=num_speculative_tokens,
+        ep_library=ep_library,
+        allow_fallback=allow_fallback,
         quiet=quiet or as_json,
     )
     params = generation.sampling_params(loaded, sampling)

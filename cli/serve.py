@@ -11,6 +11,7 @@ from ..runtime.errors import MissingExtraError
 from ..runtime.loading import LoadOptions
 from ..runtime.service.config import ServerConfig
 from ..runtime.service.served_model import ServedModel, load_served_model
+from .generation import tell_fallbacks
 from .load_options import load_options
 from .options import json_option, model_argument, print_json, quiet_option
 from .progress import progress
@@ -76,7 +77,8 @@ def command(
             options["progress"] = tell
             served = load_served_model(model, max_queue=max_queue, **options)
             options["provider"] = served.info.provider  # "auto" has become the one that was chosen
-            return served
+        tell_fallbacks(served.fallbacks)
+        return served
 
     def on_ready(address: str) -> None:
         if as_json:

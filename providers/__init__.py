@@ -41,6 +41,12 @@ def provider_names() -> list[str]:
     return sorted({*_built_in(), *_third_party()})
 
 
+def has_argument(name: str) -> bool:
+    """Whether a name is that of a provider and its argument: ``ep:XNNPACK``."""
+    base, _, argument = name.partition(":")
+    return bool(argument) and base in provider_names() and get_provider(base).takes_argument
+
+
 @functools.cache
 def get_provider(name: str) -> Provider:
     """The provider of that name; its module is imported now, its libraries only when it is used.
@@ -49,7 +55,10 @@ def get_provider(name: str) -> Provider:
         UsageError: no such provider.
         ProviderUnavailableError: a third-party provider's module cannot be imported.
     """
-    if name in _built_in():
+    base, _, argument = name.partition(":")
+    if has_argument(name):
+        provider: object = type(get_provider(base))(argument)  # type: ignore[call-arg]
+    elif name in _built_in():
         provider = importlib.import_module(f".{name}", __name__).PROVIDER()
     elif name in _third_party():
         point = _third_party()[name]

@@ -11,13 +11,16 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ..runtime.errors import ProviderRuntimeError
+
+if TYPE_CHECKING:
+    from .placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +32,15 @@ class RunnerConfig:
         context_length: most tokens a sequence may have; None takes the model's own.
         num_threads: 0 lets the provider choose.
         options: provider-specific settings, checked by the provider (an unknown one is an error).
+        on_fallback: lets nodes that the target cannot run lie on the CPU, and is told where everything lies
+            if there are such; None makes them an error.
     """
 
     max_slots: int = 32
     context_length: int | None = None
     num_threads: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    on_fallback: Callable[[Placement], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,7 @@ class Provider(abc.ABC):
 
     name: str
     execution_provider: str | None = None  # ONNX Runtime's name of it, where it is one of ONNX Runtime's
+    takes_argument: bool = False  # whether NAME:ARGUMENT names one, its class taking the argument
     runs_models: bool = True  # False for a stand-in, which "auto" must not choose
 
     @abc.abstractmethod

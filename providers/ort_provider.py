@@ -52,6 +52,10 @@ class OrtProvider(Provider):
         """Options of the execution provider itself, for a runner or for any other session."""
         return {}
 
+    def devices(self, options: Mapping[str, Any]) -> list[Any]:
+        """``onnxruntime.OrtEpDevice`` to run on, where the execution provider is a plugin's."""
+        return []
+
     def num_threads(self) -> int:
         """Threads where the caller does not say; 0 leaves it to onnxruntime."""
         return 0
@@ -92,7 +96,15 @@ class OrtProvider(Provider):
             sizes=sizes,
         )
         own = own if own is not None else self.provider_options(options, generating=generating)
-        return ort.open_session(model, self.execution_provider, settings, own)
+        devices = self.devices(options)
+        return ort.open_session(
+            model,
+            devices[0].ep_name if devices else self.execution_provider,
+            settings,
+            own,
+            devices=devices,
+            on_fallback=config.on_fallback,
+        )
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():

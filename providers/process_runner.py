@@ -43,7 +43,8 @@ class ProcessRunner:
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            info: RunnerInfo = self._call(provider, model, config)
+            strict = dataclasses.replace(config, on_fallback=None)  # a function cannot be piped
+            info: RunnerInfo = self._call(provider, model, strict)
             self.info = dataclasses.replace(info, top_logits=0)  # what is fetched later cannot be piped
         except CarryallError:
             self.close()

@@ -59,6 +59,8 @@ class LLM:
             a smaller model of the same tokenizer, or None. It changes the speed, never the result.
         num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
         provider_options: settings of the provider's own.
+        ep_library: a plugin library of ONNX Runtime to run on, in place of ``provider``.
+        allow_fallback: let nodes that the provider cannot run lie on the CPU; see ``fallbacks``.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
         engine_config: token budget of a step, KV budget.
         progress: told about every tensor written, as (done, total, name).
@@ -83,6 +85,8 @@ class LLM:
         speculative: str | None = None,
         num_speculative_tokens: int | None = None,
         provider_options: Mapping[str, Any] | None = None,
+        ep_library: str | None = None,
+        allow_fallback: bool = False,
         prefix_cache: bool = True,
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
@@ -99,9 +103,12 @@ class LLM:
                 speculative=speculative,
                 num_speculative_tokens=num_speculative_tokens,
                 provider_options=provider_options,
+                ep_library=ep_library,
+                allow_fallback=allow_fallback,
                 progress=progress,
             )
         self.name = model.name
+        self.fallbacks = model.fallbacks
         self._requests = RequestFactory(model)
         config = engine_config or EngineConfig()
         if not prefix_cache:

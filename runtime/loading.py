@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from ..exporter.package import Progress
 from ..graph_opt.lower.hidden_states import HiddenStatesPass
 from ..providers import get_provider
 from ..providers.base import Runner, RunnerConfig
+from ..providers.placement import Placement
 from .chat_template import ChatTemplate
 from .engine.speculation.proposer import Proposer
 from .errors import CarryallError, ProviderUnavailableError, UsageError
@@ -39,6 +41,7 @@ class LoadedModel:
         proposer: proposes tokens for the model to check several at a time; the engine closes it too.
         provider: where it runs.
         choice: why there, if the provider was to be chosen.
+        fallbacks: where the nodes of each session lie that was allowed, and had, to fall back to the CPU.
     """
 
     name: str
@@ -51,6 +54,7 @@ class LoadedModel:
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: Choice | None = None
+    fallbacks: list[Placement] = field(default_factory=list)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -65,6 +69,8 @@ class LoadOptions(TypedDict, total=False):
     speculative: str | None
     num_speculative_tokens: int | None
     provider_options: Mapping[str, Any] | None
+    ep_library: str | None
+    allow_fallback: bool
     progress: Progress | None
 
 
@@ -80,6 +86,8 @@ def load_model(
     speculative: str | None = None,
     num_speculative_tokens: int | None = None,
     provider_options: Mapping[str, Any] | None = None,
+    ep_library: str | None = None,
+    allow_fallback: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Export, quantize and lower a model as far as that is not in the cache yet, and load it.
@@ -97,6 +105,8 @@ def load_model(
             a smaller model of the same tokenizer, or None. It changes the speed, never the result.
         num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
         provider_options: settings of the provider's own; ``kv_cache`` is one of them.
+        ep_library: a plugin library of ONNX Runtime to run on; ``provider="ep:PATH"`` in short.
+        allow_fallback: let nodes that the provider cannot run lie on the CPU; see ``LoadedModel.fallbacks``.
         progress: told about every tensor written, as (done, total, name).
 
     Raises:
@@ -105,7 +115,10 @@ def load_model(
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
+    if ep_library is not None:
+        provider = f"ep:{ep_library}"
     check_available(provider)
+    fallbacks: list[Placement] = []
     files = resolve_model(model, quantize=quantize, progress=progress)
     config = with_context(
         RunnerConfig(
@@ -117,6 +130,8 @@ def load_model(
         files,
     )
     choice = fastest_provider(files, config, progress=progress) if provider == AUTO else None
+    if allow_fallback:
+        config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = provider if choice is None else choice.provider
     tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
@@ -124,7 +139,7 @@ def load_model(
     defaults = GenerationDefaults.from_folder(files.folder)
     runner, identity = _open(files, where, config, progress)
     loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
-    loaded.provider, loaded.choice = where, choice
+    loaded.provider, loaded.choice, loaded.fallbacks = where, choice, fallbacks
     loaded.open_encoder = functools.partial(_encoder, files, where, config, progress)
     if speculative is not None:
         options = LoadOptions(

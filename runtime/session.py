@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..providers import get_provider, ort
+from ..providers import get_provider, has_argument, ort
 from ..providers.placement import (
     RECORD,
     Placement,
@@ -47,7 +47,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         path_or_bytes: a file, serialized ONNX, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         sess_options: ``onnxruntime.SessionOptions``.
         providers: names of carryall ("cpu") or of onnxruntime ("CPUExecutionProvider"), best first, each
-            alone or with a dict of its options; None takes what onnxruntime takes by itself.
+            alone or with a dict of its options; None takes what onnxruntime takes by itself. A plugin library
+            ("ep:PATH") stands alone.
         provider_options: one dict a provider, where ``providers`` are plain names.
         allow_fallback: let onnxruntime replace a provider that fails, and run what it lacks on the CPU.
         **kwargs: passed on to onnxruntime.
@@ -76,11 +77,15 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             kwargs["enable_fallback"] = 0
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
+        plugin, devices = _plugin(providers)
+        if devices:
+            options.add_provider_for_devices(devices, plugin)
+            providers = None
         asked = _names(providers)
         self._weights, self._heavy_nodes = _facts(path_or_bytes)
         with _readable(path_or_bytes) as model, self._strictly(asked):
             super().__init__(model, options, _translated(providers), provider_options, **kwargs)
-        self._check(asked)
+        self._check(asked or [device.ep_name for device in devices])
 
     def set_providers(
         self, providers: Providers | None = None, provider_options: Sequence[dict[Any, Any]] | None = None
@@ -162,6 +167,21 @@ def _translated(providers: Providers | None) -> list[str | tuple[str, dict[Any, 
     return [
         _execution_provider(p) if isinstance(p, str) else (_execution_provider(p[0]), p[1]) for p in providers
     ]
+
+
+def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
+    """Options and devices of the plugin library among ``providers``; no devices if there is none."""
+    for entry in providers or ():
+        name, own = (entry, {}) if isinstance(entry, str) else entry
+        if not has_argument(name):
+            continue
+        target: Any = get_provider(name)
+        devices = target.devices(target.options)
+        if devices and len(providers or ()) > 1:
+            raise UsageError("a plugin library stands alone in 'providers'")
+        if devices:
+            return own, devices
+    return {}, []
 
 
 def _execution_provider(name: str) -> str:

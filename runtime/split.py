@@ -11,7 +11,7 @@ from typing import Any
 
 from ..exporter.save import Progress
 from ..graph_opt.layers import KeepLayersPass, LayerRange
-from ..providers import get_provider
+from ..providers import get_provider, has_argument
 from ..providers.base import Runner, RunnerConfig
 from ..providers.process_runner import ProcessRunner
 from ..providers.split_runner import SplitRunner
@@ -58,11 +58,13 @@ class SplitPart:
 
 def is_split(provider: str) -> bool:
     """Whether a provider's name is a split instead."""
-    return ":" in provider
+    return ":" in provider and not has_argument(provider)
 
 
 def first_provider(split: str) -> str:
     """The provider of the first layers; a plain name is its own."""
+    if not is_split(split):
+        return split
     return split.split(",")[0].split(":")[0].removesuffix("@process")
 
 

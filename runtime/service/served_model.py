@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
+from ...providers.placement import Placement
 from ..engine.async_llm import AsyncLLM
 from ..engine.engine import EngineConfig
 from ..loading import LoadOptions, load_model
@@ -21,6 +22,7 @@ class ServedModel:
     llm: AsyncLLM
     info: ModelInfo
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: Sequence[Placement] = ()  # see ``LoadedModel``
 
 
 def load_served_model(
@@ -47,4 +49,4 @@ def load_served_model(
         server_version=importlib.metadata.version("carryall"),
     )
     llm = AsyncLLM(loaded, engine_config=EngineConfig(max_queue=max_queue))
-    return ServedModel(llm, info, loaded.defaults.sampling)
+    return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)

@@ -1,0 +1,145 @@
+"""Any other execution provider of ONNX Runtime: one that the installed wheel has, or a plugin library.
+
+``ep:NAME`` takes a built-in one (``ep:XNNPACK``, ``ep:QNNExecutionProvider``), ``ep:PATH`` a plugin library
+(https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ..graph_opt.lower.kernels import Kernels
+from ..graph_opt.lower.standard import standard_passes
+from ..runtime.errors import ProviderUnavailableError, UsageError
+from . import ort
+from .base import Runner, RunnerConfig
+from .device_memory import Device
+from .explicit_runner import ExplicitRunner
+from .ort_provider import OrtProvider
+
+_SUFFIX = "ExecutionProvider"
+_LIBRARIES = (".so", ".dll", ".dylib")
+
+
+class PassThroughProvider(OrtProvider):
+    """An execution provider that carryall knows nothing about; caches and logits pass through host memory.
+
+    Args:
+        target: its name, with or without ``ExecutionProvider``, or the path of a plugin library.
+
+    Options:
+        lowering: ``standard``, operators of opset 21 alone, or ``slots``, ONNX Runtime's own kernels.
+        device: of a plugin's devices those of this kind: CPU, GPU or NPU; empty takes the first.
+        settings: of the provider's own, as ``NAME=VALUE;NAME=VALUE``.
+    """
+
+    name = "ep"
+    takes_argument = True
+    kernels = Kernels()
+    options: ClassVar[Mapping[str, Any]] = {"lowering": "standard", "device": "", "settings": ""}
+
+    def __init__(self, target: str = "") -> None:
+        self.library = Path(target) if _is_library(target) else None
+        named = self.library is None and target and not target.endswith(_SUFFIX)
+        self.execution_provider = f"{target}{_SUFFIX}" if named else target
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else why not and what to do about it."""
+        if not self.execution_provider:
+            return "say which: ep:NAME for one of onnxruntime's, or ep:PATH for a plugin library"
+        if self.library is None:
+            return super().available()
+        try:
+            plugin_devices(self.library)
+        except ProviderUnavailableError as error:
+            return str(error)
+        return None
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Passes of the chosen lowering, in order."""
+        if self._lowering(config) == "slots":
+            return super().passes(config)
+        if config.context_length is None:
+            raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
+        return standard_passes(config.context_length)
+
+    def runner(self, model: Path, config: RunnerConfig) -> Runner:
+        """Load a graph lowered by ``passes`` for generation."""
+        if self._lowering(config) == "slots":
+            return super().runner(model, config)
+        session = self._open(model, config, generating=True)
+        return ExplicitRunner(session, config, str(model), device=Device(name="cpu", index=0))
+
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """What ``settings`` says."""
+        pairs = [setting.partition("=") for setting in options["settings"].split(";") if setting]
+        wrong = [name for name, equals, _ in pairs if not equals]
+        if wrong:
+            raise UsageError(f"option 'settings' has '{wrong[0]}', which is no NAME=VALUE")
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def devices(self, options: Mapping[str, Any]) -> list[Any]:
+        """The plugin's device to use; none for a built-in provider."""
+        if self.library is None:
+            return []
+        found, kind = plugin_devices(self.library), options["device"].upper()
+        chosen = [device for device in found if kind in ("", device.device.type.name)][:1]
+        if not chosen:
+            raise ProviderUnavailableError(
+                f"{self.library} offers no {kind} here, only {_described(found)}; change the option 'device'"
+            )
+        return chosen
+
+    def _lowering(self, config: RunnerConfig) -> str:
+        self._check_options(config.options)
+        lowering = str({**self.options, **config.options}["lowering"])
+        if lowering not in ("standard", "slots"):
+            raise UsageError(f"option 'lowering' is standard or slots, not '{lowering}'")
+        return lowering
+
+
+@functools.cache
+def plugin_devices(library: Path) -> tuple[Any, ...]:
+    """Register a plugin library, once a process; returns its ``onnxruntime.OrtEpDevice``.
+
+    Raises:
+        ProviderUnavailableError: it is missing, no plugin, or offers no device on this machine.
+    """
+    onnxruntime = ort.load_onnxruntime(str(library))
+    if not library.is_file():
+        raise ProviderUnavailableError(f"there is no plugin library {library}")
+    before = {(device.ep_name, device.device.type) for device in onnxruntime.get_ep_devices()}
+    try:
+        onnxruntime.register_execution_provider_library(str(library.resolve()), str(library.resolve()))
+    except ort.runtime_errors() as error:
+        raise ProviderUnavailableError(
+            f"onnxruntime {onnxruntime.__version__} cannot load {library} as a plugin library: "
+            f"{ort.one_line(error)}. Make sure that it is one, made for this version, with its own libraries"
+        ) from error
+    everything = onnxruntime.get_ep_devices()
+    found = tuple(device for device in everything if (device.ep_name, device.device.type) not in before)
+    if not found:
+        raise ProviderUnavailableError(
+            f"the plugin library {library} offers no device on this machine; onnxruntime sees "
+            f"{_described(everything)}. It needs hardware, and a driver, that it was made for"
+        )
+    return found
+
+
+def _described(devices: Any) -> str:
+    """Devices in words."""
+    return ", ".join(
+        f"{device.device.type.name} ({device.device.vendor}, {device.ep_name})" for device in devices
+    )
+
+
+def _is_library(target: str) -> bool:
+    return target.endswith(_LIBRARIES) or "/" in target or "\\" in target
+
+
+PROVIDER = PassThroughProvider
