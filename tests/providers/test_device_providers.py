@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from device_stand_ins import FREE_MEMORY, CudaOnCpu, TensorRTOnCpu
 from slot_models import CONTEXT, save_slot_model
 from tiny_models import write_tiny
 
-from carryall.exporter.export import export_model
+from carryall.exporter.export import export_model, export_package
 from carryall.graph_opt import pipeline
 from carryall.providers import get_provider, libraries, nvidia, ort
 from carryall.providers.base import RunnerConfig
@@ -22,6 +24,7 @@ from carryall.providers.libraries import Library
 from carryall.providers.nv_tensorrt_rtx import NvTensorRtRtxProvider
 from carryall.providers.tensorrt import TensorRTProvider
 from carryall.providers.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+from carryall.runtime.cache import cached_folder
 from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError, UsageError
 
 DEVICES = ["cuda", "tensorrt", "nv_tensorrt_rtx"]
@@ -187,6 +190,29 @@ def test_another_graph_or_other_weights_are_another_model(tmp_path: Path) -> Non
     second = model_facts(graph)
     graph.write_bytes(b"graph 2")
     assert first != second != model_facts(graph)
+
+
+def test_weights_are_known_by_their_recorded_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = export_package(write_tiny("llama", tmp_path / "checkpoint"), tmp_path / "package")
+    first = model_facts(package.path / "model.onnx")
+    copy = shutil.copytree(package.path, tmp_path / "copy", copy_function=shutil.copy)
+    (copy / "carryall.json").touch()
+    assert model_facts(copy / "model.onnx") == first  # whenever it was written
+    (copy / "model.onnx.data").write_bytes(b"other")
+    os.utime(copy / "carryall.json", ns=(0, 0))  # before the weights
+    assert model_facts(copy / "model.onnx") != first
+
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+
+    def build(folder: Path) -> None:
+        for name in ("model.onnx", "model.onnx.data"):
+            shutil.copy(package.path / name, folder)
+
+    folders = [cached_folder("lowered", key, build) for key in ("a", "b")]
+    lowered = [model_facts(folder / "model.onnx") for folder in folders]
+    assert lowered[0] == lowered[1]
+    (folders[1] / "model.onnx.data").touch()
+    assert model_facts(folders[1] / "model.onnx") != lowered[0]
 
 
 def test_an_engine_depends_on_all_facts(tmp_path: Path) -> None:
