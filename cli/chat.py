@@ -13,25 +13,28 @@ from ..runtime.llm import LLM
 from ..runtime.requests import RequestFactory
 from ..runtime.sampling_params import SamplingParams
 from . import generation
-from .options import model_argument, provider_option, quiet_option
+from .options import model_argument, provider_option, provider_options_option, quiet_option
+from .sampling import SectionedCommand, sampling_options, sampling_params
 
 PROMPT = "> "
 
 
-@click.command("chat")
+@click.command("chat", cls=SectionedCommand)
 @model_argument
 @provider_option
+@provider_options_option
 @generation.quantize_option
 @generation.context_option
 @generation.kv_cache_option
 @generation.speculative_option
 @generation.num_speculative_option
-@generation.sampling_options
+@sampling_options
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
 def command(
     model: str,
     provider: str,
+    provider_options: dict[str, Any],
     quantize: str | None,
     context_length: int | None,
     kv_cache: str | None,
@@ -60,9 +63,10 @@ def command(
         kv_cache=kv_cache,
         speculative=speculative,
         num_speculative_tokens=num_speculative_tokens,
+        provider_options=provider_options,
         quiet=quiet,
     )
-    params = generation.sampling_params(loaded, sampling)
+    params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     RequestFactory(loaded).chat_prompt(
         [*opening, {"role": "user", "content": "?"}]

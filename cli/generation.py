@@ -1,10 +1,10 @@
-"""What ``run`` and ``chat`` share: loading a model, sampling options, writing text as it comes."""
+"""What ``run`` and ``chat`` share: loading a model, writing text as it comes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -14,10 +14,9 @@ from ..runtime.errors import ProviderRuntimeError
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel, load_model
 from ..runtime.outputs import RequestOutput
+from ..runtime.requests import Prompt
 from ..runtime.sampling_params import SamplingParams
 from .progress import progress
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 quantize_option = click.option(
     "--quantize", type=click.Choice(list(METHODS)), help="Quantize first, in the cache."
@@ -39,37 +38,6 @@ speculative_option = click.option(
 num_speculative_option = click.option(
     "--num-speculative-tokens", type=click.IntRange(1), help="Most tokens proposed at a time."
 )
-_SAMPLING = (
-    click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
-    click.option(
-        "--temperature", type=float, help="0 takes the likeliest token.  [default: the checkpoint's, or 0]"
-    ),
-    click.option("--top-p", type=float, help="Sample from the likeliest tokens with this total probability."),
-    click.option("--top-k", type=int, help="Sample from this many of the likeliest tokens."),
-    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
-    click.option("--repetition-penalty", type=float, help="Above 1, repeats become less likely."),
-    click.option("--seed", type=int, help="Makes sampling reproducible."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
-)
-
-
-def sampling_options(function: Decorated) -> Decorated:
-    """Add the options of ``SamplingParams`` that a command line needs."""
-    for option in reversed(_SAMPLING):
-        function = option(function)
-    return function
-
-
-def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams:
-    """Return the checkpoint's own options (greedy if it states none), changed by those that were given.
-
-    Raises:
-        InvalidSamplingError: an option is out of range.
-    """
-    own = model.defaults.sampling or {"temperature": 0.0}
-    return SamplingParams.from_dict(
-        {**own, **{name: value for name, value in given.items() if value is not None}}
-    )
 
 
 def open_model(
@@ -81,6 +49,7 @@ def open_model(
     kv_cache: str | None = None,
     speculative: str | None = None,
     num_speculative_tokens: int | None = None,
+    provider_options: Mapping[str, Any] | None = None,
     ep_library: str | None = None,
     allow_fallback: bool = False,
     slots: int = 1,
@@ -97,6 +66,7 @@ def open_model(
             kv_cache=kv_cache,
             speculative=speculative,
             num_speculative_tokens=num_speculative_tokens,
+            provider_options=provider_options,
             ep_library=ep_library,
             allow_fallback=allow_fallback,
             progress=tell,
@@ -113,9 +83,7 @@ def tell_fallbacks(fallbacks: Sequence[Placement]) -> None:
         click.echo(f"some nodes fell back:\n{placed}", err=True)
 
 
-def stream_text(
-    llm: LLM, prompt: str | Sequence[int], params: SamplingParams
-) -> Iterator[tuple[str, RequestOutput]]:
+def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[tuple[str, RequestOutput]]:
     """Yield each new piece of text, with the state of the whole.
 
     Raises:

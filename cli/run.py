@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +13,8 @@ import click
 from ..runtime.errors import UsageError
 from ..runtime.llm import LLM
 from ..runtime.loading import LoadedModel
-from ..runtime.outputs import RequestOutput
-from ..runtime.requests import RequestFactory
+from ..runtime.outputs import CompletionOutput, RequestOutput
+from ..runtime.requests import ChatPrompt, Prompt, RequestFactory
 from . import generation
 from .options import (
     allow_fallback_option,
@@ -20,14 +23,17 @@ from .options import (
     model_argument,
     print_json,
     provider_option,
+    provider_options_option,
     quiet_option,
 )
+from .sampling import READABLE, SectionedCommand, samples_options, sampling_options, sampling_params
 
 
-@click.command("run")
+@click.command("run", cls=SectionedCommand)
 @model_argument
 @click.argument("prompt")
 @provider_option
+@provider_options_option
 @ep_library_option
 @allow_fallback_option
 @generation.quantize_option
@@ -35,14 +41,19 @@ from .options import (
 @generation.kv_cache_option
 @generation.speculative_option
 @generation.num_speculative_option
-@generation.sampling_options
+@sampling_options
+@samples_options
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
+@click.option(
+    "--tools", type=READABLE, help="With --chat: a JSON file, the list of functions the model may call."
+)
 @json_option
 @quiet_option
 def command(
     model: str,
     prompt: str,
     provider: str,
+    provider_options: dict[str, Any],
     ep_library: str | None,
     allow_fallback: bool,
     quantize: str | None,
@@ -51,6 +62,7 @@ def command(
     speculative: str | None,
     num_speculative_tokens: int | None,
     chat: bool,
+    tools: Path | None,
     as_json: bool,
     quiet: bool,
     **sampling: Any,
@@ -65,7 +77,8 @@ def command(
     Examples:
         carryall run demo "def fibonacci(n):"
         carryall run qwen3 "Why is the sky blue?" --chat --temperature 0.7
-        cat question.txt | carryall run qwen3 - --json
+        carryall run qwen3 "A user, please." --chat --json-schema user.json
+        cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
     """
     loaded = generation.open_model(
         model,
@@ -75,24 +88,32 @@ def command(
         kv_cache=kv_cache,
         speculative=speculative,
         num_speculative_tokens=num_speculative_tokens,
+        provider_options=provider_options,
         ep_library=ep_library,
         allow_fallback=allow_fallback,
         quiet=quiet or as_json,
     )
-    params = generation.sampling_params(loaded, sampling)
+    params = sampling_params(loaded, sampling)
+    if tools is not None and not chat:
+        raise UsageError("--tools needs --chat")
     text = _prompt(prompt)
+    written: Prompt = text
+    if chat:
+        asked = _written(loaded, text, tools)
+        written = asked if as_json else asked.token_ids  # a reader sees all that the model writes
     output: RequestOutput | None = None
     with LLM(loaded) as llm:
-        for piece, state in generation.stream_text(llm, _written(loaded, text) if chat else text, params):
+        streamed = params.n == 1 and params.best_of is None and not as_json
+        for piece, state in generation.stream_text(llm, written, params):
             output = state
-            if not as_json:
+            if streamed:
                 click.echo(piece, nl=False)
     if output is None:
         raise UsageError("the model ended the text before its first token")
     if as_json:
         print_json(_document(model, text, output))
         return
-    click.echo()
+    click.echo("" if streamed else "\n\n".join(f"[{one.index}] {one.text}" for one in output.outputs))
     if not quiet and sys.stderr.isatty():
         click.secho(generation.speed_line(output), dim=True, err=True)
 
@@ -104,19 +125,50 @@ def _prompt(argument: str) -> str:
     return text
 
 
-def _written(loaded: LoadedModel, message: str) -> list[int]:
-    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}]).token_ids
+def _written(loaded: LoadedModel, message: str, tools: Path | None) -> ChatPrompt:
+    functions = None if tools is None else _functions(tools)
+    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}], tools=functions)
+
+
+def _functions(path: Path) -> list[dict[str, Any]]:
+    try:
+        functions = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}") from error
+    if not isinstance(functions, list) or not all(isinstance(each, dict) for each in functions):
+        raise UsageError(f"{path} must hold a list of objects, a function each")
+    return functions
 
 
 def _document(model: str, prompt: str, output: RequestOutput) -> dict[str, Any]:
-    completion = output.outputs[0]
+    first, metrics = output.outputs[0], output.metrics
     return {
         "model": model,
         "prompt": prompt,
         "prompt_tokens": len(output.prompt_token_ids),
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "tokens": len(completion.token_ids),
-        "finish_reason": completion.finish_reason,
+        "text": first.text,
+        "token_ids": first.token_ids,
+        "tokens": len(first.token_ids),
+        "finish_reason": first.finish_reason,
+        "choices": [_choice(completion) for completion in output.outputs],
         **{name: round(value, 4) for name, value in generation.speed(output).items()},
+        "cached_tokens": metrics.cached_tokens if metrics else 0,
+        "proposed_tokens": metrics.proposed_tokens if metrics else 0,
+        "accepted_tokens": metrics.accepted_tokens if metrics else 0,
+    }
+
+
+def _choice(completion: CompletionOutput) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "reasoning_content": completion.reasoning_content,
+        "tool_calls": [dataclasses.asdict(call) for call in completion.tool_calls],
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": None
+        if completion.logprobs is None
+        else [[dataclasses.asdict(one) for one in token.values()] for token in completion.logprobs],
     }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -37,6 +38,77 @@ def test_the_text_is_what_the_library_generates(tiny_package: Path) -> None:
     assert found["tokens"] == len(expected.token_ids)
     assert found["finish_reason"] == expected.finish_reason
     assert found["tokens_per_second"] > 0
+
+
+def test_json_tells_every_choice_and_what_speculation_did(tiny_package: Path) -> None:
+    options = ("--max-tokens", 6, "--temperature", 1, "--seed", 3, "-n", 2, "--logprobs", 1)
+    speculative = ("--speculative", "prompt-lookup", "--json")
+    found = json.loads(run("run", tiny_package, PROMPT, *options, *speculative).stdout)
+    with LLM(tiny_package) as llm:
+        params = SamplingParams(n=2, seed=3, max_tokens=6)
+        expected = llm.generate(PROMPT, params)[0].outputs
+    assert [choice["token_ids"] for choice in found["choices"]] == [one.token_ids for one in expected]
+    for choice in found["choices"]:
+        assert [logprobs[0]["token_id"] for logprobs in choice["logprobs"]] == choice["token_ids"]
+        assert choice["tool_calls"] == []
+    assert found["text"] == found["choices"][0]["text"]
+    assert 0 <= found["accepted_tokens"] <= found["proposed_tokens"]
+    shown = run("run", tiny_package, PROMPT, *options).stdout
+    assert f"[0] {expected[0].text}" in shown
+    assert f"[1] {expected[1].text}" in shown
+
+
+def test_samplers_reach_the_library(tiny_package: Path) -> None:
+    given: dict[str, Any] = {
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "dry_multiplier": 0.8,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+    }
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    found = run("run", tiny_package, PROMPT, *options, "--temperature", 1, "--seed", 1, "--max-tokens", 12)
+    with LLM(tiny_package) as llm:
+        expected = llm.generate(PROMPT, SamplingParams(seed=1, max_tokens=12, **given))[0].outputs[0].text
+    assert found.stdout == expected + "\n"
+
+
+def test_the_form_of_the_text_can_be_demanded(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    only = {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+    schema.write_text(json.dumps({"type": "object", **only}))
+    assert json.loads(run("run", "demo", "x = ", "--json-schema", schema).stdout) == {"a": 7}
+    assert run("run", "demo", "x = ", "--regex", "[0-9]{3}").stdout.strip().isdigit()
+    assert run("run", "demo", "x = ", "--choice", "left", "--choice", "right").stdout.strip() in (
+        "left",
+        "right",
+    )
+    both = run("run", "demo", "x = ", "--json-object", "--regex", "a")
+    assert both.exit_code == 2
+    assert "needs one of" in both.stderr
+
+
+def test_tools_of_a_chat_are_checked(tiny_package: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text("{}")
+    assert "needs --chat" in run("run", tiny_package, "hello", "--tools", tools).stderr
+    assert "a list of objects" in run("run", tiny_package, "hello", "--chat", "--tools", tools).stderr
+    tools.write_text('[{"type": "function", "function": {"name": "f", "parameters": {}}}]')
+    found = run("run", tiny_package, "hello", "--chat", "--tools", tools, "--max-tokens", 4, "--json")
+    assert json.loads(found.stdout)["choices"][0]["tool_calls"] == []
+
+
+def test_help_has_sections() -> None:
+    shown = run("run", "--help").stdout
+    titles = [
+        "Choosing tokens:",
+        "Against repetition:",
+        "Length and number:",
+        "Form of the text",
+        "\nOptions:",
+    ]
+    assert sorted(titles, key=shown.index) == titles
+    assert "--speculative" in shown.split("\nOptions:")[1]
 
 
 def test_a_prompt_from_stdin_is_the_same(tiny_package: Path) -> None:
