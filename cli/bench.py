@@ -21,11 +21,19 @@ from ..runtime.fastest import AUTO, fastest_provider
 from ..runtime.loading import check_available
 from ..runtime.lowering import lowered_model, with_context
 from ..runtime.model_source import resolve_model
+from ..runtime.split import name_and_device, with_device
 from .bench_report import show
 from .generation import context_option, quantize_option
 from .measure import Sample, Workload, measure, spread
 from .memory import peak_memory, reset_peak
-from .options import json_option, model_argument, print_json, provider_option, quiet_option
+from .options import (
+    json_option,
+    model_argument,
+    print_json,
+    provider_option,
+    provider_options_option,
+    quiet_option,
+)
 from .progress import progress
 
 
@@ -58,6 +66,7 @@ class Loaded:
 @click.command("bench")
 @model_argument
 @provider_option
+@provider_options_option
 @quantize_option
 @context_option
 @click.option(
@@ -80,6 +89,7 @@ class Loaded:
 def command(
     model: str,
     provider: str,
+    provider_options: dict[str, Any],
     quantize: str | None,
     context_length: int | None,
     batch: list[int],
@@ -104,7 +114,12 @@ def command(
     """
     check_available(provider)
     silent = quiet or as_json
-    config = RunnerConfig(max_slots=max(batch), context_length=context_length, num_threads=num_threads)
+    config = RunnerConfig(
+        max_slots=max(batch),
+        context_length=context_length,
+        num_threads=num_threads,
+        options=provider_options,
+    )
     gigabytes = memory_bandwidth(num_threads or None)
     loaded = _load(model, provider, quantize, config, silent)
     works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
@@ -130,7 +145,10 @@ def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig,
         config = with_context(config, files)
         if provider == AUTO:
             provider = fastest_provider(files, config, progress=tell).provider
-        target = get_provider(provider)
+        name, device = name_and_device(provider)
+        if device is not None:
+            config = with_device(config, name, device)
+        target = get_provider(name)
         path: Path = lowered_model(files, target, config, tell)
     weight_bytes = graph_facts.bytes_per_step(ir.load(path))
     start = time.perf_counter()

@@ -17,7 +17,14 @@ from ..runtime.evaluation import GreedyAgreement, Prediction, Tokens, compare_gr
 from ..runtime.loading import LoadedModel, check_available
 from ..runtime.model_source import locate_model
 from .generation import context_option, kv_cache_option, open_model, quantize_option
-from .options import json_option, model_argument, print_json, provider_option, quiet_option
+from .options import (
+    json_option,
+    model_argument,
+    print_json,
+    provider_option,
+    provider_options_option,
+    quiet_option,
+)
 from .progress import progress
 
 _PROMPT_TOKENS = 32
@@ -55,6 +62,7 @@ _HELD_OUT = "heldout.txt"
     help="Length of those continuations.",
 )
 @provider_option
+@provider_options_option
 @quantize_option
 @context_option
 @kv_cache_option
@@ -70,6 +78,7 @@ def command(
     prompts: int,
     new_tokens: int,
     provider: str,
+    provider_options: dict[str, Any],
     quantize: str | None,
     context_length: int | None,
     kv_cache: str | None,
@@ -96,7 +105,14 @@ def command(
         tokens = np.empty(0, np.int64)
         for name, method, cache in models:
             one = open_model(
-                name, provider, method, context_length, kv_cache=cache, slots=slots, quiet=silent
+                name,
+                provider,
+                method,
+                context_length,
+                kv_cache=cache,
+                provider_options=provider_options,
+                slots=slots,
+                quiet=silent,
             )
             stack.callback(one.runner.close)
             tokens = tokens if runners else _tokens(one, content)[:max_tokens]

@@ -14,12 +14,13 @@ from .generation import (
     quantize_option,
     speculative_option,
 )
-from .options import allow_fallback_option, ep_library_option, provider_option
+from .options import allow_fallback_option, ep_library_option, provider_option, provider_options_option
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _OPTIONS = (
     provider_option,
+    provider_options_option,
     ep_library_option,
     allow_fallback_option,
     quantize_option,

@@ -21,7 +21,8 @@ provider_option = click.option(
     default="cpu",
     show_default=True,
     help="Where to run, see 'carryall doctor'; 'auto' tries the model on all and takes the fastest; "
-    "cuda:1 takes one of its devices, cpu:0-11,openvino:12-27 splits the layers, and cpu@process:... uses a process of its own.",
+    "cuda:1 takes one of its devices; cpu:0-11,openvino:12-27 splits the layers, and cpu@process:... uses a "
+    "process of its own.",
 )
 
 

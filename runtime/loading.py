@@ -22,7 +22,7 @@ from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
 from .model_source import ModelFiles, resolve_model
 from .speculative import make_proposer
-from .split import first_provider, is_split, split_runner
+from .split import first_provider, is_split, name_and_device, split_runner, with_device
 from .tokenizer import TOKENIZER_FILE, Tokenizer
 
 
@@ -95,7 +95,8 @@ def load_model(
     Args:
         model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
         provider: where it runs, see ``carryall doctor``; ``auto`` tries the model on all that can run and
-            takes the fastest, which the cache remembers; ``cpu:0-11,openvino:12-27`` splits its layers.
+            takes the fastest, which the cache remembers; ``cuda:1`` takes one of a provider's devices;
+            ``cpu:0-11,openvino:12-27`` splits the layers.
         quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
         max_slots: sequences that may run at once.
         context_length: most tokens of a sequence; None takes the model's own.
@@ -118,6 +119,7 @@ def load_model(
     if ep_library is not None:
         provider = f"ep:{ep_library}"
     check_available(provider)
+    name, device = name_and_device(provider)
     fallbacks: list[Placement] = []
     files = resolve_model(model, quantize=quantize, progress=progress)
     config = with_context(
@@ -129,10 +131,12 @@ def load_model(
         ),
         files,
     )
+    if device is not None:
+        config = with_device(config, name, device)
     choice = fastest_provider(files, config, progress=progress) if provider == AUTO else None
     if allow_fallback:
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
-    where = provider if choice is None else choice.provider
+    where = name if choice is None else choice.provider
     tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
@@ -143,7 +147,10 @@ def load_model(
     loaded.open_encoder = functools.partial(_encoder, files, where, config, progress)
     if speculative is not None:
         options = LoadOptions(
-            provider=first_provider(where), max_slots=max_slots, num_threads=num_threads, progress=progress
+            provider=provider if device else first_provider(where),
+            max_slots=max_slots,
+            num_threads=num_threads,
+            progress=progress,
         )
         loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
     return loaded
@@ -179,7 +186,8 @@ def check_available(provider: str) -> None:
         for piece in provider.split(","):
             check_available(first_provider(piece.strip()))
         return
-    reason = None if provider == AUTO else get_provider(provider).available()
+    name, _ = name_and_device(provider)
+    reason = None if name == AUTO else get_provider(name).available()
     if reason is not None:
         raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 

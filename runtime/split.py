@@ -22,6 +22,7 @@ from .model_source import ModelFiles
 _PART = re.compile(
     r"(?P<provider>\w+)(?P<process>@process)?(:(?P<device>[\w.]+))?:(?P<first>\d+)-(?P<last>\d+)"
 )
+_LAYERS = re.compile(r":\d+-\d+$")
 _CACHE = re.compile(r"past_key_values\.(\d+)\.key")
 
 
@@ -45,26 +46,44 @@ class SplitPart:
         """``config`` for this part's provider."""
         if self.device is None:
             return config
-        known = getattr(get_provider(self.provider), "options", {})
-        if "device" not in known:
-            raise UsageError(f"provider '{self.provider}' has no choice of devices, such as '{self.device}'")
-        device: Any = self.device
-        if isinstance(known["device"], int):
-            if not self.device.isdecimal():
-                raise UsageError(f"devices of provider '{self.provider}' are numbers, not '{self.device}'")
-            device = int(self.device)
-        return dataclasses.replace(config, options={**config.options, "device": device})
+        return with_device(config, self.provider, self.device)
+
+
+def with_device(config: RunnerConfig, provider: str, device: str) -> RunnerConfig:
+    """``config`` with the provider's option ``device`` set.
+
+    Raises:
+        UsageError: it has none, or other ones.
+    """
+    known = getattr(get_provider(provider), "options", {})
+    if "device" not in known:
+        raise UsageError(f"provider '{provider}' has no choice of devices, such as '{device}'")
+    value: Any = device
+    if isinstance(known["device"], int):
+        if not device.isdecimal():
+            raise UsageError(f"devices of provider '{provider}' are numbers, not '{device}'")
+        value = int(device)
+    return dataclasses.replace(config, options={**config.options, "device": value})
+
+
+def name_and_device(provider: str) -> tuple[str, str | None]:
+    """``cuda:1`` in its parts; names of providers and splits have no device of their own."""
+    if is_split(provider) or has_argument(provider):
+        return provider, None
+    name, _, device = provider.partition(":")
+    return name, device or None
 
 
 def is_split(provider: str) -> bool:
     """Whether a provider's name is a split instead."""
-    return ":" in provider and not has_argument(provider)
+    ranges = "," in provider or _LAYERS.search(provider) is not None
+    return ranges and not has_argument(provider)
 
 
 def first_provider(split: str) -> str:
     """The provider of the first layers; a plain name is its own."""
     if not is_split(split):
-        return split
+        return name_and_device(split)[0]
     return split.split(",")[0].split(":")[0].removesuffix("@process")
 
 

@@ -20,7 +20,7 @@ from carryall.providers.base import MovableRunner, Row, RunnerConfig
 from carryall.providers.process_runner import ProcessRunner
 from carryall.runtime.errors import CarryallError, GraphError, ProviderRuntimeError, UsageError
 from carryall.runtime.loading import load_model
-from carryall.runtime.split import SplitPart, parse_split
+from carryall.runtime.split import SplitPart, name_and_device, parse_split, with_device
 
 PROMPTS = ["def add(a, b):", "class Point:\n    def __init__(self", "import os"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
@@ -158,3 +158,27 @@ def test_every_way_to_split_is_read(sizes: list[int], extra: int) -> None:
     )
     with pytest.raises(CarryallError):
         parse_split(text, bounds[-1] + extra)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cpu", ("cpu", None)),
+        ("cuda:1", ("cuda", "1")),
+        ("openvino:GPU.1", ("openvino", "GPU.1")),
+        ("cpu:0-11", ("cpu:0-11", None)),
+        ("cpu:0-11,cuda:0:12-27", ("cpu:0-11,cuda:0:12-27", None)),
+        ("ep:XNNPACK", ("ep:XNNPACK", None)),
+    ],
+)
+def test_a_provider_s_name_may_end_with_a_device(text: str, expected: tuple[str, str | None]) -> None:
+    assert name_and_device(text) == expected
+
+
+def test_devices_are_checked() -> None:
+    config = RunnerConfig(options={"compute": "bf16"})
+    assert with_device(config, "cuda", "1").options == {"compute": "bf16", "device": 1}
+    with pytest.raises(UsageError, match="numbers, not 'x'"):
+        with_device(config, "cuda", "x")
+    with pytest.raises(UsageError, match="provider 'cpu' has no choice of devices, such as '1'"):
+        load_model("demo", provider="cpu:1")

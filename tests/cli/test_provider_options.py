@@ -1,0 +1,53 @@
+"""--provider-option NAME=VALUE and --provider NAME:DEVICE reach the provider, which refuses what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from carryall.cli import carryall
+from carryall.cli.options import provider_options_option
+from carryall.runtime.errors import CarryallError
+
+
+@provider_options_option
+@click.command()
+def show(provider_options: dict[str, object]) -> None:
+    """Print what was read."""
+    click.echo(sorted(provider_options.items()))
+
+
+def test_values_are_numbers_booleans_or_text() -> None:
+    given = ["device=1", "compute=bf16", "cuda_graphs=false", "memory_fraction=0.5", "path=a=b"]
+    result = CliRunner().invoke(show, [part for text in given for part in ("--provider-option", text)])
+    assert result.output == (
+        "[('compute', 'bf16'), ('cuda_graphs', False), ('device', 1), ('memory_fraction', 0.5), "
+        "('path', 'a=b')]\n"
+    )
+    refused = CliRunner().invoke(show, ["--provider-option", "device"])
+    assert refused.exit_code == 2
+    assert "not NAME=VALUE" in refused.output
+
+
+@pytest.mark.parametrize("verb", ["run", "bench", "eval"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--provider-option", "speed=11"], "provider 'cpu' has no option 'speed'; it has: "),
+        (["--provider", "cpu:1"], "provider 'cpu' has no choice of devices, such as '1'"),
+    ],
+)
+def test_what_a_provider_does_not_have(
+    verb: str, options: list[str], words: str, tiny_package: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words to predict")
+    own = {"run": ["a"], "eval": ["--text", str(text)]}.get(verb, [])
+    arguments = [verb, str(tiny_package), *own, *options]
+    result = CliRunner().invoke(carryall, arguments)
+    assert result.exit_code != 0
+    said = str(result.exception) if isinstance(result.exception, CarryallError) else result.output
+    assert words in said
