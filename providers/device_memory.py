@@ -156,7 +156,10 @@ class DeviceMemory(SlotMemory):
         for name in self._specs:
             output = present_name(name)
             self._bind(binding.bind_output, binding.bind_ortvalue_output, output, name, target, 1)
-        self._copier.run_with_iobinding(binding)
+        try:
+            self._copier.run_with_iobinding(binding)
+        except ort.runtime_errors() as error:
+            raise ProviderRuntimeError(f"copying a slot failed: {ort.one_line(error)}") from error
 
     def _cache(self, name: str, slots: int) -> Any:
         spec = self._specs[name]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_stand_ins import CudaOnCpu
 from slot_models import VOCAB, save_slot_model
 
-from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.base import Provider, Row, RunnerConfig
 from carryall.providers.cpu import CpuProvider
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -38,20 +39,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_slot_model(tmp_path_factory.mktemp("leaks") / "model.onnx")
 
 
+PROVIDERS = pytest.mark.parametrize("provider", [CpuProvider(), CudaOnCpu()], ids=["cpu", "device"])
+
+
+@PROVIDERS
 @pytest.mark.parametrize("times", [100, pytest.param(500, marks=pytest.mark.slow)])
-def test_opening_and_closing_runners(model: Path, times: int) -> None:
+def test_opening_and_closing_runners(model: Path, provider: Provider, times: int) -> None:
     def work(i: int) -> None:
-        runner = CpuProvider().runner(model, RunnerConfig(max_slots=2, num_threads=1))
+        runner = provider.runner(model, RunnerConfig(max_slots=2, num_threads=1))
         runner.forward([Row(0, np.arange(5) % VOCAB, 0)])
         runner.close()
 
     assert growth(work, warm=50, times=times) < 4
 
 
+@PROVIDERS
 @pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_runs_of_every_length(model: Path, times: int) -> None:
+def test_runs_of_every_length(model: Path, provider: Provider, times: int) -> None:
     """Neither prompts of ever new lengths nor decode batches of ever new sizes keep memory."""
-    runner = CpuProvider().runner(model, RunnerConfig(max_slots=8, num_threads=1))
+    runner = provider.runner(model, RunnerConfig(max_slots=8, num_threads=1))
     rng = np.random.default_rng(0)
 
     def work(i: int) -> None:

@@ -1,0 +1,159 @@
+"""Faults of a device, injected below the runner: requests fail with a reason, everything else lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_stand_ins import CudaOnCpu
+from engine_kit import make_request, run
+from slot_models import VOCAB, save_slot_model
+
+from carryall.providers import libraries, nvidia, ort
+from carryall.providers.base import Provider, RunnerConfig
+from carryall.providers.cpu import CpuProvider
+from carryall.providers.cuda import CudaProvider
+from carryall.providers.libraries import Library
+from carryall.runtime.engine.engine import Engine
+from carryall.runtime.engine.request import Request
+from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError
+
+LOST = "CUDA failure 999: unknown error; device lost"
+FULL = "Failed to allocate memory for requested buffer of size 1073741824"
+
+
+class FaultySession:
+    """A session whose runs raise where ``faulty`` says so, given how many there were before."""
+
+    def __init__(self, session: Any, message: str, faulty: Callable[[int], bool]) -> None:
+        self._session, self._message, self._faulty = session, message, faulty
+        self.runs = 0
+
+    def run_with_iobinding(self, *arguments: Any) -> None:
+        self.runs += 1
+        if self._faulty(self.runs - 1):
+            raise RuntimeError(self._message)
+        self._session.run_with_iobinding(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_slot_model(tmp_path_factory.mktemp("faults") / "model.onnx")
+
+
+@pytest.fixture(params=[CpuProvider, CudaOnCpu], ids=["cpu", "device"])
+def provider(request: pytest.FixtureRequest) -> Provider:
+    made: Provider = request.param()
+    return made
+
+
+@pytest.fixture
+def engine(provider: Provider, model: Path) -> Iterator[Engine]:
+    engine = Engine(provider.runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    yield engine
+    engine.close()
+
+
+def inject(engine: Engine, message: str, faulty: Callable[[int], bool]) -> FaultySession:
+    runner: Any = engine._runner
+    sessions = {runner._session, runner._decode_session} - {None}
+    faults = FaultySession(runner._session, message, faulty)
+    runner._session = faults
+    if len(sessions) > 1:
+        runner._decode_session = faults
+    return faults
+
+
+def requests(count: int) -> list[Request]:
+    return [make_request(f"r{i}", [(7 * i + j) % VOCAB for j in range(4 + i)]) for i in range(count)]
+
+
+@pytest.fixture
+def undisturbed(provider: Provider, model: Path) -> list[list[int]]:
+    engine = Engine(provider.runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    tokens = run(engine, requests(3))
+    engine.close()
+    return tokens
+
+
+@pytest.mark.parametrize("message", [LOST, FULL], ids=["device-lost", "out-of-memory"])
+@pytest.mark.parametrize("moment", [0, 2, 5, 9])
+def test_a_fault_that_passes_harms_nobody(
+    engine: Engine, undisturbed: list[list[int]], message: str, moment: int
+) -> None:
+    """Whichever run it hits, the rows are run again one by one."""
+    faults = inject(engine, message, lambda count: count == moment)
+    assert run(engine, requests(3)) == undisturbed
+    assert faults.runs > moment
+
+
+@pytest.mark.parametrize("message", [LOST, FULL], ids=["device-lost", "out-of-memory"])
+@pytest.mark.parametrize("moment", [0, 6])
+def test_a_lost_device_fails_its_requests_with_the_reason(
+    engine: Engine, undisturbed: list[list[int]], model: Path, message: str, moment: int
+) -> None:
+    other = Engine(CpuProvider().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    is_lost = True
+    inject(engine, message, lambda count: is_lost and count >= moment)
+    batch, bystander = requests(3), make_request("other", [1, 2, 3])
+    other.add(bystander)
+    other.step()
+    run(engine, batch)
+    for request in batch:
+        assert request.finish_reason == "error"
+        assert message.split(";")[0] in str(request.error)
+    assert not engine.has_work
+    run(other)
+    assert bystander.finish_reason == "length"
+    other.close()
+
+    is_lost = False  # a driver may bring its device back
+    assert run(engine, requests(3)) == undisturbed
+
+
+def test_a_failed_copy_of_a_slot_is_a_typed_error_and_harms_nobody(model: Path) -> None:
+    engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    runner: Any = engine._runner
+    run(engine, requests(3))
+    runner._kv._copier = FaultySession(runner._kv._copier, LOST, lambda count: True)
+    with pytest.raises(ProviderRuntimeError, match="device lost"):
+        runner.copy_prefix(0, 3, 1)
+    longer = [make_request(f"again {i}", [*r.prompt_token_ids, 1, 2]) for i, r in enumerate(requests(3))]
+    assert all(len(tokens) == 12 for tokens in run(engine, longer))
+    engine.close()
+
+
+def test_no_memory_at_load(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    living = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1)))
+    with monkeypatch.context() as patched:
+        patched.setattr(CudaOnCpu, "free_memory", lambda self, index: 10)
+        with pytest.raises(ProviderRuntimeError, match=r"hold no sequence.*Lower the context length"):
+            CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1))
+
+    def full(*_: object) -> None:
+        raise RuntimeError(FULL)
+
+    with monkeypatch.context() as patched:
+        value = ort.load_onnxruntime("a test").OrtValue
+        patched.setattr(value, "ortvalue_from_shape_and_type", full)
+        with pytest.raises(ProviderRuntimeError, match=r"no room for.*Lower max_slots or context_length"):
+            CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1))
+    assert all(run(living, requests(2)))
+    living.close()
+
+
+def test_a_missing_library_is_named_and_others_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Library("cuDNN 9", "libabsent.so.9", "absent_9.dll", "pip install 'carryall[cuda]'")
+    monkeypatch.setattr(ort, "check_available", lambda name: None)
+    monkeypatch.setattr(libraries, "missing", lambda wanted: [absent])
+    monkeypatch.setattr(nvidia, "device_count", lambda: 1)
+    with pytest.raises(ProviderUnavailableError, match=r"cuDNN 9.*carryall\[cuda\]"):
+        CudaProvider().runner(model, RunnerConfig())
+    engine = Engine(CpuProvider().runner(model, RunnerConfig(max_slots=2, num_threads=1)))
+    assert all(run(engine, requests(2)))
+    engine.close()
