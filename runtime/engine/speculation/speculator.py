@@ -11,6 +11,10 @@ from ..scheduler import Scheduler, StepPlan
 from .controller import Candidate, Controller, Outcome
 from .proposer import Proposer, Tokens
 
+# Looking for proposals costs time too, which nobody could win back where all are declined.
+_PATIENCE = 8  # times declined, for each step more that passes unseen after another
+_LONGEST_PAUSE = 4  # steps
+
 
 @dataclass(slots=True)
 class SpeculationCounters:
@@ -41,6 +45,8 @@ class Speculator:
         self._decoding = 0  # rows
         self._chosen = 0  # proposals that were to be made
         self._made: dict[str, Candidate] = {}  # by request
+        self._declined = 0  # steps in which proposals were declined, since one was right
+        self._pause = 0  # steps to pass without a look
 
     def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Append proposals to the plan's decoding rows, as far as they find room."""
@@ -48,6 +54,9 @@ class Speculator:
             self._made.clear()
         decoding = plan.decoding()
         self._decoding, self._chosen = len(decoding), 0
+        if self._pause:
+            self._pause -= 1
+            return
         candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
         if not candidates:
             return
@@ -56,6 +65,8 @@ class Speculator:
         else:
             counts = [candidate.most for candidate in candidates]
         if not any(counts):
+            self._declined += 1
+            self._pause = min(self._declined // _PATIENCE, _LONGEST_PAUSE)
             return
         self._chosen = sum(count > 0 for count in counts)
         budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
@@ -74,6 +85,8 @@ class Speculator:
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
         """Take note of how the plan's proposals fared, and how long the step took."""
         outcomes = self._outcomes(plan, accepted) if self._made else []
+        if any(outcome.accepted for outcome in outcomes):
+            self._declined = 0
         undisturbed = len(outcomes) == self._chosen and self._decoding == len(plan.rows)
         if self._adaptive and self._decoding:
             self._controller.learn(outcomes, self._decoding, seconds if undisturbed else None)

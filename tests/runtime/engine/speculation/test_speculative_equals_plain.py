@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from engine_kit import GREEDY, FailWhen, alone, make_engine, make_request, run
@@ -11,6 +13,7 @@ from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.speculation.controller import Candidate, Controller
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.sampling_params import SamplingParams
 
@@ -51,6 +54,20 @@ def test_right_proposals_save_steps() -> None:
         return engine.stats().steps
 
     assert (steps(None), steps(Oracle()), steps(Oracle(lie_every=1))) == (21, 5, 21)
+
+
+def test_where_proposals_are_declined_they_are_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def decline(self: Controller, candidates: Sequence[Candidate], rows: int) -> list[int]:
+        nonlocal looks
+        looks += 1
+        return [0] * len(candidates)
+
+    monkeypatch.setattr(Controller, "choose", decline)
+    engine, _ = make_engine(proposer=Oracle(), adaptive=True)
+    run(engine, [make_request("a", 6, SamplingParams(temperature=0.0, max_tokens=45))])
+    assert 8 < looks < 30
 
 
 def test_log_probabilities_are_the_same() -> None:
