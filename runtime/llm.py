@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +26,16 @@ from .loading import LoadedModel, load_model
 from .outputs import RequestOutput
 from .requests import ChatPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
-from .scoring import (
-    RERANK_INSTRUCTION,
-    ContinuationScore,
-    answer_params,
-    continuation_score,
-    paired,
-    rerank_prompt,
-    scoring_request,
-    share_of_first,
-)
-from .tokenizer import Tokenizer
+from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from .text_model import TextModel
 
 _DEFAULT_MAX_TOKENS = 16
+
+T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(TextModel):
     """A model ready to generate. Safe to call from several threads: their requests run in one batch.
 
     There is no thread of its own: whoever waits for a result runs the steps, for everybody's requests.
@@ -178,16 +171,6 @@ class LLM:
         ]
         return self._run(prompts, self._params(sampling_params, len(prompts), None))
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> ChatPrompt:
-        """A conversation, as a prompt for ``generate`` and ``stream``; see ``RequestFactory.chat_prompt``."""
-        return self._requests.chat_prompt(messages, tools=tools, **options)
-
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
@@ -237,10 +220,7 @@ class LLM:
             UsageError: there are not as many texts as continuations.
             ProviderRuntimeError: the model failed to run.
         """
-        pairs = paired(texts, continuations)
-        wanted = [scoring_request(self._requests, *pair) for pair in pairs]
-        outputs = self._run([each.token_ids for each in wanted], [each.params for each in wanted])
-        return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
+        return self._ask(score_questions(self._requests, texts, continuations))
 
     def rerank(
         self,
@@ -262,10 +242,7 @@ class LLM:
             RequestError: the prompt or the answers are at fault.
             ProviderRuntimeError: the model failed to run.
         """
-        params = answer_params(self._requests, answers)
-        prompts = [rerank_prompt(self._requests, query, document, instruction) for document in documents]
-        outputs = self._run(prompts, [params] * len(prompts))
-        return [share_of_first(params, output) for output in outputs]
+        return self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
@@ -287,24 +264,6 @@ class LLM:
         tokens = [self._requests.token_ids(prompt) for prompt in _listed(prompts)]
         return self._requests.embedder.embed(tokens, pooling, normalize=normalize)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return self._requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
-        return self._requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._requests.tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a sequence, prompt and output together."""
-        return self._engine.max_length
-
     def stats(self) -> EngineStats:
         """What the engine is doing, and has done."""
         with self._turn:
@@ -325,6 +284,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ask(self, questions: Questions[T]) -> list[T]:
+        return questions.read(self._run(questions.prompts, questions.params))
 
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         groups = [self._requests.group(*each) for each in zip(prompts, params, strict=True)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from .errors import ProviderRuntimeError, RequestError, UsageError
 from .outputs import Logprob, RequestOutput
-from .requests import ChatPrompt, RequestFactory
+from .requests import ChatPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 # As Qwen3-Reranker was trained (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
 RERANK_SYSTEM = (
@@ -45,6 +48,49 @@ class ScoringRequest:
         return SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=self.start
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Questions(Generic[T]):
+    """Prompts with their options, and what their outputs say."""
+
+    prompts: Sequence[Prompt]
+    params: Sequence[SamplingParams]
+    read: Callable[[Sequence[RequestOutput]], list[T]]
+
+
+def score_questions(
+    requests: RequestFactory, texts: str | Sequence[str], continuations: str | Sequence[str]
+) -> Questions[ContinuationScore]:
+    """How likely each continuation is after its text.
+
+    Raises:
+        RequestError: a text or a continuation is at fault.
+        UsageError: there are not as many texts as continuations.
+    """
+    wanted = [scoring_request(requests, *pair) for pair in paired(texts, continuations)]
+
+    def read(outputs: Sequence[RequestOutput]) -> list[ContinuationScore]:
+        return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
+
+    return Questions([each.token_ids for each in wanted], [each.params for each in wanted], read)
+
+
+def rerank_questions(
+    requests: RequestFactory, query: str, documents: Sequence[str], instruction: str, answers: Sequence[str]
+) -> Questions[float]:
+    """The probability that each document answers the query.
+
+    Raises:
+        RequestError: the prompt or the answers are at fault.
+    """
+    params = answer_params(requests, answers)
+    prompts = [rerank_prompt(requests, query, document, instruction) for document in documents]
+
+    def read(outputs: Sequence[RequestOutput]) -> list[float]:
+        return [share_of_first(params, output) for output in outputs]
+
+    return Questions(prompts, [params] * len(prompts), read)
 
 
 def scoring_request(requests: RequestFactory, text: str, continuation: str) -> ScoringRequest:

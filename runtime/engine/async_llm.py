@@ -6,31 +6,21 @@ import asyncio
 import atexit
 import functools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from ..chat_template import Message
 from ..embedding import Pooling
 from ..errors import CarryallError, EngineClosedError, RequestError
 from ..loading import LoadedModel, LoadOptions, load_model
 from ..outputs import RequestOutput
-from ..requests import ChatPrompt, Prompt, RequestFactory
+from ..requests import Prompt, RequestFactory
 from ..sampling_params import SamplingParams
-from ..scoring import (
-    RERANK_INSTRUCTION,
-    ContinuationScore,
-    answer_params,
-    continuation_score,
-    paired,
-    rerank_prompt,
-    scoring_request,
-    share_of_first,
-)
-from ..tokenizer import Tokenizer
+from ..scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from ..text_model import TextModel
 from .engine import Engine, EngineConfig
 from .request import Request
 from .request_group import RequestGroup
@@ -86,7 +76,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         return self._latest
 
 
-class AsyncLLM:
+class AsyncLLM(TextModel):
     """A model that many coroutines, of any number of event loops, generate with at once.
 
     Args:
@@ -186,23 +176,11 @@ class AsyncLLM:
         """End a request: its reader gets a last state with finish_reason "cancelled"."""
         self._tell(lambda: self._abort(self._streams.get(request_id)))
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> ChatPrompt:
-        """A conversation, as a prompt for ``generate``; see ``RequestFactory.chat_prompt``."""
-        return self._requests.chat_prompt(messages, tools=tools, **options)
-
     async def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
         """How likely continuations are; see ``LLM.score``."""
-        wanted = [scoring_request(self._requests, *pair) for pair in paired(texts, continuations)]
-        outputs = await asyncio.gather(*(self._final(each.token_ids, each.params) for each in wanted))
-        return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
+        return await self._ask(score_questions(self._requests, texts, continuations))
 
     async def rerank(
         self,
@@ -213,10 +191,7 @@ class AsyncLLM:
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
         """Which documents answer a query; see ``LLM.rerank``."""
-        params = answer_params(self._requests, answers)
-        prompts = [rerank_prompt(self._requests, query, document, instruction) for document in documents]
-        outputs = await asyncio.gather(*(self._final(prompt, params) for prompt in prompts))
-        return [share_of_first(params, output) for output in outputs]
+        return await self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
 
     async def embed(
         self, prompts: Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
@@ -225,6 +200,10 @@ class AsyncLLM:
         tokens = [self._requests.token_ids(prompt) for prompt in prompts]
         return await asyncio.to_thread(self._requests.embedder.embed, tokens, pooling, normalize=normalize)
 
+    async def _ask(self, questions: Questions[T]) -> list[T]:
+        asked = zip(questions.prompts, questions.params, strict=True)
+        return questions.read(await asyncio.gather(*(self._final(*each) for each in asked)))
+
     async def _final(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         """The last state of a request."""
         stream = await self.add_request(prompt, params)
@@ -232,16 +211,6 @@ class AsyncLLM:
             return [output async for output in stream][-1]
         finally:
             stream.cancel()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._requests.tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a sequence, prompt and output together."""
-        return self._engine.max_length
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and has done."""
