@@ -25,7 +25,7 @@ class Kernels:
         sliding_window: GroupQueryAttention takes ``local_window_size``.
         softcap: GroupQueryAttention bounds its scores.
         norms_in_attention: GroupQueryAttention normalises the heads of q and k itself.
-        joint_norms: RMSNormalization takes a scale for each head, so that one norms q and k.
+        branchwise_norms: BranchwiseRMSNorm exists, which norms heads without a reshape.
         matmul_bias: MatMulNBits adds a bias.
         matmul_zero_points: MatMulNBits wants zero points even where they are the middle of the range.
         padded_prompts: fresh prompts run together, padded on the right; not where runs are to be captured.
@@ -48,7 +48,7 @@ class Kernels:
     sliding_window: bool = True
     softcap: bool = True
     norms_in_attention: bool = False
-    joint_norms: bool = False
+    branchwise_norms: bool = False
     matmul_bias: bool = True
     matmul_zero_points: bool = False
     padded_prompts: bool = True
@@ -57,7 +57,7 @@ class Kernels:
 
 
 # onnxruntime 1.31, contrib_ops/cpu.
-CPU = Kernels(joint_norms=True)
+CPU = Kernels(branchwise_norms=True)
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
 #   bert/group_query_attention.cc: T fp16 or bf16, never fp32; cache of T, int8, fp8 or 4 bits; softcap,

@@ -11,10 +11,10 @@ from ...runtime.errors import UsageError
 from ..quantize.half import HalfPrecisionPass
 from ..rules.base import RulePass
 from .attention import GroupQueryAttentionPass
+from .branchwise_norms import BranchwiseNormsPass
 from .dequantize_weights import DequantizeWeightsPass
 from .dynamic_int8 import DynamicProductsPass
 from .float_compute import FloatComputePass
-from .joint_norms import JointNormsPass
 from .kernels import CPU, Kernels
 from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from .logits import SelectLogitsPass
@@ -76,8 +76,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass())
     passes.append(MergeProjectionsPass())
-    if kernels.joint_norms:
-        passes.append(JointNormsPass())
+    if kernels.branchwise_norms:
+        passes.append(BranchwiseNormsPass())
     if kernels.dynamic_quantize_matmul:
         passes.append(DynamicProductsPass())
     if kernels.matmul_integer_to_float:

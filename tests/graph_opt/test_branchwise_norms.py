@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.lower.joint_norms import JointNormsPass
+from carryall.graph_opt.lower.branchwise_norms import BranchwiseNormsPass
 
 H, KV, D = 4, 2, 16
 GIVEN = {
@@ -41,24 +41,30 @@ def result(model: ir.Model, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[
     return np.asarray(session.run(["y"], feed)[0], np.float32)
 
 
-def test_one_norm_for_queries_and_keys(tmp_path: Path) -> None:
+def test_heads_are_normalised_without_reshapes(tmp_path: Path) -> None:
     model = graph(TEXT, **GIVEN)
-    assert apply(JointNormsPass(), model) == []
+    assert apply(BranchwiseNormsPass(), model) == []
     kinds = [node.op_type for node in model.graph]
-    norm = ["Split", "Reshape", "RMSNormalization", "Reshape", "Split"]
-    assert kinds == ["MatMul", *norm, "GroupQueryAttention"]
+    assert kinds == ["MatMul", "Split", "BranchwiseRMSNorm", "BranchwiseRMSNorm", "GroupQueryAttention"]
     expected = result(graph(TEXT, **GIVEN), tmp_path / "a.onnx")
     np.testing.assert_allclose(result(model, tmp_path / "b.onnx"), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("changed", "reason"),
     [
-        ("1e-6> (kh", "1e-5> (kh", "its norms differ in epsilon"),
-        ("(qf, kf, v,", "(qf, kf, other,", "q, k and v are not the parts of one product, in this order"),
+        (("q3", np.array([0, 0, H, D])), "its output is not reshaped to [batch, sequence, heads * head_dim]"),
+        (("nq", np.ones((H, D), np.float32)), "its scale is no vector"),
+        (
+            ("q4", np.array([0, 0, H // 2, 2 * D])),
+            "what it normalises is not reshaped to [batch, sequence, heads, head_dim]",
+        ),
     ],
 )
-def test_norms_that_cannot_be_joined_stay(old: str, new: str, reason: str) -> None:
-    text = TEXT.replace("qh = ", "other = Neg(v) qh = ", 1)
-    model = graph(text.replace(old, new), **GIVEN)
-    assert apply(JointNormsPass(), model) == [reason]
+def test_other_norms_stay(
+    changed: tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], reason: str
+) -> None:
+    name, content = changed
+    model = graph(TEXT, **GIVEN | {name: content})
+    assert apply(BranchwiseNormsPass(), model) == [reason]
+    assert "RMSNormalization" in [node.op_type for node in model.graph]
