@@ -40,12 +40,34 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A sparse mixture of experts.
+
+    Args:
+        scope: the layer's name in the checkpoint.
+        count: how many experts there are.
+        per_token: how many of them each token asks.
+        width: an expert's intermediate size.
+        normalize: the weights of a token's experts are scaled to sum to 1.
+        names: an expert's gate, up and down projections in the checkpoint.
+    """
+
+    scope: str
+    count: int
+    per_token: int
+    width: int
+    normalize: bool
+    names: tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """What every decoder family shares.
 
     Args:
         windows: per layer, how many latest positions it attends to; None for all.
         ropes: per layer, its rotary embedding; None for none.
+        experts: per layer, its mixture of experts; None for one feed-forward layer.
     """
 
     model_type: str
@@ -67,6 +89,7 @@ class DecoderConfig:
     final_softcap: float | None
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
+    experts: tuple[ExpertsConfig | None, ...]
 
     @property
     def q_size(self) -> int:
@@ -116,6 +139,7 @@ def decoder_config(
     defaults: RawConfig | None = None,
     windows: Sequence[int | None] | None = None,
     ropes: Sequence[RopeConfig | None] | None = None,
+    experts: Sequence[ExpertsConfig | None] | None = None,
 ) -> DecoderConfig:
     """Normalise ``raw``.
 
@@ -148,6 +172,7 @@ def decoder_config(
         final_softcap=raw.get("final_logit_softcapping"),
         windows=tuple(windows if windows is not None else [None] * num_layers),
         ropes=tuple(ropes if ropes is not None else [rope_config(raw)] * num_layers),
+        experts=tuple(experts if experts is not None else [None] * num_layers),
     )
 
 

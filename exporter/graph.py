@@ -98,6 +98,9 @@ class GraphWriter:
         return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="carryall")
 
     def _unique(self, name: str) -> str:
-        count = self._name_counts.get(name, 0)
-        self._name_counts[name] = count + 1
-        return f"{name}_{count}" if count else name
+        unique = name
+        while unique in self._name_counts:
+            self._name_counts[name] += 1
+            unique = f"{name}_{self._name_counts[name]}"
+        self._name_counts[unique] = 0
+        return unique

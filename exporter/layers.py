@@ -21,7 +21,7 @@ def pre_norm_decoder(
     net: Decoder,
     *,
     attention: Callable[[Decoder, int, ir.Value], ir.Value],
-    mlp: Callable[[Decoder, ir.Value], ir.Value],
+    mlp: Callable[[Decoder, int, ir.Value], ir.Value],
 ) -> ir.Value:
     """Llama's frame, which most families share: x += attention(norm(x)); x += mlp(norm(x)).
 
@@ -33,7 +33,7 @@ def pre_norm_decoder(
     for layer in range(net.config.num_layers):
         with net.scope(f"model.layers.{layer}"):
             x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
-            x = net.op("Add", x, mlp(net, rms_norm(net, "post_attention_layernorm", x)))
+            x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
     x = rms_norm(net, "model.norm", x)
     return lm_head(net, x, embedding_name="model.embed_tokens")
 
@@ -162,7 +162,7 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
     return out
 
 
-def gated_mlp(net: Decoder, x: ir.Value) -> ir.Value:
+def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """The feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
     c = net.config
     with net.scope("mlp"):

@@ -67,6 +67,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {"seed": 1}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-unnormalized": ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
     "smollm3": ("smollm3", {}),
     "phi3": ("phi3", {}),
     "phi3-short": (

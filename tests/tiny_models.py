@@ -76,6 +76,17 @@ CONFIGS: dict[str, Config] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "mixtral": {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+    "qwen3_moe": {
+        **_LLAMA,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
     "gemma3_text": _GEMMA3_TEXT,
     "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
     "gpt2": {
@@ -215,6 +226,29 @@ def _qwen3_shapes(config: Mapping[str, Any]) -> Shapes:
     return _layered(config, _llama_layer(config) | _head_norms(config))
 
 
+def _mixtral_shapes(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, *_ = _sizes(config)
+    layer = {name: shape for name, shape in _llama_layer(config).items() if not name.startswith("mlp")}
+    layer["block_sparse_moe.gate.weight"] = (config["num_local_experts"], hidden)
+    for expert in range(config["num_local_experts"]):
+        shapes = {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}
+        layer |= {f"block_sparse_moe.experts.{expert}.{k}.weight": shape for k, shape in shapes.items()}
+    return _layered(config, layer)
+
+
+def _qwen3_moe_shapes(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    shapes = _qwen3_shapes(config)
+    for layer in set(range(config["num_hidden_layers"])) - set(config["mlp_only_layers"]):
+        prefix = f"model.layers.{layer}.mlp"
+        for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+            del shapes[f"{prefix}.{name}_proj.weight"]
+            for expert in range(config["num_experts"]):
+                shapes[f"{prefix}.experts.{expert}.{name}_proj.weight"] = shape
+        shapes[f"{prefix}.gate.weight"] = (config["num_experts"], hidden)
+    return shapes
+
+
 def _gemma3_shapes(config: Mapping[str, Any], prefix: str = "model") -> Shapes:
     norms: Shapes = {
         f"{place}_feedforward_layernorm.weight": (config["hidden_size"],) for place in ("pre", "post")
@@ -267,6 +301,8 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "qwen2": _llama_shapes,
     "qwen3": _qwen3_shapes,
     "smollm3": _llama_shapes,
+    "mixtral": _mixtral_shapes,
+    "qwen3_moe": _qwen3_moe_shapes,
     "phi3": _phi3_shapes,
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,

@@ -71,7 +71,7 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
         with net.scope(f"{prefix}.layers.{layer}"):
             y = attention(net, layer, norm(net, "input_layernorm", x))
             x = net.op("Add", x, norm(net, "post_attention_layernorm", y))
-            y = layers.gated_mlp(net, norm(net, "pre_feedforward_layernorm", x))
+            y = layers.gated_mlp(net, layer, norm(net, "pre_feedforward_layernorm", x))
             x = net.op("Add", x, norm(net, "post_feedforward_layernorm", y))
     x = norm(net, f"{prefix}.norm", x)
     return layers.lm_head(net, x, embedding_name=embedding_name, head_name=head_name)

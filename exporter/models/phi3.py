@@ -44,7 +44,7 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         return layers.linear(net, "o_proj", layers.attention(net, layer, q, k, v), c.q_size, c.hidden_size)
 
 
-def mlp(net: Decoder, x: ir.Value) -> ir.Value:
+def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Gated feed-forward."""
     c = net.config
     with net.scope("mlp"):

@@ -1,0 +1,65 @@
+"""Sparse mixture-of-experts layers, in the canonical form of docs/architecture.md."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from . import layers
+from .config import ExpertsConfig
+from .decoder import Decoder
+
+
+def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+    """The layer's mixture of experts, or its one feed-forward layer."""
+    experts = net.config.experts[layer]
+    return layers.gated_mlp(net, layer, x) if experts is None else sparse_mlp(net, x, experts)
+
+
+def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
+    """Mix the feed-forward layers of each token's best experts (https://arxiv.org/abs/2401.04088).
+
+    Copies of the tokens are sorted by expert and split, so that each expert computes its own tokens only,
+    perhaps none, and every weight is a plain product's.
+    """
+    hidden = net.config.hidden_size
+    with net.scope(experts.scope):
+        tokens = net.op("Reshape", x, net.ints(-1, hidden))
+        weights, chosen = _route(net, tokens, experts)
+        order, sizes = _sort_by_expert(net, chosen, experts.count)
+        rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
+        groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
+        results = [_expert(net, group, index, experts) for index, group in enumerate(groups)]
+        weights = net.op("Gather", net.op("Reshape", weights, net.ints(-1, 1)), order)
+        weighed = net.op("Mul", net.op("Concat", *results, axis=0), weights)
+        nothing = net.op("Mul", tokens, net.constant(0, np.float32, "nothing"))
+        index = net.op("Unsqueeze", rows, net.ints(1))
+        mixed = net.op("ScatterND", nothing, index, weighed, reduction="add")
+        return net.op("Reshape", mixed, net.op("Shape", x))
+
+
+def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
+    """Weights and numbers of each token's experts, both [tokens, per_token]."""
+    scores = layers.linear(net, "gate", tokens, net.config.hidden_size, experts.count)
+    likely = net.op("Softmax", scores, axis=-1)
+    weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
+    if experts.normalize:
+        weights = net.op("Div", weights, net.op("ReduceSum", weights, net.ints(-1), keepdims=1))
+    return weights, chosen
+
+
+def _sort_by_expert(net: Decoder, chosen: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:
+    """The order that sorts the choices, flattened, by expert, and how many choices each expert has."""
+    flat = net.op("Reshape", chosen, net.ints(-1))
+    _, order = net.ops("TopK", flat, net.op("Shape", flat), num_outputs=2, axis=0, largest=0)
+    one_hot = net.op("OneHot", flat, net.constant(count, np.int64, "experts"), net.ints(0, 1), axis=-1)
+    return order, net.op("ReduceSum", one_hot, net.ints(0), keepdims=0)
+
+
+def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
+    """Expert ``index`` of its tokens: down(act(gate(x)) * up(x))."""
+    hidden, (gate, up, down) = net.config.hidden_size, experts.names
+    with net.scope(f"experts.{index}"):
+        opened = layers.activation(net, layers.linear(net, gate, x, hidden, experts.width))
+        product = net.op("Mul", opened, layers.linear(net, up, x, hidden, experts.width))
+        return layers.linear(net, down, product, experts.width, hidden)
