@@ -1,6 +1,7 @@
 """carryall itself: LLM over a package or a Hugging Face folder.
 
-The model is ``PATH`` or ``PATH,provider=NAME,OPTION=TEXT``, the options being the provider's own.
+The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,OPTION=TEXT``, the options being the
+provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from worker import Timing, Work, serve
 
 import carryall
 from carryall import LLM, RequestOutput, SamplingParams
+from carryall.runtime.engine.config import EngineConfig
 
 
 def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
@@ -18,7 +20,9 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
-    llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options)
+    stretch = options.pop("step_stretch", None)
+    config = EngineConfig() if stretch is None else EngineConfig(step_stretch=float(stretch))
+    llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options, engine_config=config)
 
     def measure(work: Work) -> Timing:
         params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
