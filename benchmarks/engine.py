@@ -43,7 +43,7 @@ def measurements(requests: int, scale: float) -> dict[str, dict[str, Any]]:
 
 def able(worker: Worker, name: str, first: Worker) -> bool:
     """Whether an engine takes part: only carryall in what is about itself, genai has no prefix cache."""
-    return worker is first or name == "mixed" or (name == "shared" and "openvino" in worker.ready["engine"])
+    return worker is first or name == "mixed" or (name == "shared" and "static" not in worker.ready["engine"])
 
 
 def run(workers: list[Worker], works: dict[str, dict[str, Any]], rounds: int) -> list[dict[str, Any]]:

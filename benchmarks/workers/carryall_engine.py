@@ -1,4 +1,8 @@
-"""carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead."""
+"""carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead.
+
+The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,OPTION=TEXT``, the options being the
+provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from worker import serve
 
 import carryall
 from carryall import SamplingParams
+from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.engine.request import Request
 from carryall.runtime.loading import load_model
@@ -136,11 +141,17 @@ class Bench:
         return Overhead(inside / steps * 1e3, (whole - inside) / steps * 1e3, (whole - inside) / whole)
 
 
-def load(path: str) -> tuple[str, Callable[[Trace], object]]:
+def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
     """Load the model; give the engine's name and its measuring function."""
-    bench = Bench(Engine(load_model(path, context_length=CONTEXT).runner))
+    path, *settings = argument.split(",")
+    options = dict(setting.split("=", 1) for setting in settings)
+    provider = options.pop("provider", "cpu")
+    config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig.step_stretch)))
+    model = load_model(path, provider=provider, context_length=CONTEXT, provider_options=options)
+    bench = Bench(Engine(model.runner, config))
     kinds = {"latency": bench.latency, "overhead": bench.overhead}
-    return f"carryall {carryall.__version__}", lambda trace: kinds.get(trace.kind, bench.served)(trace)
+    name = " ".join([f"carryall {carryall.__version__}", provider, *settings])
+    return name, lambda trace: kinds.get(trace.kind, bench.served)(trace)
 
 
 serve(load, Trace)
