@@ -381,6 +381,8 @@ class Engine:
             except ProviderRuntimeError as error:
                 _log.warning("%s failed, its target will be computed again: %s", operation, error)
                 lost.add(operation.target)
+                if self._slots.is_idle(operation.source):  # or its request would take it again and again
+                    lost.add(operation.source)
         return lost
 
 
