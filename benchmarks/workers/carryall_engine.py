@@ -146,7 +146,7 @@ def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
-    config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig.step_stretch)))
+    config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig().step_stretch)))
     model = load_model(path, provider=provider, context_length=CONTEXT, provider_options=options)
     bench = Bench(Engine(model.runner, config))
     kinds = {"latency": bench.latency, "overhead": bench.overhead}
