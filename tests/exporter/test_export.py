@@ -34,9 +34,11 @@ def test_families_are_the_files() -> None:
         "gpt2",
         "llama",
         "mistral",
+        "mixtral",
         "phi3",
         "qwen2",
         "qwen3",
+        "qwen3_moe",
         "smollm3",
     ]
 
