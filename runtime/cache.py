@@ -129,10 +129,6 @@ def _versions() -> dict[str, str]:
 
 def _code() -> list[tuple[str, int, int]]:
     """What tells states of the graph-writing code apart; the version of a checkout stays the same."""
-    paths = [
-        path
-        for name in ("exporter", "graph_opt", "providers")
-        for path in (_PACKAGE_ROOT / name).rglob("*.py")
-    ]
+    paths = [path for name in _GRAPH_CODE for path in (_PACKAGE_ROOT / name).rglob("*.py")]
     stats = {path: path.stat() for path in sorted(paths)}
     return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()]
