@@ -10,7 +10,7 @@ from ...proto import carryall_pb2 as pb
 from ..errors import RequestError
 from ..outputs import FinishReason, Logprob
 from ..sampling_params import SamplingParams
-from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt, by_rank
+from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt, by_rank, checked_timeout
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -35,6 +35,8 @@ def from_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> Ge
         request_id=message.request_id or None,
         priority=message.priority,
         cache_salt=message.cache_salt or None,
+        tenant=message.tenant or None,
+        timeout=checked_timeout(message.timeout_seconds) if message.HasField("timeout_seconds") else None,
     )
 
 

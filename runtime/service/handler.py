@@ -67,6 +67,8 @@ class LLMHandler:
                 request.request_id,
                 request.priority,
                 request.cache_salt,
+                request.tenant,
+                request.timeout,
             )
             tracker = DeltaTracker()
             async with aclosing(outputs):

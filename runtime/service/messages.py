@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import RequestError
 from ..outputs import FinishReason, Logprob, ToolCall
 from ..sampling_params import SamplingParams
 
@@ -34,6 +36,8 @@ class GenerationRequest:
     Args:
         priority: a smaller number is served first.
         cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
+        tenant: who asks; the model is shared out fairly between tenants. None takes the salt.
+        timeout: seconds after which the request ends as cancelled, however far it is; None is no limit.
     """
 
     prompt: Prompt
@@ -41,6 +45,19 @@ class GenerationRequest:
     request_id: str | None = None
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str | None = None
+    timeout: float | None = None
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return a request's ``timeout``.
+
+    Raises:
+        RequestError: it is not a positive, finite number.
+    """
+    if not 0.0 < seconds < math.inf:
+        raise RequestError(f"the timeout must be a positive number of seconds, not {seconds!r}")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,21 @@ from typing import Any
 from ..errors import RequestError
 from ..outputs import Logprob
 from ..sampling_params import SamplingParams
-from .messages import Choice, Conversation, Generation, GenerationRequest, Prompt, Usage, by_rank
+from .messages import (
+    Choice,
+    Conversation,
+    Generation,
+    GenerationRequest,
+    Prompt,
+    Usage,
+    by_rank,
+    checked_timeout,
+)
 
 Json = dict[str, Any]
 
 # Describe the caller or the bill, not the generation. One model is loaded, whatever `model` says.
-IGNORED = ("metadata", "model", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
+IGNORED = ("metadata", "model", "prompt_cache_key", "safety_identifier", "service_tier", "store")
 # Accepted with the one value that asks for what is done anyway.
 ONLY: dict[str, Any] = {
     "echo": False,
@@ -116,11 +125,24 @@ def _request(prompt: Prompt, options: Json) -> GenerationRequest:
     priority = options.pop("priority", 0)
     if not isinstance(priority, int):
         raise RequestError(f"'priority' must be a whole number, not {priority!r}")
-    salt = options.pop("cache_salt", None)
-    if salt is not None and not isinstance(salt, str):
-        raise RequestError(f"'cache_salt' must be a text, not {salt!r}")
-    params = SamplingParams.from_dict(options)
-    return GenerationRequest(prompt=prompt, params=params, priority=priority, cache_salt=salt)
+    salt, tenant = (_text(name, options.pop(name, None)) for name in ("cache_salt", "user"))
+    timeout = options.pop("timeout", None)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
+        raise RequestError(f"'timeout' must be a number of seconds, not {timeout!r}")
+    return GenerationRequest(
+        prompt=prompt,
+        params=SamplingParams.from_dict(options),
+        priority=priority,
+        cache_salt=salt,
+        tenant=tenant,
+        timeout=None if timeout is None else checked_timeout(timeout),
+    )
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"'{name}' must be a text, not {value!r}")
+    return value
 
 
 def _is_token_ids(value: Any) -> bool:

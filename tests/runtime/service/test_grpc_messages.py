@@ -52,12 +52,18 @@ def test_lists_and_identity() -> None:
             token_ids={"ids": [3, 4]},
             request_id="r",
             priority=-1,
-            cache_salt="tenant",
+            cache_salt="salt",
+            tenant="tenant",
+            timeout_seconds=1.5,
             sampling={"stop": ["a"], "stop_token_ids": [5]},
         )
     )
     assert (request.prompt, request.request_id, request.priority) == ([3, 4], "r", -1)
-    assert request.cache_salt == "tenant"
+    assert (request.cache_salt, request.tenant, request.timeout) == ("salt", "tenant", 1.5)
+    with pytest.raises(RequestError, match="positive number of seconds"):
+        read(pb.GenerateRequest(text="", timeout_seconds=0.0))
+    alone = read(pb.GenerateRequest(text=""))
+    assert (alone.tenant, alone.timeout) == (None, None)
     assert (request.params.stop, request.params.stop_token_ids) == (("a",), (5,))
 
 

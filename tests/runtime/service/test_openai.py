@@ -39,12 +39,13 @@ def test_completion_options_are_sampling_params() -> None:
         "seed": 7,
     }
     request = completion_request(
-        {**body, "model": "any", "user": "me", "n": 1, "stream": False, "priority": -2}
+        {**body, "model": "any", "user": "me", "n": 1, "stream": False, "priority": -2, "timeout": 2.5}
     )
     assert request.params == SamplingParams(
         max_tokens=3, temperature=0, stop=("a", "b"), top_k=5, logprobs=2, seed=7
     )
     assert (request.prompt, request.priority) == ("x", -2)
+    assert (request.tenant, request.timeout) == ("me", 2.5)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,10 @@ def test_text_parts_are_joined() -> None:
         ("/v1/completions", {"prompt": [1, True]}, "'prompt' must be"),
         ("/v1/completions", {"prompt": "x", "echo": True}, "'echo': True is not supported, only False"),
         ("/v1/completions", {"prompt": "x", "cache_salt": 3}, "'cache_salt' must be a text"),
+        ("/v1/completions", {"prompt": "x", "user": 3}, "'user' must be a text"),
+        ("/v1/completions", {"prompt": "x", "timeout": "2 s"}, "'timeout' must be a number"),
+        ("/v1/completions", {"prompt": "x", "timeout": 0}, "must be a positive number of seconds"),
+        ("/v1/completions", {"prompt": "x", "timeout": float("nan")}, "must be a positive number of seconds"),
         ("/v1/completions", {"prompt": "x", "logits_processors": ["os.exit"]}, "must be a list of functions"),
         ("/v1/completions", {"prompt": "x", "temprature": 1}, "did you mean 'temperature'"),
         ("/v1/completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens must be a whole number"),
