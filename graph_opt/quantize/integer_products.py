@@ -13,6 +13,7 @@ from ..edit import add_initializer, nodes_of, remove_unused, replace, sole_consu
 from ..lazy import Array, SharedComputation, lazy, shape_of
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat, Floats
+from .routers import is_router
 from .weight_only import WeightOnlyQuantizationPass
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -89,10 +90,12 @@ class IntegerProductsPass(GraphPass):
 
 
 def weight_products(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
-    """Yield (product, input, weight) of every linear layer but the head."""
+    """Yield (product, input, weight) of every linear layer but the head and routers."""
     for node in nodes_of(graph, "MatMul"):
         x, source = node.inputs[0], node.inputs[1]
-        if x is not None and source is not None and weight(source) is not None and not _is_head(node):
+        if x is None or source is None or weight(source) is None:
+            continue
+        if not _is_head(node) and not is_router(node):
             yield node, x, source
 
 

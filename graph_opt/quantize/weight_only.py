@@ -14,6 +14,7 @@ from ..edit import add_initializer, insert, int_attribute, nodes_of, weight
 from ..lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ..passes.base import GraphPass
 from .blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
+from .routers import is_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,15 @@ class WeightOnlyQuantizationPass(GraphPass):
                 self.refuse(next(iter(value.uses())).node, f"weight {value.name} is used in several ways")
             if axis is None or form is None:
                 continue
+            reader = next(iter(value.uses())).node
+            if is_router(reader):
+                self.refuse(reader, f"weight {value.name} routes tokens to experts; rounded, to other ones")
+                continue
             size = shape_of(value.const_value)[axis] if value.const_value is not None else 0
             if size % form.block_size:
-                node = next(iter(value.uses())).node
-                self.refuse(node, f"weight {value.name} has {size} inputs, no multiple of {form.block_size}")
+                self.refuse(
+                    reader, f"weight {value.name} has {size} inputs, no multiple of {form.block_size}"
+                )
                 continue
             self._quantize(graph, value, axis, form)
             self.fired += 1
