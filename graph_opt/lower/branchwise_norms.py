@@ -1,7 +1,7 @@
 """Reshape(RMSNormalization(Reshape(x))) over heads -> com.microsoft BranchwiseRMSNorm on x as it is.
 
-With one scale for all heads the kernel takes a quarter to a seventh of the time of a joint norm of q and k
-with a scale a head, whatever the operator: kernels are slow on scales of more than one axis.
+With one scale for all heads the kernels of q and k take a half to a seventh of the time of one joint norm
+with a scale a head, whatever its operator: kernels are slow on scales of more than one axis.
 """
 
 from __future__ import annotations
