@@ -16,7 +16,7 @@ from .whole_rows import exclude_top, inverse, mass, row_weights
 Floats = npt.NDArray[np.float64]
 
 _MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
-_NUCLEUS = 64  # candidates that usually hold what top-p keeps
+NUCLEUS = 64  # candidates that usually hold what top-p keeps
 _MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
 COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
 
@@ -102,7 +102,7 @@ def _draw_top_k(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Float
 
 def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
     """Sort a few candidates if they hold the wanted share of the whole row's mass, else nothing."""
-    width = len(rows[0]) if len(rows[0]) <= _MOST_SORTED else _NUCLEUS
+    width = len(rows[0]) if len(rows[0]) <= _MOST_SORTED else NUCLEUS
     total, wanted = np.empty(len(rows)), np.empty(len(rows))
     tokens = np.full(len(rows), -1, np.int64)
     for i, (row, f) in enumerate(zip(rows, filters, strict=True)):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
 from ..errors import ProviderRuntimeError
-from .draw import Filters, Floats, choose, is_kept, weigh
+from .draw import NUCLEUS, Filters, Floats, choose, is_kept, weigh
 from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
 from .sampling_state import SamplingState
 from .scheduler import StepPlan
@@ -119,9 +119,10 @@ def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
         filters: without ``max_surprise`` and ``typical_p``.
         uniform: in [0, 1).
     """
-    count = min(len(best.logits), _MOST_SORTED)
-    logits = best.logits[:count]
     allowed = min(filters.top_k or best.vocab_size, best.vocab_size)
+    is_nucleus = filters.top_p < 1.0 and allowed == best.vocab_size > _MOST_SORTED
+    count = min(len(best.logits), NUCLEUS if is_nucleus else _MOST_SORTED)
+    logits = best.logits[:count]
     if allowed == best.vocab_size <= len(best.logits):
         return None  # ``draw`` has other ways for rows without top-k
     weights = weigh(logits[None].astype(np.float64), [filters])
