@@ -60,6 +60,7 @@ def run(workers: list[Worker], works: dict[str, dict[str, Any]], rounds: int) ->
                 answer = worker.ask(work | warm_up)
                 if number >= 0:
                     records.append({"work": name, "engine": worker.name, "round": number, **answer})
+                    print(f"{name} {worker.name}: {answer}", file=sys.stderr, flush=True)
             print(f"round {number} {name}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return records
 

@@ -6,6 +6,7 @@ provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smo
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -147,11 +148,22 @@ def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
     config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig().step_stretch)))
-    model = load_model(path, provider=provider, context_length=CONTEXT, provider_options=options)
+    model = load_model(path, provider=provider, context_length=CONTEXT, provider_options=_values(options))
     bench = Bench(Engine(model.runner, config))
     kinds = {"latency": bench.latency, "overhead": bench.overhead}
     name = " ".join([f"carryall {carryall.__version__}", provider, *settings])
     return name, lambda trace: kinds.get(trace.kind, bench.served)(trace)
+
+
+def _values(options: dict[str, str]) -> dict[str, object]:
+    """Numbers and ``true`` or ``false`` as JSON has them; all else is text."""
+    values: dict[str, object] = {}
+    for name, text in options.items():
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
 
 
 serve(load, Trace)
