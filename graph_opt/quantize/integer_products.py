@@ -59,8 +59,10 @@ class IntegerProductsPass(GraphPass):
                 add_initializer(graph, f"{name}.{what}", part) for what, part in lazy_columns(tensor, name)
             ]
             result = self.multiply(graph, node, inputs[x], parts)
+            called = node.outputs[0].name
             replace(node.outputs[0], result)
             remove_unused(graph, node)
+            result.name = called  # so that it can be compared
             if not source.uses():
                 del graph.initializers[name]
             self.fired += 1

@@ -255,6 +255,7 @@ def open_session(model: ir.Model, folder: Path | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # numpy works in between
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     proto = ir.to_proto(model).SerializeToString()
