@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +56,19 @@ class Calibration:
         self._text = text
         self._scratch = scratch
         self._quiet = quiet
+
+    @property
+    def graph(self) -> Path:
+        """The float graph's file."""
+        return self._graph
+
+    def longest_window(self) -> Tokens:
+        """Return the longest piece of the text that it is calibrated on."""
+        return max(self._windows, key=len)
+
+    def unread(self, count: int) -> Tokens:
+        """Return the last ``count`` tokens of the text; of a long one, no method has read them."""
+        return np.concatenate(self._read(sys.maxsize))[-count:]
 
     def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
         """Measure the scales of the KV cache."""

@@ -29,7 +29,7 @@ from .progress import progress
 
 _PROMPT_TOKENS = 32
 _LONGEST_WINDOW = 1024
-_HELD_OUT = "heldout.txt"
+HELD_OUT = "heldout.txt"
 
 
 @click.command("eval")
@@ -118,7 +118,7 @@ def command(
             tokens = tokens if runners else _tokens(one, content)[:max_tokens]
             runners.append(one.runner)
         found = _predict(runners, tokens, window, stride, silent)
-        greedy = _compare_greedy(runners, tokens, prompts, new_tokens)
+        greedy = greedy_agreement(runners, tokens, prompts, new_tokens)
     if as_json:
         print_json(_document(model, reference, found, greedy))
     else:
@@ -140,10 +140,10 @@ def _predict(
         )
 
 
-def _compare_greedy(
+def greedy_agreement(
     runners: list[Runner], tokens: Tokens, prompts: int, new_tokens: int
 ) -> GreedyAgreement | None:
-    """Continue prompts from places spread evenly over the text."""
+    """Let two models continue prompts from places spread evenly over a text; None with nothing to compare."""
     if len(runners) < 2 or not prompts:
         return None
     longest = min(runner.info.context_length for runner in runners)
@@ -158,7 +158,7 @@ def _compare_greedy(
 def _held_out(*models: str | None) -> Path:
     """Return the text that lies beside a model, as the demo's does."""
     for name in models:
-        path = None if name is None else locate_model(name) / _HELD_OUT
+        path = None if name is None else locate_model(name) / HELD_OUT
         if path is not None and path.is_file():
             return path
     raise UsageError("give a text to predict: --text FILE")

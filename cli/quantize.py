@@ -23,12 +23,15 @@ from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quan
 from ..graph_opt.quantize.sensitivity import dynamic_rounding, static_rounding
 from ..graph_opt.quantize.smooth import SmoothQuantPass
 from ..graph_opt.quantize.weight_only import has_quantized_weights
+from ..graph_opt.report import Report
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
 from .calibration import Calibration
 from .models import load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
+from .quantize_report import check_measurable, measure_price, summary
+from .report_file import check_report, write_report
 from .write_graph import write_graph
 
 NO_METHOD = "none"
@@ -102,6 +105,12 @@ NO_METHOD = "none"
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Text, or .jsonl of prompts, to calibrate on.  [default: one that comes along]",
 )
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure what it costs and brings: a page if it ends in .html, else JSON.",
+)
 @json_option
 @quiet_option
 def command(
@@ -119,6 +128,7 @@ def command(
     calibrator: str | None,
     kv: str | None,
     calibration: Path | None,
+    report_file: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -126,8 +136,8 @@ def command(
 
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
     The result keeps to standard operators (QuantizeLinear and DequantizeLinear) and runs everywhere.
-    See what it costs with 'carryall eval OUT --text FILE --reference IN', and what it brings with
-    'carryall bench OUT'.
+    --report shows what it costs and brings: the error of every layer, predictions compared with IN's, size
+    and speed before and after. 'carryall eval OUT --text FILE --reference IN' takes a text of your own.
 
     \b
     Examples:
@@ -136,7 +146,7 @@ def command(
         carryall quantize qwen3 qwen3-mixed --algorithm gptq --max-kl 0.02
         carryall quantize qwen3 qwen3-int8 --method int8-dynamic --smooth
         carryall quantize qwen3 qwen3-int8 --method int8-static --smooth --calibration prompts.jsonl
-        carryall quantize qwen3 qwen3-fp16 --method fp16
+        carryall quantize qwen3 qwen3-fp16 --method fp16 --report price.html
     """
     start = time.perf_counter()
     chosen = None
@@ -146,6 +156,9 @@ def command(
         )
     wanted = Wanted(chosen, kv, smooth, max_error, calibrator, bits_of(budget), max_kl)
     wanted.check(calibration)
+    check_report(report_file)
+    if report_file is not None:
+        check_measurable(source)
     model, package = load_graph(source)
     _check(model, source, chosen, kv)
     silent = quiet or as_json
@@ -153,8 +166,12 @@ def command(
         measured = Calibration(source, model, calibration, Path(scratch), quiet=silent)
         passes, record = wanted.passes(measured)
         before = (package.record.quantization if package is not None else None) or {}
-        facts = _quantize(model, passes, {**before, **record}, source, out, silent)
-    facts["seconds"] = round(time.perf_counter() - start, 3)
+        facts, report = _quantize(model, passes, {**before, **record}, source, out, silent)
+        facts["seconds"] = round(time.perf_counter() - start, 3)
+        if report_file is not None:
+            facts |= measure_price(source, out, passes, measured, Path(scratch), silent)
+            report.facts |= {"source": source, "target": str(out), **facts}
+            write_report(report, report_file)
     _report(facts, method, kv, as_json)
 
 
@@ -265,15 +282,15 @@ def _check(model: ir.Model, source: str, chosen: Quantization | None, kv: str | 
 
 def _quantize(
     model: ir.Model, passes: list[GraphPass], record: dict[str, Any], source: str, out: Path, quiet: bool
-) -> dict[str, Any]:
-    """Quantize and write; return what was done."""
+) -> tuple[dict[str, Any], Report]:
+    """Quantize and write; return what was done, and what each pass did."""
     before = _weight_bytes(model)
     model, report = run(model, passes)
     names = tuple(one.name for one in report.passes)
     with progress("quantize", quiet=quiet) as tell:
         write_graph(model, locate_model(source), out, passes=names, quantization=record, progress=tell)
     fired = {one.name: one.fired for one in report.passes}
-    return {
+    facts = {
         "path": str(out),
         "quantization": record,
         "weights": 0 if "method" not in record else report.passes[-1].fired,
@@ -282,6 +299,7 @@ def _quantize(
         "bytes_before": before,
         "bytes_after": _weight_bytes(model),
     }
+    return facts, report
 
 
 def _report(facts: dict[str, Any], method: str, kv: str | None, as_json: bool) -> None:
@@ -296,6 +314,8 @@ def _report(facts: dict[str, Any], method: str, kv: str | None, as_json: bool) -
     done += [] if kv is None else [f"KV cache of {facts['kv_layers']} layers to {kv}"]
     sizes = f"{human_bytes(facts['bytes_before'])} -> {human_bytes(facts['bytes_after'])}"
     click.echo(f"{facts['path']}: {', '.join(done)}, {sizes}")
+    if "fidelity" in facts:
+        click.echo(summary(facts))
 
 
 def _weight_bytes(model: ir.Model) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jinja2
@@ -31,7 +31,10 @@ def to_html(report: Report) -> str:
         operators=_pairs(report.before, report.after),
         weights=_pairs(_sizes(report.weights_before), _sizes(report.weights_after)),
         largest=_largest(report),
-        errors=_errors(report),
+        errors=_errors(report.weight_errors),
+        output_errors=_errors(report.facts.get("layer_errors", {})),
+        fidelity=report.facts.get("fidelity"),
+        speeds=_speeds(report.facts.get("speed")),
         verification=report.facts.get("verification"),
     )
 
@@ -122,12 +125,25 @@ def _largest(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(report: Report) -> list[dict[str, Any]]:
+def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return a row each for decoding and for reading prompts, bars of medians."""
+    rows = []
+    for what, label in (("decode", "decoding"), ("prefill", "reading prompts")):
+        if speed is None:
+            continue
+        both = [speed[when][what] for when in ("before", "after")]
+        most = max(one["median"] for one in both)
+        widths = tuple(_percent(one["median"], most) for one in both)
+        rows.append({"name": label, "both": both, "widths": widths})
+    return rows
+
+
+def _errors(found: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return a row a kind of weight, with the errors of all layers."""
     kinds: dict[str, list[tuple[str, float]]] = {}
-    for name, error in sorted(report.weight_errors.items(), key=lambda item: _natural(item[0])):
+    for name, error in sorted(found.items(), key=lambda item: _natural(item[0])):
         kinds.setdefault(_NUMBER.sub("N", name), []).append((name, error))
-    most = max(report.weight_errors.values(), default=0.0)
+    most = max(found.values(), default=0.0)
     return [_error_row(kind, members, most) for kind, members in kinds.items()]
 
 

@@ -48,9 +48,9 @@ def layer_errors(
     names = list(groups)
     for start in range(0, len(names), _INPUTS_AT_ONCE):
         part = names[start : start + _INPUTS_AT_ONCE]
-        for name, x in ActivationReader(reference, part).read(tokens).items():
+        for name, activation in ActivationReader(reference, part).read(tokens).items():
             outputs = groups[name]
-            expected, found = (graph.run(name, x, list(outputs)) for graph in graphs)
+            expected, found = (graph.run(name, activation, list(outputs)) for graph in graphs)
             for index, weight in enumerate(outputs.values()):
                 errors[weight] = _relative(found[index], expected[index])
         if progress is not None:

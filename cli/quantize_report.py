@@ -1,0 +1,153 @@
+"""What ``carryall quantize --report`` measures: the price of quantizing, and what it brings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..exporter.package import DATA_FILE, MODEL_FILE, Package
+from ..graph_opt.passes.base import GraphPass
+from ..graph_opt.pipeline import run
+from ..graph_opt.quantize.layer_errors import layer_errors
+from ..graph_opt.quantize.smooth import SmoothQuantPass
+from ..providers.base import Runner
+from ..providers.machine import describe_machine, usable_cores
+from ..runtime.calibration import read_text
+from ..runtime.engine.engine import Engine, EngineConfig
+from ..runtime.errors import UsageError
+from ..runtime.evaluation import Tokens, predict
+from ..runtime.loading import check_available, load_model
+from ..runtime.model_source import locate_model
+from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
+from .calibration import Calibration
+from .eval import HELD_OUT, greedy_agreement
+from .measure import Workload, interleaved, spread
+from .models import load_graph
+from .progress import progress
+
+_PROVIDER = "cpu"
+_TOKENS, _WINDOW = 4096, 512
+_PROMPTS, _CONTINUATION = 8, 32
+_ROUNDS = 5
+
+
+def check_measurable(source: str) -> None:
+    """Refuse, before any work, a model of which nothing could be measured.
+
+    Raises:
+        UsageError: it has no tokenizer.
+        ProviderUnavailableError: onnxruntime is not installed.
+    """
+    path = locate_model(source)
+    if not ((path if path.is_dir() else path.parent) / TOKENIZER_FILE).is_file():
+        raise UsageError(
+            f"--report predicts a text, and {source} has no tokenizer: quantize a package or checkpoint, "
+            f"or put {TOKENIZER_FILE} beside it"
+        )
+    check_available(_PROVIDER)
+
+
+def measure_price(
+    source: str, out: Path, passes: Sequence[GraphPass], measured: Calibration, scratch: Path, quiet: bool
+) -> dict[str, Any]:
+    """Compare a quantized model with the one before.
+
+    Args:
+        source: the model before.
+        out: the quantized one.
+        passes: what made it.
+        measured: knows the calibration text.
+        scratch: a folder for a while.
+        quiet: no progress.
+
+    Returns:
+        ``layer_errors`` by weight, ``fidelity``, ``speed`` before and after, and ``machine``.
+    """
+    facts: dict[str, Any] = {"layer_errors": _layer_errors(source, out, passes, measured, scratch, quiet)}
+    with contextlib.ExitStack() as stack:
+        runners = []
+        for model in (out, source):
+            loaded = load_model(model, provider=_PROVIDER, max_slots=_PROMPTS)
+            runners.append(loaded.runner)
+            stack.callback(loaded.runner.close)
+        facts["fidelity"] = _fidelity(runners, source, measured, quiet)
+        facts["speed"] = _speed(runners)
+    facts["machine"] = f"{describe_machine().cpu}, {usable_cores()} cores, provider {_PROVIDER}"
+    return facts
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """Return the price in one line."""
+    fidelity, speed = facts["fidelity"], facts["speed"]
+    decode, prefill = (
+        speed["after"][what]["median"] / speed["before"][what]["median"] for what in ("decode", "prefill")
+    )
+    return (
+        f"perplexity {fidelity['perplexity_ratio']:.4f} times the original's, KL {fidelity['mean_kl']:.3g}, "
+        f"top-1 agreement {100 * fidelity['top1_agreement']:.1f} %; "
+        f"decoding {decode:.2f}x, reading {prefill:.2f}x as fast"
+    )
+
+
+def _layer_errors(
+    source: str, out: Path, passes: Sequence[GraphPass], measured: Calibration, scratch: Path, quiet: bool
+) -> dict[str, float]:
+    """Measure against the float model, or its rescaled twin where channels were moved before rounding."""
+    reference = measured.graph
+    moved = [pass_ for pass_ in passes if isinstance(pass_, SmoothQuantPass)]
+    if moved:
+        twin, _ = run(load_graph(source)[0], moved)
+        reference = scratch / "twin" / MODEL_FILE
+        reference.parent.mkdir()
+        ir.save(twin, reference, external_data=DATA_FILE)
+    quantized = Package.open(out).model_path if out.is_dir() else out
+    with progress("layers", quiet=quiet) as tell:
+        return layer_errors(reference, quantized, measured.longest_window(), tell)
+
+
+def _fidelity(runners: list[Runner], source: str, measured: Calibration, quiet: bool) -> dict[str, Any]:
+    text, tokens = _text(source, measured)
+    context = min(runner.info.context_length for runner in runners)
+    window = min(_WINDOW, context)
+    with progress("predict", quiet=quiet) as tell:
+        found = predict(
+            runners[0], tokens, window=window, stride=max(1, window // 2), reference=runners[1], progress=tell
+        )
+    greedy = greedy_agreement(runners, tokens, _PROMPTS, min(_CONTINUATION, context // 2))
+    facts = {"text": text, **asdict(found), "greedy": None if greedy is None else asdict(greedy)}
+    facts["perplexity_ratio"] = found.perplexity / (found.reference_perplexity or found.perplexity)
+    return facts
+
+
+def _text(source: str, measured: Calibration) -> tuple[str, Tokens]:
+    """Return what to call the text, and its tokens: one that the model never saw, if it comes with one."""
+    folder = locate_model(source)
+    held_out = folder / HELD_OUT
+    if not held_out.is_file():
+        return "the end of the calibration text", measured.unread(_TOKENS)
+    return HELD_OUT, np.array(Tokenizer(folder).encode(read_text(held_out))[:_TOKENS], np.int64)
+
+
+def _speed(runners: list[Runner]) -> dict[str, Any]:
+    """Return tokens a second of one sequence, both models in turn."""
+    context = min(runner.info.context_length for runner in runners)
+    work = Workload(batch=1, prompt_tokens=min(256, context // 2), new_tokens=min(64, context // 4))
+    names = ("after", "before")
+    engines = {
+        name: Engine(runner, EngineConfig(prefix_cache=False))
+        for name, runner in zip(names, runners, strict=True)
+    }
+    samples = interleaved(engines, work, _ROUNDS)
+    facts: dict[str, Any] = {"prompt_tokens": work.prompt_tokens, "new_tokens": work.new_tokens}
+    for name in names:
+        facts[name] = {
+            "prefill": spread([sample.prefill for sample in samples[name]]),
+            "decode": spread([sample.decode for sample in samples[name]]),
+        }
+    return facts
