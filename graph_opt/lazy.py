@@ -7,6 +7,7 @@ the low half first, as ONNX stores them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import threading
@@ -36,6 +37,19 @@ def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int])
         return ir.Tensor(array.reshape(tuple(shape)), dtype=dtype)
 
     return ir.LazyTensor(evaluate, dtype=dtype, shape=ir.Shape(shape))
+
+
+def map_weights(model: ir.Model) -> None:
+    """Map every external weight of whole bytes now, which reads nothing of it.
+
+    ``ir.ExternalTensor`` maps its file at the first access and fails if two threads are first, as they would be
+    for lazy tensors of one source, while these are written. A file that is missing is left to whoever reads it.
+    """
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+            with contextlib.suppress(OSError, ValueError):
+                tensor.numpy()
 
 
 def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..runtime.errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
 from .checker import complaint
 from .graph_facts import count_operators, describe_tensor, initializers, weights_by_type
+from .lazy import map_weights
 from .load import check_model
 from .passes.base import GraphPass, Refusal, pass_name
 from .report import PassReport, Report
@@ -46,6 +47,7 @@ def run(
         GraphError: a pass failed; or, in debug mode, left an invalid model.
     """
     _check_names(disable, passes)
+    map_weights(model)
     debug = debug or bool(os.environ.get(DEBUG_VARIABLE))
     counts = count_operators(model)
     report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))

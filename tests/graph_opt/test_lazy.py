@@ -118,3 +118,20 @@ def test_kept_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
     first.part(1)
     assert len(calls) == 3
+
+
+def test_weights_in_files_are_mapped_before_threads_share_them(tmp_path: Path) -> None:
+    content = np.arange(4096, dtype=np.float32)
+    graph = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[4096] x) => (float[4096] y) { y = Add(x, w) }',
+        initializers=[ir.tensor(content, name="w")],
+    )
+    ir.save(graph, tmp_path / "m.onnx", external_data="m.data", size_threshold_bytes=0)
+    model = ir.load(tmp_path / "m.onnx")
+    lazy.map_weights(model)
+    tensor = model.graph.initializers["w"].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    assert tensor.raw is not None  # mapped, so no thread has to
+    np.testing.assert_array_equal(tensor.numpy(), content)
+    (tmp_path / "m.data").unlink()
+    lazy.map_weights(ir.load(tmp_path / "m.onnx"))  # whoever reads it says that it is gone
