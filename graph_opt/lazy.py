@@ -42,8 +42,8 @@ def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int])
 def map_weights(model: ir.Model) -> None:
     """Map every external weight of whole bytes now, which reads nothing of it.
 
-    ``ir.ExternalTensor`` maps its file at the first access and fails if two threads are first, as they would be
-    for lazy tensors of one source, while these are written. A file that is missing is left to whoever reads it.
+    ``ir.ExternalTensor`` maps its file at the first access and fails if two threads are first, as they would
+    be for lazy tensors of one source while these are written. A missing file is left to whoever reads it.
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
