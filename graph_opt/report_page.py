@@ -127,11 +127,11 @@ def _largest(report: Report) -> list[dict[str, Any]]:
 
 def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return a row each for decoding and for reading prompts, bars of medians."""
+    if speed is None:
+        return []
     rows = []
     for what, label in (("decode", "decoding"), ("prefill", "reading prompts")):
-        if speed is None:
-            continue
-        both = [speed[when][what] for when in ("before", "after")]
+        both = [speed["before"][what], speed["after"][what]]
         most = max(one["median"] for one in both)
         widths = tuple(_percent(one["median"], most) for one in both)
         rows.append({"name": label, "both": both, "widths": widths})
