@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -25,7 +26,14 @@ def never(address: str) -> None:
     pytest.fail("must not become ready")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that would not end the test's own process."""
+    before = signal.signal(request.param, lambda number, frame: None)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
