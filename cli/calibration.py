@@ -18,6 +18,7 @@ from ..graph_opt.quantize.blockwise import BlockFormat, Floats
 from ..graph_opt.quantize.budget import Plan, choices, spend_bits, spend_divergence
 from ..graph_opt.quantize.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
+from ..graph_opt.quantize.half import LARGEST
 from ..graph_opt.quantize.half_range import largest_magnitudes, too_large
 from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.methods import Quantization
@@ -134,9 +135,18 @@ class Calibration:
         return {name: choose(Histogram.from_array(array)) for name, array in found.items()}
 
     def beyond(self, dtype: ir.DataType) -> list[str]:
-        """Find the values that a 16-bit type cannot hold; a model without a tokenizer cannot be measured."""
-        if dtype == ir.DataType.BFLOAT16 or not (self._folder / TOKENIZER_FILE).is_file():
+        """Find the values that a 16-bit type cannot hold.
+
+        Raises:
+            UsageError: the model has no tokenizer, so that it cannot be run on a text.
+        """
+        if dtype == ir.DataType.BFLOAT16:  # the range of fp32
             return []
+        if not (self._folder / TOKENIZER_FILE).is_file():
+            raise UsageError(
+                f"fp16 overflows beyond {LARGEST[dtype]:,.0f}, so the model is run on a text first, but "
+                f"{self._source} has no tokenizer: put its {TOKENIZER_FILE} beside it, or take --method bf16"
+            )
 
         def measure(tell: Report) -> Arrays:
             largest = largest_magnitudes(
