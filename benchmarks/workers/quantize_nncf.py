@@ -14,6 +14,20 @@ from typing import Any
 import nncf
 import numpy as np
 import openvino
+import openvino.opset13 as opset
+
+
+def transpose_weights(model: Any) -> None:
+    """Store weights [out, in], as converted PyTorch models have them: GPTQ and scale estimation need that."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul" or node.get_attributes()["transpose_b"]:
+            continue
+        weight = node.input_value(1).get_node()
+        if weight.get_type_name() == "Constant":
+            turned = opset.constant(np.ascontiguousarray(weight.data.T))
+            product = opset.matmul(node.input_value(0), turned, False, True)
+            product.set_friendly_name(node.get_friendly_name())
+            node.output(0).replace(product.output(0))
 
 
 def dataset(model: Any, path: Path) -> Any:
@@ -43,6 +57,7 @@ def main() -> None:
     source, out, windows = (Path(argument) for argument in sys.argv[1:4])
     method, *rest = sys.argv[4:]
     model = openvino.Core().read_model(source)
+    transpose_weights(model)
     data = dataset(model, windows)
     if method == "ptq":
         model = nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER)
