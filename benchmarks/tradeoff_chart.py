@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-_WIDTH, _HEIGHT = 860, 560
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 170, 64, 56
+_WIDTH, _HEIGHT, _RADIUS = 980, 620, 9
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 345, 74, 56
 _STYLE = """
   text { font: 12px sans-serif; fill: #1c2430 } .soft { fill: #5d6877 }
-  .title { font-size: 15px; font-weight: bold }
+  .number { font-size: 10px; fill: #fff } .title { font-size: 15px; font-weight: bold }
   .ground { fill: #fff } .line { stroke: #dde1e7 } .dot { stroke: #fff; stroke-width: 1.5 }
   .front { stroke: #5d6877; fill: none; stroke-dasharray: 5 4 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6eaf0 } .soft { fill: #98a3b3 } .ground { fill: #12161c } .line { stroke: #2c3542 }
     .dot { stroke: #12161c } .front { stroke: #98a3b3 }
   }"""
-_SLOW, _FAST = (244, 162, 97), (29, 111, 184)  # colours of the slowest and the fastest decoding
+_SLOW, _FAST = (196, 98, 16), (29, 111, 184)  # colours of the slowest and the fastest decoding
 _LEAST_KL = 1e-4  # smaller ones lie on the lower edge
 
 
@@ -40,28 +40,30 @@ def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
         _text(
             14,
             44,
-            f"colour: {slowest:.0f} tokens/s (orange) to {fastest:.0f} (blue); "
-            "dashed: nothing is both smaller and nearer",
+            f"KL: mean, nats; colour: {slowest:.0f} tokens/s (orange) to {fastest:.0f} (blue); "
+            "dashed: none is smaller and nearer; dots make room for each other",
             "soft",
         ),
         *axes.grid(),
         axes.front(list(points.values())),
     ]
+    ordered = sorted(points.items(), key=lambda item: -item[1][1])
+    rows = ("", "", "MB", "KL", "tokens/s")
+    parts += _row(_TOP + 4, rows, "soft")
     taken: list[tuple[float, float]] = []
-    for name, (size, kl, speed) in sorted(points.items(), key=lambda item: item[1][1], reverse=True):
-        x, y = axes.place(size, kl)
+    for number, (name, (size, kl, speed)) in enumerate(ordered, start=1):
+        taken.append(_free(*axes.place(size, kl), taken))
         colour = _mix((speed - slowest) / ((fastest - slowest) or 1))
+        title = f"{name}: {size:.1f} MB, KL {kl:.2g}, {speed:.0f} tokens/s"
+        x, y = taken[-1]
         parts.append(
-            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}">'
-            f"<title>{escape(name)}: {size:.1f} MB, KL {kl:.2g}, {speed:.0f} tokens/s</title></circle>"
+            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}" fill="{colour}">'
+            f"<title>{escape(title)}</title></circle>"
         )
-        label = _free(x + 10, y + 4, taken)
-        taken.append(label)
-        if abs(label[1] - y) > 10:
-            parts.append(
-                f'<path class="line" d="M{x + 6:.1f} {y:.1f}L{label[0] - 2:.1f} {label[1] - 4:.1f}"/>'
-            )
-        parts.append(_text(*label, name))
+        parts.append(_text(x, y + 4, str(number), "number", "middle"))
+        divergence = f"{kl:.4f}" if kl > _LEAST_KL else "< 0.0001"
+        cells = (str(number), name, f"{size:.1f}", divergence, f"{speed:.0f}")
+        parts += _row(_TOP + 4 + 18 * number, cells, "")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
     return "\n".join(
         [
@@ -79,7 +81,7 @@ class _Axes:
     """Both logarithmic."""
 
     def __init__(self, sizes: list[float], divergences: list[float]) -> None:
-        self._x = math.log(min(sizes) * 0.95), math.log(max(sizes) * 1.05)
+        self._x = math.log(min(sizes) * 0.95), math.log(max(sizes) * 1.15)
         self._y = math.log(min(divergences) * 0.8), math.log(max(divergences) * 1.3)
 
     def place(self, size: float, divergence: float) -> tuple[float, float]:
@@ -102,7 +104,7 @@ class _Axes:
                 parts.append(f'<path class="line" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
                 parts.append(_text(_LEFT - 8, y + 4, f"{divergence:g}", "soft", "end"))
         parts.append(_text(_LEFT, _HEIGHT - 12, "weights and graph on disk", "soft"))
-        parts.append(_text(_LEFT + 4, _TOP + 12, "mean KL, nats", "soft"))
+        parts.append(_text(_LEFT, _TOP - 10, "mean KL", "soft"))
         return parts
 
     def front(self, points: list[tuple[float, float, float]]) -> str:
@@ -116,10 +118,17 @@ class _Axes:
 
 
 def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return a place for a label below ``y`` that no other label covers."""
-    while any(abs(x - other[0]) < 130 and abs(y - other[1]) < 13 for other in taken):
-        y += 3
+    """Return the nearest place to the right that no other dot covers."""
+    while any(math.hypot(x - other[0], y - other[1]) < 2 * _RADIUS for other in taken):
+        x += 2
     return x, y
+
+
+def _row(y: float, cells: tuple[str, ...], kind: str) -> list[str]:
+    """Return a line of the list beside the chart."""
+    left = _WIDTH - _RIGHT + 20
+    places = ((22, "end"), (32, "start"), (190, "end"), (245, "end"), (310, "end"))
+    return [_text(left + x, y, cell, kind, anchor) for cell, (x, anchor) in zip(cells, places, strict=True)]
 
 
 def _mix(share: float) -> str:
