@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,30 @@ class OpenVinoSession:
 
 
 def open_core(device: str) -> Any:
-    """An ``openvino.Core`` that knows our operators.
+    """The process's ``openvino.Core``, which knows our operators.
 
     Raises:
         ProviderUnavailableError: there is no such device.
     """
-    core = openvino.Core()
+    core = _core()
     present = core.available_devices
     if not any(name == device or name.split(".")[0] == device for name in present):
         raise ProviderUnavailableError(
             f"OpenVINO finds no device '{device}' here, only {', '.join(present) or 'none'}. Choose one of "
             "them by the option 'device', or install the device's driver."
         )
+    return core
+
+
+@cache
+def _core() -> Any:
+    """One core, never freed.
+
+    A core's CPU plugin takes over the thread's alternate signal stack until it is freed: of two cores, freed
+    in the order of their making, the second gives back the first's, which is gone, and the next signal,
+    SIGTERM say, kills the process.
+    """
+    core = openvino.Core()
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _paged_attention))
     return core
 

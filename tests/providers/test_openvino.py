@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -199,6 +201,34 @@ def test_llm_gives_the_tokens_of_the_cpu_provider(tmp_path: Path) -> None:
         with LLM(made.path, provider=provider, max_slots=2) as llm:
             results.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])
     assert results[0] == results[1]
+
+
+SIGNALLED = """
+import gc, signal, sys
+from pathlib import Path
+from carryall.providers.openvino_model import compile_model, open_core, read
+signal.signal(signal.SIGTERM, lambda number, frame: print("caught"))
+compiled = []
+for _ in range(2):
+    core = open_core("CPU")
+    compiled.append(compile_model(core, read(core, Path(sys.argv[1])), "CPU", {}))
+    del core
+while compiled:
+    del compiled[0]
+    gc.collect()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="alternate signal stacks are Linux's")
+def test_a_signal_finds_its_stack_after_models_were_closed(tmp_path: Path) -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    ir.save(model, tmp_path / "model.onnx")
+    command = [sys.executable, "-X", "faulthandler", "-c", SIGNALLED, str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "caught\n"), done.stderr
 
 
 @pytest.mark.slow
