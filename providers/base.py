@@ -92,16 +92,41 @@ class BestLogits:
     whole: Callable[[], npt.NDArray[np.float32]]
 
 
-def check_hidden_states(row: Row, hidden_size: int | None) -> None:
-    """Refuse hidden states that the graph does not take, and their lack where it does.
-
-    Raises:
-        ProviderRuntimeError: the row does not fit.
-    """
+def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
+    """Refuse hidden states that the graph does not take, and their lack where it does."""
     wanted = None if hidden_size is None else (len(row.tokens), hidden_size)
     given = None if row.hidden_states is None else row.hidden_states.shape
     if given != wanted:
         raise ProviderRuntimeError(f"hidden states are {given} where the graph takes {wanted}")
+
+
+def check_rows(
+    rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
+) -> None:
+    """Refuse a step that needs KV that is not there.
+
+    Args:
+        rows: of the step.
+        info: of the runner.
+        held: tokens that each slot holds.
+        hidden_size: width of the input ``hidden_states``; None where the graph has none.
+
+    Raises:
+        ProviderRuntimeError: a row does not fit.
+    """
+    if len({row.slot for row in rows}) != len(rows):
+        raise ProviderRuntimeError("a slot occurs twice in one step")
+    for row in rows:
+        if not 0 <= row.slot < info.max_slots:
+            raise ProviderRuntimeError(f"there is no slot {row.slot}, only {info.max_slots} of them")
+        end = row.start + len(row.tokens)
+        fits = row.start <= held[row.slot] and row.start < end <= info.context_length
+        if not fits or row.num_logits > len(row.tokens):
+            raise ProviderRuntimeError(
+                f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
+                f"{row.slot}, which holds {held[row.slot]} of at most {info.context_length} tokens"
+            )
+        _check_hidden_states(row, hidden_size)
 
 
 class Runner(Protocol):

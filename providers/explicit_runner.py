@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
 from . import ort
-from .base import Row, RunnerConfig, RunnerInfo, check_hidden_states
+from .base import Row, RunnerConfig, RunnerInfo, check_rows
 from .device_memory import Device
 from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, TYPES, present_name
 from .slot_memory import shared_value
@@ -105,20 +105,8 @@ class ExplicitRunner:
     def _check(self, rows: Sequence[Row]) -> None:
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
-        if len({row.slot for row in rows}) != len(rows):
-            raise ProviderRuntimeError("a slot occurs twice in one step")
-        for row in rows:
-            if not 0 <= row.slot < self.info.max_slots:
-                raise ProviderRuntimeError(f"there is no slot {row.slot}, only {self.info.max_slots} of them")
-            end, held = row.start + len(row.tokens), int(self._lengths[row.slot])
-            fits = row.start <= held and row.start < end <= self.info.context_length
-            if not fits or row.num_logits > len(row.tokens):
-                raise ProviderRuntimeError(
-                    f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
-                    f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
-                )
-            states = self._inputs.get(HIDDEN_STATES)
-            check_hidden_states(row, None if states is None else states.shape[-1])
+        states = self._inputs.get(HIDDEN_STATES)
+        check_rows(rows, self.info, self._lengths, None if states is None else states.shape[-1])
 
     def _run_row(self, row: Row) -> tuple[Logits, list[Any]]:
         past, parts = self._cut(row.slot, row.start), []

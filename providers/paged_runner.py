@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
-from .base import Row, RunnerInfo, check_hidden_states
+from .base import Row, RunnerInfo, check_rows
 from .block_pool import BlockPool, Copies
 
 Logits = npt.NDArray[np.float32]
@@ -107,20 +107,9 @@ class PagedRunner:
         """Refuse a step that needs KV that is not there, before anything is changed."""
         if self._request is None:
             raise ProviderRuntimeError("the runner is closed")
-        if len({row.slot for row in rows}) != len(rows):
-            raise ProviderRuntimeError("a slot occurs twice in one step")
+        check_rows(rows, self.info, self._pool.lengths, self._hidden_size)
+        known = self._num_tokens
         for row in rows:
-            if not 0 <= row.slot < self.info.max_slots:
-                raise ProviderRuntimeError(f"there is no slot {row.slot}, only {self.info.max_slots} of them")
-            end, held = row.start + len(row.tokens), self._pool.lengths[row.slot]
-            fits = row.start <= held and row.start < end <= self.info.context_length
-            if not fits or row.num_logits > len(row.tokens):
-                raise ProviderRuntimeError(
-                    f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
-                    f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
-                )
-            check_hidden_states(row, self._hidden_size)
-            known = self._num_tokens
             if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
                 raise ProviderRuntimeError(f"token outside the vocabulary of {known}")
 

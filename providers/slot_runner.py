@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
-from .base import BestLogits, Row, RunnerConfig, RunnerInfo, check_hidden_states
+from .base import BestLogits, Row, RunnerConfig, RunnerInfo, check_rows
 from .kv_memory import KVSpec
 from .slot_graph import (
     HIDDEN_STATES,
@@ -92,6 +92,7 @@ class SlotRunner:
         self._lengths = np.zeros(self._kv.slots, np.int32)
         self._total = np.zeros((), np.int32)
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
+        self._hidden_size = graph.hidden_size
         hidden = (self._kv.slots, 1, graph.hidden_size or 0)
         self._hidden = None if graph.hidden_size is None else np.zeros(hidden, np.float32)
         self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
@@ -175,20 +176,7 @@ class SlotRunner:
         """Refuse a step that needs KV that is not there; then cut the slots to where their rows start."""
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
-        if len({row.slot for row in rows}) != len(rows):
-            raise ProviderRuntimeError("a slot occurs twice in one step")
-        for row in rows:
-            if not 0 <= row.slot < self.info.max_slots:
-                raise ProviderRuntimeError(f"there is no slot {row.slot}, only {self.info.max_slots} of them")
-            end = row.start + len(row.tokens)
-            held = int(self._lengths[row.slot])
-            fits = row.start <= held and row.start < end <= self.info.context_length
-            if not fits or row.num_logits > len(row.tokens):
-                raise ProviderRuntimeError(
-                    f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
-                    f"{row.slot}, which holds {held} of at most {self.info.context_length} tokens"
-                )
-            check_hidden_states(row, None if self._hidden is None else self._hidden.shape[-1])
+        check_rows(rows, self.info, self._lengths, self._hidden_size)
         for row in rows:
             self._lengths[row.slot] = row.start
 
