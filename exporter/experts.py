@@ -20,7 +20,8 @@ def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
     """Mix the feed-forward layers of each token's best experts (https://arxiv.org/abs/2401.04088).
 
     Copies of the tokens are sorted by expert and split, so that each expert computes its own tokens only,
-    perhaps none, and every weight is a plain product's.
+    perhaps none, and every weight is a plain product's. Results are sorted back, not added in place:
+    onnxruntime's ScatterND adds by several threads, which loses some where a token comes twice.
     """
     hidden = net.config.hidden_size
     with net.scope(experts.scope):
@@ -30,11 +31,9 @@ def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
         rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
         groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
         results = [_expert(net, group, index, experts) for index, group in enumerate(groups)]
-        weights = net.op("Gather", net.op("Reshape", weights, net.ints(-1, 1)), order)
-        weighed = net.op("Mul", net.op("Concat", *results, axis=0), weights)
-        nothing = net.op("Mul", tokens, net.constant(0, np.float32, "nothing"))
-        index = net.op("Unsqueeze", rows, net.ints(1))
-        mixed = net.op("ScatterND", nothing, index, weighed, reduction="add")
+        by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
+        of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, hidden))
+        mixed = net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
         return net.op("Reshape", mixed, net.op("Shape", x))
 
 
@@ -51,9 +50,13 @@ def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.V
 def _sort_by_expert(net: Decoder, chosen: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:
     """The order that sorts the choices, flattened, by expert, and how many choices each expert has."""
     flat = net.op("Reshape", chosen, net.ints(-1))
-    _, order = net.ops("TopK", flat, net.op("Shape", flat), num_outputs=2, axis=0, largest=0)
     one_hot = net.op("OneHot", flat, net.constant(count, np.int64, "experts"), net.ints(0, 1), axis=-1)
-    return order, net.op("ReduceSum", one_hot, net.ints(0), keepdims=0)
+    return _argsort(net, flat), net.op("ReduceSum", one_hot, net.ints(0), keepdims=0)
+
+
+def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
+    _, order = net.ops("TopK", numbers, net.op("Shape", numbers), num_outputs=2, axis=0, largest=0)
+    return order
 
 
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:

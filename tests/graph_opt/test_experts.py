@@ -11,7 +11,7 @@ from engines import ENGINES, CachedDecoder
 from exporter_golden import golden_path, prompt
 from family_cases import write_case
 
-from carryall.exporter.export import export_package
+from carryall.exporter.export import export_model, export_package
 from carryall.exporter.save import save_model
 from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import run
@@ -32,6 +32,12 @@ def test_lowered_to_the_cpu_they_generate_what_transformers_does(case: str, tmp_
         assert list(result.outputs[0].token_ids) == golden["tokens"][0].tolist()
 
 
+def test_nothing_is_added_in_place(tmp_path: Path) -> None:
+    """onnxruntime's ScatterND adds by several threads at once and loses some where a token comes twice."""
+    model = export_model(write_case("mixtral", tmp_path))
+    assert not [node for node in model.graph if "Scatter" in node.op_type]
+
+
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe"])
 def test_int4_experts_are_lowered_to_matmul_nbits(case: str, tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -43,7 +49,9 @@ def test_int4_experts_are_lowered_to_matmul_nbits(case: str, tmp_path: Path) -> 
     expected = CachedDecoder(portable, package.signature, 1)(row, np.ones_like(row))
     lowered, _ = run(ir.load(tmp_path / "int4.onnx"), slot_passes(SlotOptions(context_length=64)))
     left = [node.inputs[1] for node in lowered.graph if node.op_type in ("MatMul", "DequantizeLinear")]
-    assert all(value is not None and str(value.name).endswith(".gate.weight") for value in left)  # routers
+    names = [str(value.name) for value in left if value is not None and value.is_initializer()]
+    assert names
+    assert all(name.endswith(".gate.weight") for name in names)  # routers
     save_model(lowered, tmp_path / "lowered.onnx")
     session, length = ort.InferenceSession(str(tmp_path / "lowered.onnx")), row.shape[1]
     inputs = {
