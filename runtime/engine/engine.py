@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-
-from ...providers.base import BestLogits, Row, Runner, TrimmingRunner
+from ...providers.base import Runner, RunnerInfo
 from ..errors import (
     CarryallError,
     ProviderRuntimeError,
@@ -24,21 +19,21 @@ from .admission import checked_room
 from .compiling import CompilingRequests
 from .config import EngineConfig as EngineConfig
 from .deadlines import Deadlines
-from .draw_best import forward, place, sample_rows
 from .endless import EndlessText
 from .kv_tiers.chunk import Tier
 from .kv_tiers.mover import KVMover, make_tier
+from .plan_draws import draw_tokens, observe_prompts
+from .plan_runner import PlanRunner
 from .prompt_costs import PromptCosts
 from .request import Request
 from .sampler import NO_TOKEN, Sample
 from .scheduler import Scheduler, StepPlan
-from .slots import Release, Save, SlotTable
+from .slot_operations import SlotOperations
+from .slots import SlotTable
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
-
-_log = logging.getLogger(__name__)
 
 _NOTHING_TO_DRAW = (
     "no token can be drawn: the logits are not finite numbers, or the options forbid all tokens"
@@ -47,9 +42,6 @@ _NOTHING_TO_DRAW = (
 # Seconds a step may spend on bringing KV back, beside running streams and without them.
 _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
 _UNLIMITED = 2**31 - 1
-_TRIM_EVERY = 256  # tokens
-
-Logits = npt.NDArray[np.float32] | BestLogits
 
 
 class Engine:
@@ -72,50 +64,46 @@ class Engine:
         proposer: Proposer | None = None,
         identity: str = "",
     ) -> None:
-        self.config = config or EngineConfig()
+        self.config = config = config or EngineConfig()
         self.info = info = runner.info
-        if self.config.max_step_tokens < info.max_slots:
+        if config.max_step_tokens < info.max_slots:
             raise UsageError(
-                f"max_step_tokens {self.config.max_step_tokens} is less than the {info.max_slots} slots, "
+                f"max_step_tokens {config.max_step_tokens} is less than the {info.max_slots} slots, "
                 "each of which needs a token a step; raise it or lower max_slots"
             )
-        kv_tokens = None
-        if self.config.kv_bytes is not None:
-            kv_tokens = self.config.kv_bytes // max(1, info.kv_bytes_per_token)
+        kv_tokens = _kv_tokens(config, info)
         # The last token generated needs no KV.
         self.max_length = (
             info.context_length if kv_tokens is None else min(info.context_length, kv_tokens + 1)
         )
+        self.clock: Callable[[], float] = time.perf_counter
         self._runner = runner
         self._slots = SlotTable(info.max_slots, kv_tokens)
         costs = PromptCosts()
-        self._mover = KVMover(runner, self._tier(identity), identity, costs)
+        self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
             self._slots,
-            self.config.max_step_tokens,
-            prefix_cache=self.config.prefix_cache,
-            stretch=self.config.step_stretch,
+            config.max_step_tokens,
+            prefix_cache=config.prefix_cache,
+            stretch=config.step_stretch,
             costs=costs,
             stored=self._mover if self._mover.active else None,
         )
-        self.clock: Callable[[], float] = time.perf_counter
+        self._operations = SlotOperations(runner, self._slots, self._mover, trims=_trims(config, info))
+        self._plans = PlanRunner(runner, config.logits_processors)
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
-            max_step_tokens=self.config.max_step_tokens,
-            adaptive=self.config.adaptive_speculation,
+            max_step_tokens=config.max_step_tokens,
+            adaptive=config.adaptive_speculation,
         )
-        self._requests: dict[str, Request] = {}
-        # What is given back is missed by whoever begins alike, or begins again.
-        self._trims = info.sliding_window > 0 and not self.config.prefix_cache
-        self._trims &= self.config.context_overflow == "length"
         self._endless: EndlessText | None = None
-        if self.config.context_overflow == "slide":
-            self._endless = EndlessText(
-                self.max_length, self.config.attention_sinks, self._scheduler, self._speculator
-            )
+        if config.context_overflow == "slide":
+            sinks = config.attention_sinks
+            self._endless = EndlessText(self.max_length, sinks, self._scheduler, self._speculator)
+        self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
-        self._compiling = CompilingRequests(self.config.compile_seconds)
+        self._compiling = CompilingRequests(config.compile_seconds)
         self._counters = Counters()
 
     @property
@@ -155,13 +143,13 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._cancel(request)
-            self._apply_operations()
+            self._operations.apply()
         return request
 
     def clear_prefix_cache(self) -> None:
         """Give back the memory of everything that finished requests left behind."""
         self._scheduler.cache.clear()
-        self._apply_operations()
+        self._operations.apply()
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained tokens or ended."""
@@ -169,18 +157,22 @@ class Engine:
         refused = self._take_compiled()
         begin = self.clock()
         plan = self._prepare(self._scheduler.plan())
-        plan, logits, failed = self._forward(plan)
+        ran = self._plans.run(plan)
+        plan, failed = ran.plan, [request for request, _ in ran.faults]
+        for request, fault in ran.faults:
+            self._fail(request, fault)
+        if ran.seconds is not None:
+            self._scheduler.learn(plan, ran.seconds)
         self._scheduler.commit(plan)
-        if self._trims:
-            self._trim(plan)
-        _observe_prompts(plan, logits)
+        self._operations.trim(plan)
+        observe_prompts(plan, ran.logits)
         drawing = plan.drawing()
-        accepted = self._draw(plan, logits, drawing)
+        accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
         self._scheduler.settle(plan)
         if self._endless is not None:
             self._endless.slide(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
-        self._apply_operations()
+        self._operations.apply()
         return expired + refused + failed + [plan.requests[i] for i in drawing]
 
     def stats(self) -> EngineStats:
@@ -196,6 +188,7 @@ class Engine:
             kv_bytes_budget=self.config.kv_bytes,
             preemptions=self._scheduler.preemptions,
             **dataclasses.asdict(self._counters),
+            **dataclasses.asdict(self._plans.counters),
             **dataclasses.asdict(self._scheduler.cache.counters),
             **dataclasses.asdict(self._mover.counters),
             **dataclasses.asdict(self._speculator.counters),
@@ -216,25 +209,11 @@ class Engine:
         """Cancel everything and free the runner; return the requests that were cut off."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
         self._scheduler.cache.clear(save=True)
-        self._apply_operations()
+        self._operations.apply()
         self._mover.close()
         self._runner.close()
         self._speculator.close()
         return cut
-
-    def _trim(self, plan: StepPlan) -> None:
-        """Let layers with a sliding window forget what lies behind it, now and then."""
-        for row, request in zip(plan.rows, plan.requests, strict=True):
-            if request.num_computed // _TRIM_EVERY > row.start // _TRIM_EVERY:
-                cast(TrimmingRunner, self._runner).trim(row.slot, request.num_computed)
-
-    def _tier(self, identity: str) -> Tier | None:
-        """What the options ask for to keep KV in outside of the runner."""
-        config = self.config
-        folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
-        if folder is not None and not identity:
-            raise UsageError("prefix_cache_dir needs to know the model: load it with LLM, or give identity")
-        return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, self.info.kv_layout)
 
     def _cancel(self, request: Request, why: str | None = None) -> None:
         request.finish("cancelled", why)
@@ -248,84 +227,17 @@ class Engine:
             self._cancel(request, "deadline")
         return expired
 
-    def _forward(self, plan: StepPlan) -> tuple[StepPlan, list[Logits], list[Request]]:
-        """Run the plan; return what of it was computed, its logits, and the requests that failed."""
-        if not plan.rows:
-            return plan, [], []
-        self._counters.steps += 1
-        start = time.perf_counter()
-        try:
-            logits = forward(self._runner, plan, self.config.logits_processors)
-        except ProviderRuntimeError as error:
-            return self._forward_one_by_one(plan, error)
-        self._scheduler.learn(plan, time.perf_counter() - start)
-        self._counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
-        return plan, logits, []
-
-    def _forward_one_by_one(
-        self, plan: StepPlan, error: ProviderRuntimeError
-    ) -> tuple[StepPlan, list[Logits], list[Request]]:
-        """Find the rows at fault by running each alone, without proposals; only their requests fail."""
-        _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
-        logits: list[Logits] = []
-        failed: dict[int, ProviderRuntimeError] = {}
-        retry = len(plan.rows) > 1 or any(plan.proposed)
-        plan.withdraw()
-        for i, row in enumerate(plan.rows):
-            outcome = self._forward_row(row) if retry else error
-            if isinstance(outcome, ProviderRuntimeError):
-                failed[i] = outcome
-            else:
-                logits.append(outcome)
-        for i, fault in failed.items():
-            self._fail(plan.requests[i], fault)
-        return plan.without(failed), logits, [plan.requests[i] for i in failed]
-
-    def _forward_row(self, row: Row) -> Logits | ProviderRuntimeError:
-        try:
-            logits = self._runner.forward([row])[0].copy()  # the next run overwrites the original
-        except ProviderRuntimeError as error:
-            return error
-        self._counters.computed_tokens += len(row.tokens)
-        return logits
-
-    def _draw(self, plan: StepPlan, logits: list[Logits], drawing: list[int]) -> list[int]:
-        """Draw the next token of the ``drawing`` rows, and another while the last was the one proposed.
-
-        Every token is drawn as it would be without proposals, so these change no result: neither the most
-        likely token, nor the one that a seed leads to.
-
-        Returns:
-            Per row, how many of the proposed tokens were drawn.
-        """
-        accepted = [0] * len(plan.rows)
-        while drawing:
-            requests = [plan.requests[i] for i in drawing]
-            places = [place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing]
-            states = [request.sampling for request in requests]
-            samples = sample_rows(places, states, self.config.logits_processors)
-            self._append(requests, samples)
-            drawing = [
-                i
-                for i, drawn in zip(drawing, samples, strict=True)
-                if not plan.requests[i].finished and plan.accepts(i, accepted[i], drawn.token_id)
-            ]
-            for i in drawing:
-                accepted[i] += 1
-                plan.requests[i].num_computed += 1
-        return accepted
-
-    def _append(self, requests: list[Request], samples: list[Sample]) -> None:
-        for request, chosen in zip(requests, samples, strict=True):
-            if chosen.token_id == NO_TOKEN:
-                why = request.draw_error or chosen.error or _NOTHING_TO_DRAW
-                self._fail(request, ProviderRuntimeError(why))
-                continue
-            request.append(chosen)
-            self._counters.generated_tokens += 1
-            if request.finished:
-                self._counters.finished += 1
-                self._retire(request)
+    def _take(self, request: Request, sample: Sample) -> None:
+        """Give a request the token drawn for it."""
+        if sample.token_id == NO_TOKEN:
+            why = request.draw_error or sample.error or _NOTHING_TO_DRAW
+            self._fail(request, ProviderRuntimeError(why))
+            return
+        request.append(sample)
+        self._counters.generated_tokens += 1
+        if request.finished:
+            self._counters.finished += 1
+            self._retire(request)
 
     def _take_compiled(self) -> list[Request]:
         """Queue requests whose grammar is ready; return those whose grammar is refused."""
@@ -353,7 +265,7 @@ class Engine:
 
     def _prepare(self, plan: StepPlan) -> StepPlan:
         """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
-        lost = self._apply_operations()
+        lost = self._operations.apply()
         for slot in lost:
             self._scheduler.lose(slot)
         if lost:
@@ -366,28 +278,20 @@ class Engine:
             plan.requests[i].prepare_draw()
         return plan
 
-    def _apply_operations(self) -> set[int]:
-        """Let the runner release and copy as the books say; return slots that did not get their copy."""
-        lost = set()
-        for operation in self._slots.take_operations():
-            if isinstance(operation, Release):
-                self._runner.release(operation.slot)
-                continue
-            if isinstance(operation, Save):
-                self._mover.save(operation.slot, operation.keys)
-                continue
-            try:
-                self._runner.copy_prefix(operation.source, operation.target, operation.length)
-            except ProviderRuntimeError as error:
-                _log.warning("%s failed, its target will be computed again: %s", operation, error)
-                lost.add(operation.target)
-                if self._slots.is_idle(operation.source):  # or its request would take it again and again
-                    lost.add(operation.source)
-        return lost
+
+def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
+    """For how many tokens there is KV in all; None is no limit beyond the slots'."""
+    return None if config.kv_bytes is None else config.kv_bytes // max(1, info.kv_bytes_per_token)
 
 
-def _observe_prompts(plan: StepPlan, logits: list[Logits]) -> None:
-    """Give the logits of prompts to the requests that want them."""
-    for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
-        if request.awaits_prompt_logprobs and not isinstance(own, BestLogits) and len(own):
-            request.observe_prompt(row.start + len(row.tokens) - len(own), own)
+def _trims(config: EngineConfig, info: RunnerInfo) -> bool:
+    """Whether KV behind sliding windows is given back: whoever begins alike, or begins again, misses it."""
+    return info.sliding_window > 0 and not config.prefix_cache and config.context_overflow == "length"
+
+
+def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
+    """What the options ask for to keep KV in outside of the runner."""
+    folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
+    if folder is not None and not identity:
+        raise UsageError("prefix_cache_dir needs to know the model: load it with LLM, or give identity")
+    return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, info.kv_layout)

@@ -69,10 +69,8 @@ class EngineStats:
 class Counters:
     """The engine's running totals; see EngineStats."""
 
-    steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    computed_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     failed: int = 0

@@ -1,0 +1,58 @@
+"""Draws the tokens that a plan's logits lead to, proposed ones included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...providers.base import BestLogits
+from .draw_best import place, sample_rows
+from .plan_runner import Logits
+from .request import Request
+from .sampler import BatchLogitsProcessor, Sample
+from .scheduler import StepPlan
+
+
+def draw_tokens(
+    plan: StepPlan,
+    logits: Sequence[Logits],
+    drawing: Sequence[int],
+    processors: Sequence[BatchLogitsProcessor],
+    take: Callable[[Request, Sample], None],
+) -> list[int]:
+    """Draw the next token of the ``drawing`` rows, and another while the last was the one proposed.
+
+    Every token is drawn as it would be without proposals, so these change no result: neither the most likely
+    token, nor the one that a seed leads to.
+
+    Args:
+        plan: as it was run.
+        logits: of its rows.
+        drawing: rows that end with the newest token of their requests.
+        processors: change the logits of whole batches.
+        take: gives a request its token; the request may be finished then.
+
+    Returns:
+        Per row, how many of the proposed tokens were drawn.
+    """
+    accepted = [0] * len(plan.rows)
+    while drawing:
+        places = [place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing]
+        samples = sample_rows(places, [plan.requests[i].sampling for i in drawing], processors)
+        for i, drawn in zip(drawing, samples, strict=True):
+            take(plan.requests[i], drawn)
+        drawing = [
+            i
+            for i, drawn in zip(drawing, samples, strict=True)
+            if not plan.requests[i].finished and plan.accepts(i, accepted[i], drawn.token_id)
+        ]
+        for i in drawing:
+            accepted[i] += 1
+            plan.requests[i].num_computed += 1
+    return accepted
+
+
+def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> None:
+    """Give the logits of prompts to the requests that want them."""
+    for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
+        if request.awaits_prompt_logprobs and not isinstance(own, BestLogits) and len(own):
+            request.observe_prompt(row.start + len(row.tokens) - len(own), own)

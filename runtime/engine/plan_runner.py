@@ -1,0 +1,98 @@
+"""Runs a plan; where that fails, finds the rows at fault."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...providers.base import BestLogits, Row, Runner
+from ..errors import ProviderRuntimeError
+from .draw_best import forward
+from .request import Request
+from .sampler import BatchLogitsProcessor
+from .scheduler import StepPlan
+
+_log = logging.getLogger(__name__)
+
+Logits = npt.NDArray[np.float32] | BestLogits
+
+
+@dataclass(slots=True)
+class RunCounters:
+    """Running totals; see EngineStats."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a plan.
+
+    Args:
+        plan: what of it was computed.
+        logits: of each of its rows.
+        faults: requests whose rows failed, and why.
+        seconds: how long the run took; None where there was none, or rows ran one by one.
+    """
+
+    plan: StepPlan
+    logits: list[Logits] = field(default_factory=list)
+    faults: list[tuple[Request, ProviderRuntimeError]] = field(default_factory=list)
+    seconds: float | None = None
+
+
+class PlanRunner:
+    """The engine's way to its runner.
+
+    Args:
+        runner: holds the model.
+        processors: will change the logits, which says how many of them are needed.
+    """
+
+    def __init__(self, runner: Runner, processors: Sequence[BatchLogitsProcessor]) -> None:
+        self.counters = RunCounters()
+        self._runner = runner
+        self._processors = processors
+
+    def run(self, plan: StepPlan) -> Ran:
+        """Run all rows at once; where that fails, each alone."""
+        if not plan.rows:
+            return Ran(plan)
+        self.counters.steps += 1
+        start = time.perf_counter()
+        try:
+            logits = forward(self._runner, plan, self._processors)
+        except ProviderRuntimeError as error:
+            return self._run_one_by_one(plan, error)
+        seconds = time.perf_counter() - start
+        self.counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
+        return Ran(plan, logits, seconds=seconds)
+
+    def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> Ran:
+        """Find the rows at fault by running each alone, without proposals."""
+        _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
+        logits: list[Logits] = []
+        faults: dict[int, ProviderRuntimeError] = {}
+        retry = len(plan.rows) > 1 or any(plan.proposed)
+        plan.withdraw()
+        for i, row in enumerate(plan.rows):
+            outcome = self._run_row(row) if retry else error
+            if isinstance(outcome, ProviderRuntimeError):
+                faults[i] = outcome
+            else:
+                logits.append(outcome)
+        return Ran(plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()])
+
+    def _run_row(self, row: Row) -> Logits | ProviderRuntimeError:
+        try:
+            logits = self._runner.forward([row])[0].copy()  # the next run overwrites the original
+        except ProviderRuntimeError as error:
+            return error
+        self.counters.computed_tokens += len(row.tokens)
+        return logits
