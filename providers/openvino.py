@@ -96,6 +96,8 @@ class OpenVinoProvider(Provider):
         settings = self._checked(config.options)
         facts = _facts(model, config)
         core, compiled = self._compile(model, config, _cache_properties(settings, facts.int8_cache))
+        from .openvino_sessions import OpenVinoPagedSession, make_cache
+
         shapes = {
             port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
             for port in compiled.inputs
@@ -109,7 +111,7 @@ class OpenVinoProvider(Provider):
         wanted = config.max_slots * -(-facts.context_length // block_size)
         num_blocks = _num_blocks(settings["kv_cache_bytes"], block_bytes, wanted)
         caches = {
-            name: _cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
+            name: make_cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
             for name, shape in shapes.items()
         }
         layout = "; ".join(f"{name} {types[name]} blocks {shape[1:]}" for name, shape in shapes.items())
@@ -122,7 +124,8 @@ class OpenVinoProvider(Provider):
             kv_layout=layout if settings["device"] == "CPU" else "",
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
-        return PagedRunner(compiled, caches, pool, info, _copy_block, facts.num_tokens, facts.hidden_size)
+        session = OpenVinoPagedSession(compiled, caches)
+        return PagedRunner(session, pool, info, facts.num_tokens, facts.hidden_size)
 
     def _compile(
         self, model: Path, config: RunnerConfig, generation: Mapping[str, str] | None = None
@@ -231,28 +234,6 @@ def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:
             f"a KV pool of {limit} bytes holds no block of {block_bytes}; raise kv_cache_bytes"
         )
     return blocks
-
-
-def _cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
-    """KV memory where the device reads it; on the CPU a page costs memory from its first touch."""
-    import openvino
-
-    try:
-        if device == "CPU":
-            return openvino.Tensor(dtype, openvino.Shape(shape))
-        return core.get_default_context(device).create_tensor(dtype, openvino.Shape(shape), {})
-    except RuntimeError as error:
-        raise ProviderRuntimeError(f"no memory for a KV cache of shape {shape}: {error}") from error
-
-
-def _copy_block(caches: dict[str, Any], source: int, target: int) -> None:
-    import openvino
-
-    for tensor in caches.values():
-        rest = list(tensor.shape)[1:]
-        begin, end = [0] * len(rest), rest
-        part = openvino.Tensor(tensor, [source, *begin], [source + 1, *end])
-        part.copy_to(openvino.Tensor(tensor, [target, *begin], [target + 1, *end]))
 
 
 PROVIDER = OpenVinoProvider

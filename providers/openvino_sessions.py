@@ -1,0 +1,92 @@
+"""Compiled OpenVINO graphs with their caches, as the runners drive them. Imports openvino."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+
+from ..runtime.errors import ProviderRuntimeError
+from .openvino_model import one_line
+from .paged_runner import Logits, PagedBatch
+
+
+class OpenVinoPagedSession:
+    """A ``PagedSession``; see "The paged graph" in ``docs/openvino.md``.
+
+    Args:
+        compiled: an ``openvino.CompiledModel`` of a paged graph.
+        caches: its KV tensors by input name, [blocks, ...] each.
+    """
+
+    def __init__(self, compiled: Any, caches: Mapping[str, Any]) -> None:
+        self._caches = list(caches.values())
+        self._request = compiled.create_infer_request()
+        for name, tensor in caches.items():
+            self._request.set_tensor(name, tensor)
+
+    def run(self, batch: PagedBatch) -> Logits:
+        """See ``PagedSession``."""
+        try:
+            for name, array in _feeds(batch).items():
+                self._request.set_tensor(name, openvino.Tensor(array))
+            self._request.infer()
+        except RuntimeError as error:
+            rows = len(batch.past_lens)
+            raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
+        logits: Logits = self._request.get_tensor("logits").data[:, 0]
+        return logits
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See ``PagedSession``; works in the memory of any device."""
+        for tensor in self._caches:
+            rest = list(tensor.shape)[1:]
+            begin, end = [0] * len(rest), rest
+            part = openvino.Tensor(tensor, [source, *begin], [source + 1, *end])
+            try:
+                part.copy_to(openvino.Tensor(tensor, [target, *begin], [target + 1, *end]))
+            except RuntimeError as error:
+                raise ProviderRuntimeError(f"copying a KV block failed: {one_line(error)}") from error
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+        """See ``PagedSession``."""
+        return [tensor.data[blocks] for tensor in self._caches]
+
+    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``PagedSession``."""
+        for tensor, part in zip(self._caches, parts, strict=True):
+            tensor.data[blocks] = part
+
+
+def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
+    """KV memory where the device reads it; on the CPU a page costs memory from its first touch.
+
+    Raises:
+        ProviderRuntimeError: there is none.
+    """
+    try:
+        if device == "CPU":
+            return openvino.Tensor(dtype, openvino.Shape(shape))
+        return core.get_default_context(device).create_tensor(dtype, openvino.Shape(shape), {})
+    except RuntimeError as error:
+        raise ProviderRuntimeError(f"no memory for a KV cache of shape {shape}: {error}") from error
+
+
+def _feeds(batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
+    sizes = [len(table) for table in batch.tables]
+    feeds: dict[str, npt.NDArray[Any]] = {
+        "input_ids": batch.input_ids[:, None],
+        "position_ids": batch.position_ids[:, None],
+        "logits_positions": batch.logits_positions,
+        "past_lens": batch.past_lens,
+        "subsequence_begins": batch.begins,
+        "block_indices": np.concatenate(batch.tables).astype(np.int32),
+        "block_indices_begins": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        "max_context_len": np.array(batch.max_context, np.int32),
+    }
+    if batch.hidden_states is not None:
+        feeds["hidden_states"] = batch.hidden_states[:, None]
+    return feeds
