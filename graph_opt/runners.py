@@ -166,6 +166,8 @@ class SlotRunner(GraphRunner):
             "total_sequence_length": np.array(ends.max(), np.int32),
             "logits_positions": np.broadcast_to(np.arange(widest), ids.shape).copy(),
         }
+        if "position_ids" in self.inputs:
+            feed["position_ids"] = self._lengths[window, None] + np.arange(widest)
         logits = self._bind_and_run(feed, window)
         for row, tokens in rows.items():
             self._lengths[row] += len(tokens)

@@ -18,6 +18,7 @@ HIDDEN_STATES = "hidden_states"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
+POSITION_IDS = "position_ids"
 LOGITS = "logits"
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 _PAST, _PRESENT = "past_key_values.", "present."
@@ -43,6 +44,7 @@ class SlotGraph:
         context_length: most tokens a sequence may have, or None if the graph does not say.
         hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
         top_logits: how many of the best logits it gives out beside them all; 0 if it does not.
+        takes_positions: whether new tokens' positions are an input; else they follow from the cache's length.
     """
 
     vocab_size: int
@@ -50,6 +52,7 @@ class SlotGraph:
     context_length: int | None
     hidden_size: int | None = None
     top_logits: int = 0
+    takes_positions: bool = False
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -83,7 +86,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
     produced = {LOGITS, *(present_name(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
-    known = wanted | caches.keys() | {HIDDEN_STATES}
+    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS}
     problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]
     problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
     if not caches:
@@ -99,7 +102,14 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         )
     hidden_size = inputs[HIDDEN_STATES].shape[-1] if HIDDEN_STATES in inputs else None
     top_logits = outputs[TOP_LOGITS].shape[-1] if TOP_LOGITS in outputs else 0
-    return SlotGraph(vocab_size, caches, _context_length(session, source), hidden_size, top_logits)
+    return SlotGraph(
+        vocab_size,
+        caches,
+        _context_length(session, source),
+        hidden_size,
+        top_logits,
+        takes_positions=POSITION_IDS in inputs,
+    )
 
 
 def _cache_spec(value: Any, source: str, window: int | None) -> KVSpec:

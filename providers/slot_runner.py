@@ -27,6 +27,7 @@ from .slot_graph import (
     INPUT_IDS,
     LOGITS,
     LOGSUMEXP,
+    POSITION_IDS,
     POSITIONS,
     SEQLENS_K,
     TOP_LOGITS,
@@ -89,6 +90,7 @@ class SlotRunner:
         self._policy = policy or SlotPolicy()
         self._bindings: dict[tuple[str, int, int], BoundRun] = {}
         self._ids = np.zeros((self._kv.slots, 1), np.int64)
+        self._positions = np.zeros((self._kv.slots, 1), np.int64) if graph.takes_positions else None
         self._lengths = np.zeros(self._kv.slots, np.int32)
         self._total = np.zeros((), np.int32)
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
@@ -185,6 +187,8 @@ class SlotRunner:
             self._ids[row.slot, 0] = row.tokens[0]
             if self._hidden is not None:
                 self._hidden[row.slot] = row.hidden_states
+        if self._positions is not None:
+            self._positions[:, 0] = self._lengths
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
             longest = int(self._lengths[first : first + count].max()) + 1
@@ -221,6 +225,8 @@ class SlotRunner:
             TOTAL_LENGTH: np.array(row.start + end, np.int32),
             POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
+        if self._positions is not None:
+            feeds[POSITION_IDS] = np.arange(row.start + begin, row.start + end, dtype=np.int64)[None]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         results = {LOGITS: logits, **self._best_results(row.slot, logits.shape[1])}
@@ -261,6 +267,8 @@ class SlotRunner:
                 TOTAL_LENGTH: self._total,
                 POSITIONS: self._first_position[part],
             }
+            if self._positions is not None:
+                feeds[POSITION_IDS] = self._positions[part]
             if self._hidden is not None:
                 feeds[HIDDEN_STATES] = self._hidden[part]
             results = {LOGITS: self._logits[part]} | {name: x[part] for name, x in self._best.items()}

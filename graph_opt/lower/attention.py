@@ -90,6 +90,8 @@ class GroupQueryAttentionPass(GraphPass):
             query_rope, key_rope = rope
             query, key = query_rope.inputs[0], key_rope.inputs[0]
             tables = [self._table(graph, angle) for angle in query_rope.inputs[1:3] if angle is not None]
+            if self.kernels.position_inputs:
+                tables.append(_positions(graph))
             attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(query_rope, "interleaved", 0)}
         lengths = [_int32_input(graph, SEQLENS_K, ["batch"]), _int32_input(graph, TOTAL_LENGTH, [])]
         inputs = [query, key, value, past_key, past_value, *lengths, *tables]
@@ -115,10 +117,9 @@ class GroupQueryAttentionPass(GraphPass):
         """Let a rope that stays outside read tables too, so that no row depends on its neighbours' length."""
         if len(node.inputs) > 3 and node.inputs[3] is not None:
             return
-        positions = next(value for value in graph.inputs if value.name == "position_ids")
         tables = [self._table(graph, angle) for angle in node.inputs[1:3] if angle is not None]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        rotated = insert(node, "RotaryEmbedding", [node.inputs[0], *tables, positions], attributes)
+        rotated = insert(node, "RotaryEmbedding", [node.inputs[0], *tables, _positions(graph)], attributes)
         rotated.name = node.name
         replace(node.outputs[0], rotated.outputs[0])
         remove_unused(graph, node)
@@ -132,6 +133,10 @@ class GroupQueryAttentionPass(GraphPass):
             )
             self._tables[angle] = add_initializer(graph, f"{angle.name}_table", table)
         return self._tables[angle]
+
+
+def _positions(graph: ir.Graph) -> ir.Value:
+    return next(value for value in graph.inputs if value.name == "position_ids")
 
 
 def _attributes(node: ir.Node, meaning: probe.MaskMeaning) -> dict[str, Any]:

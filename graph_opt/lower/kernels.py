@@ -30,6 +30,8 @@ class Kernels:
         matmul_zero_points: MatMulNBits wants zero points even where they are the middle of the range.
         padded_prompts: fresh prompts run together, padded on the right; not where runs are to be captured.
         dequantize_blocks: DequantizeLinear takes blocked weights of every type that graphs here have.
+        position_inputs: GroupQueryAttention rotates by ``position_ids``, so that tokens may leave the cache
+            while positions go on.
         opset: the newest of the standard's opsets whose operators have kernels.
     """
 
@@ -53,11 +55,12 @@ class Kernels:
     matmul_zero_points: bool = False
     padded_prompts: bool = True
     dequantize_blocks: bool = True
+    position_inputs: bool = False
     opset: int = 23
 
 
 # onnxruntime 1.31, contrib_ops/cpu.
-CPU = Kernels(branchwise_norms=True)
+CPU = Kernels(branchwise_norms=True, position_inputs=True)
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
 #   bert/group_query_attention.cc: T fp16 or bf16, never fp32; cache of T, int8, fp8 or 4 bits; softcap,

@@ -1,11 +1,13 @@
 """The graph's face: from explicit past and present to slots of a shared KV buffer.
 
-``attention_mask`` and ``position_ids`` vanish; what still needs positions gets them from the cache lengths.
+``attention_mask`` vanishes. So does ``position_ids``, unless the target takes positions as an input; what
+still needs them then gets them from the cache lengths.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -25,13 +27,15 @@ class SlotInputsPass(GraphPass):
     Args:
         padded_prompts: several fresh prompts may run together, padded on the right. Without, positions need
             no arithmetic that mixes host and device, which a captured run cannot have.
+        position_inputs: let ``position_ids`` stay an input, where anything reads it.
 
     Raises:
         GraphError: an ``Attention`` is left, or something else still reads ``attention_mask``.
     """
 
-    def __init__(self, *, padded_prompts: bool = True) -> None:
+    def __init__(self, *, padded_prompts: bool = True, position_inputs: bool = False) -> None:
         super().__init__()
+        self.position_inputs = position_inputs
         self.padded_prompts = padded_prompts
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -44,25 +48,25 @@ class SlotInputsPass(GraphPass):
             )
         inputs = {str(value.name): value for value in graph.inputs}
         positions = inputs.get("position_ids")
-        if positions is not None and positions.uses():
+        unwanted = ["attention_mask", "position_ids"]
+        if positions is not None and positions.uses() and self.position_inputs:
+            unwanted.remove("position_ids")
+        elif positions is not None and positions.uses():
             compute = _positions if self.padded_prompts else _last_positions
             replace(positions, compute(graph, inputs))
-        self._drop(graph, inputs)
+        _drop(graph, [value for name, value in inputs.items() if name in unwanted])
         for value in [*graph.inputs, *graph.outputs]:
             if _CACHE.fullmatch(str(value.name)) and value.shape is not None:
                 value.shape = ir.Shape([value.shape[0], value.shape[1], "max_length", value.shape[3]])
         self.fired += 1
 
-    @staticmethod
-    def _drop(graph: ir.Graph, inputs: dict[str, ir.Value]) -> None:
-        for name in ("attention_mask", "position_ids"):
-            value = inputs.get(name)
-            if value is None:
-                continue
-            if value.uses():
-                reader = next(iter(value.uses())).node
-                raise GraphError(f"{reader.op_type} {reader.name} still reads {name}; slots have none")
-            graph.inputs.remove(value)
+
+def _drop(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    for value in values:
+        if value.uses():
+            reader = next(iter(value.uses())).node
+            raise GraphError(f"{reader.op_type} {reader.name} still reads {value.name}; slots have none")
+        graph.inputs.remove(value)
 
 
 def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:

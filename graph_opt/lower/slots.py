@@ -70,7 +70,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
         GroupQueryAttentionPass(options.context_length, kernels),
         common.RemoveUnusedNodesPass(),
-        SlotInputsPass(padded_prompts=kernels.padded_prompts),
+        SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
         SelectLogitsPass(),
     ]
     if kernels.norms_in_attention:

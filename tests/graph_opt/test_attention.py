@@ -80,7 +80,7 @@ def test_causal_attention_with_its_ropes_becomes_one_kernel() -> None:
     assert apply(pass_, model) == []
     assert pass_.fired == 1
     attributes = f"{HEADS}, do_rotary = 1, rotary_interleaved = 0"
-    assert_same(model, lowered(attributes, f"{OPERANDS}, cos, sin", **tables()))
+    assert_same(model, lowered(attributes, f"{OPERANDS}, cos, sin, position_ids", **tables()))
     assert model.metadata_props["context_length"] == str(CONTEXT)
 
 

@@ -56,6 +56,7 @@ def test_int4_experts_are_lowered_to_matmul_nbits(case: str, tmp_path: Path) -> 
     session, length = ort.InferenceSession(str(tmp_path / "lowered.onnx")), row.shape[1]
     inputs = {
         "input_ids": row,
+        "position_ids": np.arange(length)[None],
         "seqlens_k": np.array([length - 1], np.int32),
         "total_sequence_length": np.array(length, np.int32),
         "logits_positions": np.arange(length)[None],

@@ -57,3 +57,11 @@ def test_an_attention_that_was_not_lowered_is_an_error() -> None:
     text = "g (float[B, 2, S, 8] x) => (float[B, 2, S, 8] y) { y = Attention(x, x, x) }"
     with pytest.raises(GraphError, match="was not lowered to GroupQueryAttention"):
         SlotInputsPass()(graph(text))
+
+
+def test_positions_may_stay_an_input_if_anything_reads_them() -> None:
+    text = "g (int64[B, S] input_ids, int64[B, S] position_ids) => (int64[B, S] y) {{ y = {} }}"
+    for body, kept in (("Add(input_ids, position_ids)", True), ("Neg(input_ids)", False)):
+        model = graph(text.format(body))
+        SlotInputsPass(position_inputs=True)(model)
+        assert ("position_ids" in {value.name for value in model.graph.inputs}) == kept

@@ -174,6 +174,7 @@ def test_the_interface_is_the_contract(tmp_path: Path) -> None:
     cache = "[batch,4,max_length,8]"
     assert shapes == {
         "input_ids": "[batch,sequence]",
+        "position_ids": "[batch,sequence]",
         "seqlens_k": "[batch]",
         "total_sequence_length": "[]",
         "logits_positions": "[batch,wanted]",
