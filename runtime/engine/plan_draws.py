@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from ...providers.base import BestLogits
 from .draw_best import place, sample_rows
 from .plan_runner import Logits
@@ -34,7 +37,14 @@ def draw_tokens(
     Returns:
         Per row, how many of the proposed tokens were drawn.
     """
-    accepted = [0] * len(plan.rows)
+    accepted, one_by_one = [0] * len(plan.rows), []
+    for i in drawing:
+        tokens = _all_at_once(plan, i, logits[i], processors)
+        if tokens is None:
+            one_by_one.append(i)
+        else:
+            accepted[i] = _take_all(plan, i, tokens, take)
+    drawing = one_by_one
     while drawing:
         places = [place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing]
         samples = sample_rows(places, [plan.requests[i].sampling for i in drawing], processors)
@@ -48,6 +58,33 @@ def draw_tokens(
         for i in drawing:
             accepted[i] += 1
             plan.requests[i].num_computed += 1
+    return accepted
+
+
+def _all_at_once(
+    plan: StepPlan, index: int, logits: Logits, processors: Sequence[BatchLogitsProcessor]
+) -> npt.NDArray[np.intp] | None:
+    """The tokens of all positions that a row proposes, where none depends on those before it."""
+    extra, state = plan.proposed[index], plan.requests[index].sampling
+    if not extra or not state.takes_most_likely or isinstance(logits, BestLogits):
+        return None
+    if any(processor.wants(state.params) for processor in processors):
+        return None
+    places = logits[-extra - 1 :]
+    tokens: npt.NDArray[np.intp] = places.argmax(axis=1)
+    return tokens if np.isfinite(places[np.arange(extra + 1), tokens]).all() else None
+
+
+def _take_all(
+    plan: StepPlan, index: int, tokens: npt.NDArray[np.intp], take: Callable[[Request, Sample], None]
+) -> int:
+    """Give a request its tokens as long as they are those proposed, and one more; return how many were."""
+    request = plan.requests[index]
+    for accepted, token in enumerate(tokens.tolist()):
+        take(request, Sample(token))
+        if request.finished or not plan.accepts(index, accepted, token):
+            break
+        request.num_computed += 1
     return accepted
 
 

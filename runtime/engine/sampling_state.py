@@ -91,6 +91,11 @@ class SamplingState:
         if self.num_tokens == self.params.min_tokens:
             self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
+    @property
+    def takes_most_likely(self) -> bool:
+        """Whether tokens are chosen by their logits alone, and nothing is told of them."""
+        return self.params.greedy and not self.processors and self.params.logprobs is None
+
     def uniform(self, stream: int = 0, ahead: int = 0) -> float:
         """The draw for the next token, or ``ahead`` after it, in [0, 1); every ``stream`` has its own."""
         return uniform(mix(self._key ^ stream) if stream else self._key, self.num_tokens + ahead)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from engine_kit import GREEDY, FailWhen, alone, make_engine, make_request, run
+from engine_kit import GREEDY, FailWhen, alone, make_engine, make_request, make_runner, run
 from speculation_kit import Oracle
 
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.sampling_state import SamplingState
 from carryall.runtime.engine.speculation.controller import Candidate, Controller
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.sampling_params import SamplingParams
@@ -168,3 +170,38 @@ def test_closing_the_engine_closes_the_proposer() -> None:
     oracle = Oracle()
     make_engine(proposer=oracle)[0].close()
     assert oracle.closed
+
+
+@pytest.mark.parametrize("proposer", [None, Oracle()])
+def test_logits_that_are_no_numbers_fail_the_request_where_they_are(
+    proposer: Oracle | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runner = make_engine(proposer=proposer)
+    request = make_request("a", 6)
+    expected = alone(request)[:3]
+    known = np.array([*request.prompt_token_ids, *expected])
+    broken = runner._extend(Row(0, known, 0))[-1]
+    runner.release(0)
+    compute = runner._logits
+    spoil = {broken: np.float32(np.nan)}
+    monkeypatch.setattr(runner, "_logits", lambda value: compute(value) * spoil.get(value, np.float32(1)))
+    assert run(engine, [request]) == [expected]
+    assert "not finite" in str(request.error)
+
+
+def test_processors_of_batches_see_every_token_of_a_proposal() -> None:
+    class NoRepeat:
+        def wants(self, params: SamplingParams) -> bool:
+            return True
+
+        def apply(self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState]) -> None:
+            for row, state in zip(logits, states, strict=True):
+                row[state.output_token_ids] = -np.inf
+
+    def tokens(proposer: Oracle | None) -> list[list[int]]:
+        config = EngineConfig(adaptive_speculation=False, logits_processors=(NoRepeat(),))
+        engine = Engine(make_runner(), config, proposer)
+        params = SamplingParams(temperature=0.0, max_tokens=120)
+        return run(engine, [make_request("a", 6, params)])
+
+    assert tokens(Oracle()) == tokens(None)
