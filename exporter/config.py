@@ -50,6 +50,7 @@ class ExpertsConfig:
         width: an expert's intermediate size.
         normalize: the weights of a token's experts are scaled to sum to 1.
         names: an expert's gate, up and down projections in the checkpoint.
+        shared: intermediate size of the expert that all tokens ask, weighed by a gate of its own; 0 for none.
     """
 
     scope: str
@@ -58,6 +59,7 @@ class ExpertsConfig:
     width: int
     normalize: bool
     names: tuple[str, str, str]
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
         by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
         of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, hidden))
         mixed = net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
-        return net.op("Reshape", mixed, net.op("Shape", x))
+        mixed = net.op("Reshape", mixed, net.op("Shape", x))
+        return net.op("Add", mixed, _shared_expert(net, x, experts)) if experts.shared else mixed
 
 
 def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
@@ -60,9 +61,21 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 
 
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Expert ``index`` of its tokens: down(act(gate(x)) * up(x))."""
-    hidden, (gate, up, down) = net.config.hidden_size, experts.names
+    """Expert ``index`` of its tokens."""
     with net.scope(f"experts.{index}"):
-        opened = layers.activation(net, layers.linear(net, gate, x, hidden, experts.width))
-        product = net.op("Mul", opened, layers.linear(net, up, x, hidden, experts.width))
-        return layers.linear(net, down, product, experts.width, hidden)
+        return _gated_mlp(net, x, experts.names, experts.width)
+
+
+def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
+    """The expert of all tokens, times sigmoid(gate(x))."""
+    share = net.op("Sigmoid", layers.linear(net, "shared_expert_gate", x, net.config.hidden_size, 1))
+    with net.scope("shared_expert"):
+        return net.op("Mul", share, _gated_mlp(net, x, experts.names, experts.shared))
+
+
+def _gated_mlp(net: Decoder, x: ir.Value, names: tuple[str, str, str], width: int) -> ir.Value:
+    """down(act(gate(x)) * up(x))."""
+    hidden, (gate, up, down) = net.config.hidden_size, names
+    opened = layers.activation(net, layers.linear(net, gate, x, hidden, width))
+    product = net.op("Mul", opened, layers.linear(net, up, x, hidden, width))
+    return layers.linear(net, down, product, width, hidden)

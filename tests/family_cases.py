@@ -70,6 +70,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"seed": 1}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe-unnormalized": ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe-window-normalized": (
+        "qwen2_moe",
+        {
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "attention_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 2,
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "phi3": ("phi3", {}),
     "phi3-short": (

@@ -87,6 +87,16 @@ CONFIGS: dict[str, Config] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
+    "qwen2_moe": {
+        **_LLAMA,
+        "head_dim": None,
+        "num_hidden_layers": 3,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "mlp_only_layers": [1],
+    },
     "gemma3_text": _GEMMA3_TEXT,
     "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
     "gpt2": {
@@ -199,7 +209,7 @@ def _layered(config: Mapping[str, Any], layer: Shapes, prefix: str = "model") ->
 
 def _llama_layer(config: Mapping[str, Any]) -> Shapes:
     hidden, inner, q_size, kv_size = _sizes(config)
-    qkv_bias = config.get("attention_bias", config["model_type"] == "qwen2")
+    qkv_bias = config.get("attention_bias", config["model_type"] in ("qwen2", "qwen2_moe"))
     linears = {
         "self_attn.q_proj": (q_size, hidden, qkv_bias),
         "self_attn.k_proj": (kv_size, hidden, qkv_bias),
@@ -236,9 +246,9 @@ def _mixtral_shapes(config: Mapping[str, Any]) -> Shapes:
     return _layered(config, layer)
 
 
-def _qwen3_moe_shapes(config: Mapping[str, Any]) -> Shapes:
+def _with_experts(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
+    """The shapes with experts and a router in the place of the feed-forward layer, where a layer has them."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
-    shapes = _qwen3_shapes(config)
     for layer in set(range(config["num_hidden_layers"])) - set(config["mlp_only_layers"]):
         prefix = f"model.layers.{layer}.mlp"
         for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
@@ -246,6 +256,17 @@ def _qwen3_moe_shapes(config: Mapping[str, Any]) -> Shapes:
             for expert in range(config["num_experts"]):
                 shapes[f"{prefix}.experts.{expert}.{name}_proj.weight"] = shape
         shapes[f"{prefix}.gate.weight"] = (config["num_experts"], hidden)
+    return shapes
+
+
+def _qwen2_moe_shapes(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["shared_expert_intermediate_size"]
+    shapes = _with_experts(config, _llama_shapes(config))
+    for router in [name for name in shapes if name.endswith("mlp.gate.weight")]:
+        prefix = router.removesuffix("gate.weight")
+        for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+            shapes[f"{prefix}shared_expert.{name}_proj.weight"] = shape
+        shapes[f"{prefix}shared_expert_gate.weight"] = (1, hidden)
     return shapes
 
 
@@ -302,7 +323,8 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "qwen3": _qwen3_shapes,
     "smollm3": _llama_shapes,
     "mixtral": _mixtral_shapes,
-    "qwen3_moe": _qwen3_moe_shapes,
+    "qwen3_moe": lambda config: _with_experts(config, _qwen3_shapes(config)),
+    "qwen2_moe": _qwen2_moe_shapes,
     "phi3": _phi3_shapes,
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,

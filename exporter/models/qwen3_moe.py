@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .. import layers
-from ..config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, integer, with_defaults
+from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
 from ..decoder import Decoder
 from ..experts import mlp
+from .qwen2_moe import experts
 from .qwen3 import attention
 
 DEFAULTS: RawConfig = {
@@ -22,27 +23,8 @@ DEFAULTS: RawConfig = {
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. A window, where switched on, is that of every layer."""
     raw = with_defaults(raw, DEFAULTS)
-    # transformers 5 may write the number of experts under its other name
-    count = integer(raw, "num_local_experts", integer(raw, "num_experts"))
-    experts = ExpertsConfig(
-        scope="mlp",
-        count=count,
-        per_token=integer(raw, "num_experts_per_tok"),
-        width=integer(raw, "moe_intermediate_size"),
-        normalize=bool(raw.get("norm_topk_prob", False)),
-        names=("gate_proj", "up_proj", "down_proj"),
-    )
-    dense, step = raw["mlp_only_layers"], integer(raw, "decoder_sparse_step")
-    num_layers = integer(raw, "num_hidden_layers")
     window = integer(raw, "sliding_window", 4096) if raw.get("use_sliding_window") else None
-    return decoder_config(
-        raw,
-        windows=[window] * num_layers,
-        experts=[
-            experts if count and layer not in dense and (layer + 1) % step == 0 else None
-            for layer in range(num_layers)
-        ],
-    )
+    return decoder_config(raw, windows=[window] * integer(raw, "num_hidden_layers"), experts=experts(raw))
 
 
 def build(net: Decoder) -> ir.Value:

@@ -37,6 +37,7 @@ def test_families_are_the_files() -> None:
         "mixtral",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
         "qwen3_moe",
         "smollm3",
