@@ -20,9 +20,17 @@ ENTRY_POINT_GROUP = "carryall.providers"
 _PARTS = frozenset(
     {
         *("base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory", "libraries"),
-        *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_provider", "paged_runner"),
-        *("placement", "process_runner", "selftest", "slot_graph", "slot_memory", "slot_policy"),
-        *("slot_runner", "split_runner", "tensorrt_options"),
+        *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
+        *(
+            "paged_runner",
+            "placement",
+            "process_runner",
+            "selftest",
+            "slot_graph",
+            "slot_memory",
+            "slot_policy",
+        ),
+        *("slot_policy", "slot_runner", "split_runner", "tensorrt_options"),
     }
 )
 

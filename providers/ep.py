@@ -20,6 +20,7 @@ from . import ort
 from .base import Runner, RunnerConfig
 from .device_memory import Device
 from .explicit_runner import ExplicitRunner
+from .ort_explicit import OrtExplicitSession
 from .ort_provider import OrtProvider
 
 _SUFFIX = "ExecutionProvider"
@@ -73,7 +74,8 @@ class PassThroughProvider(OrtProvider):
         if self._lowering(config) == "slots":
             return super().runner(model, config)
         session = self._open(model, config, generating=True)
-        return ExplicitRunner(session, config, str(model), device=Device(name="cpu", index=0))
+        device = Device(name="cpu", index=0)
+        return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """What ``settings`` says."""

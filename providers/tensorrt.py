@@ -18,6 +18,7 @@ from .base import Runner, RunnerConfig
 from .device_memory import Device
 from .explicit_runner import ExplicitRunner
 from .libraries import Library
+from .ort_explicit import OrtExplicitSession
 from .ort_provider import OrtProvider, compute_type
 from .tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
 
@@ -98,10 +99,9 @@ class TensorRTProvider(OrtProvider):
         own |= self.cache_options(cache.folder)
         session = self._open(model, config, generating=True, own=own)
         runner = ExplicitRunner(
-            session,
+            OrtExplicitSession(session, Device(name=self.device_name, index=options["device"]), str(model)),
             config,
             str(model),
-            device=Device(name=self.device_name, index=options["device"]),
             chunk=options["chunk"],
         )
         cache.record()

@@ -1,0 +1,85 @@
+"""Graphs with explicit KV in ONNX Runtime: caches stay on the device from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.errors import GraphError, ProviderRuntimeError
+from . import ort
+from .device_memory import Device
+from .explicit_runner import ExplicitGraph, Logits, known_size
+from .kv_memory import KVSpec
+from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, TYPES, present_name
+from .slot_memory import shared_value
+
+_PAST = "past_key_values."
+
+
+class OrtExplicitSession:
+    """An ``ExplicitSession`` on an execution provider.
+
+    Args:
+        session: an opened ``onnxruntime.InferenceSession`` of a graph of the portable contract.
+        device: where caches stay between runs.
+        source: how error messages call the model.
+
+    Raises:
+        GraphError: the graph does not keep the contract.
+    """
+
+    def __init__(self, session: Any, device: Device, source: str) -> None:
+        self._session, self._device = session, device
+        self.graph = _read(session, source)
+
+    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+        """See ``ExplicitSession``."""
+        binding = self._session.io_binding()
+        try:
+            for name, array in feeds.items():
+                binding.bind_ortvalue_input(name, shared_value(array))
+            for name, value in zip(self.graph.caches, past, strict=True):
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_output(LOGITS, "cpu")
+            for name in self.graph.caches:
+                binding.bind_output(present_name(name), self._device.name, self._device.index)
+            self._session.run_with_iobinding(binding)
+        except ort.runtime_errors() as error:
+            raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
+        results = binding.get_outputs()  # in the order they were bound
+        return results[0].numpy()[0], results[1:]
+
+    def to_host(self, value: Any) -> npt.NDArray[Any]:
+        """See ``ExplicitSession``."""
+        array: npt.NDArray[Any] = value.numpy()
+        return array
+
+    def from_host(self, array: npt.NDArray[Any]) -> Any:
+        """See ``ExplicitSession``."""
+        return shared_value(array)
+
+
+def _read(session: Any, source: str) -> ExplicitGraph:
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = {value.name: value.shape for value in session.get_outputs()}
+    caches = {
+        name: KVSpec(value.shape[1], value.shape[3], np.dtype(TYPES[value.type]))
+        for name, value in inputs.items()
+        if name.startswith(_PAST)
+    }
+    lacking = [name for name in (LOGITS, *map(present_name, caches)) if name not in outputs]
+    if not caches or lacking:
+        what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
+        raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")
+    known = session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
+    states = inputs.get(HIDDEN_STATES)
+    return ExplicitGraph(
+        frozenset(inputs),
+        caches,
+        known_size(outputs[LOGITS][-1], source),
+        int(known) if known and known.isdecimal() else None,
+        None if states is None else states.shape[-1],
+    )
