@@ -19,6 +19,7 @@ from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
 from .passes.lift_weights import LiftWeightsPass
 from .passes.merge_duplicates import MergeDuplicatesPass
+from .passes.move_qdq import MoveQDQPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
 from .passes.one_mask import OneMaskPass
 from .passes.position_ids import PositionIdsPass
@@ -48,6 +49,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         PositionIdsPass(),
         GemmToMatMulPass(),
         TiedHeadPass(),
+        MoveQDQPass(),
         FoldTransposesPass(),
         SimplifyShapesPass(),
         SplitProjectionsPass(),

@@ -88,6 +88,12 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def can_return(graph: ir.Graph, value: ir.Value) -> bool:
+    """Return whether ``value`` may become an output of ``graph``, under the output's name."""
+    producer = value.producer()
+    return producer is not None and producer.graph is graph and not value.is_graph_output()
+
+
 def sole_consumer(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads ``value`` once, or None."""
     uses = list(value.uses())

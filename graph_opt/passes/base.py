@@ -46,6 +46,17 @@ class GraphPass(ir.passes.InPlacePass):
         self.refusals.append(Refusal(node.name or node.op_type, reason))
 
 
+class EveryGraphPass(GraphPass):
+    """A pass over every graph by itself: the main one, those inside nodes, and functions."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite every graph of ``model``."""
+        self.fired, self.refusals = 0, []
+        for graph in [*model.graphs(), *(function.graph for function in model.functions.values())]:
+            self.rewrite(graph)
+        return ir.passes.PassResult(model, modified=self.fired > 0)
+
+
 def pass_name(pass_: ir.passes.PassBase) -> str:
     """Return ``GraphPass.name``, or the same made from the class name of any other onnx_ir pass."""
     return pass_.name if isinstance(pass_, GraphPass) else type(pass_).__name__.removesuffix("Pass")

@@ -8,16 +8,21 @@ from ..edit import add_initializer, nodes_of, remove_unused, replace, weight
 from ..lazy import shape_of, transpose
 from .base import GraphPass
 
+_NARROWEST = 8  # bits
+
 
 class FoldTransposesPass(GraphPass):
     """Store matrices the way they are multiplied."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Fold every transposition of a float matrix that nothing else reads."""
+        """Fold every transposition of a matrix that nothing else reads."""
         for node in nodes_of(graph, "Transpose"):
             source = node.inputs[0]
             tensor = weight(source)
             if source is None or tensor is None or len(shape_of(tensor)) != 2:
+                continue
+            if tensor.dtype.bitwidth < _NARROWEST:
+                self.refuse(node, f"it is of type {tensor.dtype}, packed several elements a byte")
                 continue
             perm = node.attributes.get("perm")
             if perm is not None and list(perm.as_ints()) != [1, 0]:

@@ -1,0 +1,212 @@
+"""Quantization moved to where it is needed, across operators that only move values (``MOVERS``).
+
+    QuantizeLinear(DequantizeLinear(x))                 -> x, with equal parameters
+    op(DequantizeLinear(x))                             -> DequantizeLinear(op(x))
+    op(DequantizeLinear(QuantizeLinear(x)))             -> DequantizeLinear(QuantizeLinear(op(x)))
+    QuantizeLinear(op(x)), and nothing dequantizes it   -> op(QuantizeLinear(x))
+    Transpose(DequantizeLinear(W))                      -> DequantizeLinear(Transpose(W))
+
+So values move as bytes where they are bytes before or behind, and a pair that stands for int8 arithmetic
+stays a pair, in front of what computes. Each of these gives the same numbers to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..edit import can_return, insert, remove_unused, replace, sole_consumer
+from .base import EveryGraphPass
+from .qdq import MOVERS, RESHAPES, Parameters, cannot_move, moved_axis, parameters
+
+_QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+_SAME_WORK = RESHAPES | {"Transpose", "Concat"}  # the others drop elements, which need no quantizing then
+
+
+@dataclass(frozen=True, slots=True)
+class _Dequantized:
+    """One operand that a DequantizeLinear makes, perhaps of what a QuantizeLinear of its own made."""
+
+    node: ir.Node
+    found: Parameters
+    quantize: ir.Node | None
+
+    def source(self, *, pair: bool) -> ir.Value | None:
+        return (self.quantize if pair and self.quantize is not None else self.node).inputs[0]
+
+
+class MoveQDQPass(EveryGraphPass):
+    """Move DequantizeLinear down and QuantizeLinear up, and drop those that undo each other."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Go down through the graph once, and up once."""
+        for node in list(graph):
+            if _is(node, _QUANTIZE):
+                self._cancel(graph, node)
+            elif node.op_type in MOVERS and not node.domain:
+                self._sink(graph, node)
+        pending = [node for node in graph if _is(node, _QUANTIZE)]
+        while pending:
+            pending += self._hoist(graph, pending.pop())
+
+    def _cancel(self, graph: ir.Graph, node: ir.Node) -> None:
+        inner = _producer(graph, node.inputs[0], _DEQUANTIZE)
+        source = None if inner is None else inner.inputs[0]
+        if inner is None or source is None:
+            return
+        reason = _quantizes_anew(inner, node)
+        if reason is None and node.outputs[0].is_graph_output() and not can_return(graph, source):
+            reason = "the graph returns it under this name"
+        if reason is not None:
+            self.refuse(node, reason)
+            return
+        replace(node.outputs[0], source)
+        remove_unused(graph, node)
+        self.fired += 1
+
+    def _sink(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Move what dequantizes the operands of a node behind it."""
+        values = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        producers = [_producer(graph, value, _DEQUANTIZE) for value in values]
+        if not any(producers):
+            return
+        operands = [None if inner is None else _dequantized(graph, inner) for inner in producers]
+        reason = _stays(node, operands)
+        if reason is not None:
+            self.refuse(node, reason)
+            return
+        given = [operand for operand in operands if isinstance(operand, _Dequantized)]
+        self._rewrite(graph, node, given)
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node, given: Sequence[_Dequantized]) -> None:
+        pair = all(operand.quantize is not None for operand in given)
+        sources = [operand.source(pair=pair) for operand in given]
+        moved = _again(node, [*sources, *node.inputs[len(sources) :]])
+        kinds = [_QUANTIZE, _DEQUANTIZE] if pair else [_DEQUANTIZE]
+        found = given[0].found
+        axis = None if found.axis is None else moved_axis(node, found.axis)
+        for old, new in zip(node.outputs, moved.outputs, strict=True):
+            if not old.uses() and not old.is_graph_output():
+                continue
+            new.type = sources[0].type if sources[0] is not None else None
+            new.shape = old.shape
+            for kind in kinds:
+                models = [operand.quantize if kind == _QUANTIZE else operand.node for operand in given]
+                new = _quantizer(node, models[0], kind, new, axis)
+            replace(old, new)
+        remove_unused(graph, node)
+        self.fired += 1
+
+    def _hoist(self, graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
+        """Move a QuantizeLinear in front of the node that makes its operand; return what stands there now."""
+        mover = None if node.inputs[0] is None else node.inputs[0].producer()
+        if mover is None or mover.graph is not graph or mover.domain or mover.op_type not in _SAME_WORK:
+            return []
+        if any(use.node.op_type == _DEQUANTIZE for use in node.outputs[0].uses()):
+            return []
+        found = parameters(node)
+        reason = found if isinstance(found, str) else _stays_behind(mover, node, found)
+        if reason is not None or isinstance(found, str):
+            self.refuse(node, str(reason))
+            return []
+        axis = None if found.axis is None else moved_axis(mover, found.axis, backward=True)
+        count = len(mover.inputs) if mover.op_type == "Concat" else 1
+        sources = [_quantizer(node, node, _QUANTIZE, value, axis) for value in mover.inputs[:count] if value]
+        moved = _again(mover, [*sources, *mover.inputs[count:]], before=node)
+        moved.outputs[0].type, moved.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        replace(node.outputs[0], moved.outputs[0])
+        remove_unused(graph, node)
+        self.fired += 1
+        return [made for made in map(ir.Value.producer, sources) if made is not None]
+
+
+def _quantizes_anew(before: ir.Node, after: ir.Node) -> str | None:
+    """Return why QuantizeLinear does not give back what DequantizeLinear took."""
+    old, new = parameters(before), parameters(after)
+    if isinstance(old, str) or isinstance(new, str):
+        return old if isinstance(old, str) else str(new)
+    return new.loses_digits() if old.equals(new) else "it quantizes otherwise than what was dequantized"
+
+
+def _stays_behind(mover: ir.Node, node: ir.Node, found: Parameters) -> str | None:
+    """Return why a QuantizeLinear must stay behind what moves its values."""
+    if sole_consumer(mover.outputs[0]) is not node:
+        return f"what {mover.op_type} returns is read elsewhere as well"
+    if found.axis is not None and moved_axis(mover, found.axis, backward=True) is None:
+        return _axis_changes(mover)
+    return cannot_move(mover, found)
+
+
+def _stays(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str | None:
+    """Return why what dequantizes a node's operands must stay in front of it."""
+    first = operands[0]
+    for operand in operands:
+        if isinstance(operand, str):
+            return operand
+        if operand is None or not isinstance(first, _Dequantized):
+            return "not all that it joins is dequantized"
+        if sole_consumer(operand.node.outputs[0]) is not node:
+            return "what is dequantized is read elsewhere as well"
+        if not first.found.equals(operand.found):
+            return "what it joins is quantized in several ways"
+        if _is_weight(operand) and (node.op_type != "Transpose" or operand.found.dtype not in _FOLDABLE):
+            return "it is a weight, which is dequantized where it is read"
+    if not isinstance(first, _Dequantized):
+        return None
+    if first.found.axis is not None and moved_axis(node, first.found.axis) is None:
+        return _axis_changes(node)
+    return cannot_move(node, first.found)
+
+
+_FOLDABLE = (ir.DataType.INT8, ir.DataType.UINT8)
+
+
+def _axis_changes(node: ir.Node) -> str:
+    return f"its scales lie along an axis that {node.op_type} changes"
+
+
+def _is_weight(operand: _Dequantized) -> bool:
+    return ir.convenience.get_const_tensor(operand.node.inputs[0]) is not None  # type: ignore[arg-type]
+
+
+def _dequantized(graph: ir.Graph, node: ir.Node) -> _Dequantized | str:
+    found = parameters(node)
+    if isinstance(found, str):
+        return found
+    inner = _producer(graph, node.inputs[0], _QUANTIZE)
+    if inner is None or sole_consumer(inner.outputs[0]) is not node:
+        return _Dequantized(node, found, None)
+    before = parameters(inner)
+    same = isinstance(before, Parameters) and before.equals(found)
+    return _Dequantized(node, found, inner if same else None)
+
+
+def _producer(graph: ir.Graph, value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.graph is graph and _is(node, op_type) else None
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and not node.domain
+
+
+def _again(node: ir.Node, inputs: Sequence[ir.Value | None], before: ir.Node | None = None) -> ir.Node:
+    """Insert a node like another that reads something else."""
+    made = insert(before or node, node.op_type, inputs, node.attributes, num_outputs=len(node.outputs))
+    made.name = node.name
+    return made
+
+
+def _quantizer(
+    before: ir.Node, model: ir.Node | None, op_type: str, value: ir.Value, axis: int | None
+) -> ir.Value:
+    """Insert a node of ``model``'s parameters on another value, and return its result."""
+    if model is None:
+        raise TypeError(f"no {op_type} to take the parameters from")
+    attributes = dict(model.attributes) | ({} if axis is None else {"axis": ir.AttrInt64("axis", axis)})
+    made = insert(before, op_type, [value, *model.inputs[1:]], attributes)
+    made.name, result = model.name, made.outputs[0]
+    result.type, result.shape = model.outputs[0].type, value.shape
+    return result

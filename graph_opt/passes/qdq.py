@@ -1,0 +1,175 @@
+"""What QuantizeLinear and DequantizeLinear do, and where their axis goes when values move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..edit import constant, int_attribute
+
+_DIGITS = {ir.DataType.FLOAT: 24, ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
+_BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+_INTEGERS = _BYTES | {ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16, ir.DataType.UINT16}
+_WHOLE_BYTES = frozenset(dtype for dtype in _INTEGERS if dtype.bitwidth >= 8)
+RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+MOVERS = RESHAPES | {"Transpose", "Slice", "Gather", "Concat", "Split", "MaxPool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Scale, zero point and what else decides what a node computes.
+
+    Attributes:
+        scale: one in all, or one for each index of an axis.
+        zero_point: of the quantized type; None is 0.
+        axis: what several scales lie along, None for one in all.
+        dtype: the quantized type, None if it is not known.
+    """
+
+    scale: ir.Value
+    zero_point: ir.Value | None
+    axis: int | None
+    dtype: ir.DataType | None
+
+    def equals(self, other: Parameters) -> bool:
+        """Return whether both certainly map the same numbers to each other."""
+        if self.dtype is None or (self.dtype, self.axis) != (other.dtype, other.axis):
+            return False
+        pairs = ((self.scale, other.scale), (self.zero_point, other.zero_point))
+        return all(a is b or _same_content(a, b) for a, b in pairs)
+
+    def loses_digits(self) -> str | None:
+        """Return why quantizing what was dequantized might give other numbers, None if it never does.
+
+        x * scale and the division are off by half a unit in the last place each, which must stay below 1/2.
+        """
+        scale, kind = constant(self.scale), _type_of(self.scale)
+        digits = None if kind is None else _DIGITS.get(kind)
+        if scale is None or digits is None:
+            return "its scale is computed"
+        if self.dtype not in _INTEGERS or self.dtype is None:
+            return "it does not quantize to integers of 4 to 16 bits"
+        bits = self.dtype.bitwidth
+        if bits + 2 >= digits:
+            return f"numbers of type {kind} have too few digits for {bits} bits"
+        with np.errstate(over="ignore"):
+            largest = scale * scale.dtype.type(2**bits)
+        return None if (scale > 0).all() and np.isfinite(largest).all() else "its scale is no usable number"
+
+
+def parameters(node: ir.Node) -> Parameters | str:
+    """Describe a QuantizeLinear or DequantizeLinear, or say why nothing can be said about it."""
+    scale, zero_point = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    rank = _rank(scale)
+    if scale is None or rank is None:
+        return "the rank of its scale is not known"
+    if int_attribute(node, "block_size", 0):
+        return "its scales are those of blocks"
+    if int_attribute(node, "precision", 0):
+        return "it divides in a precision of its own"
+    axis = int_attribute(node, "axis", 1)
+    if axis < 0:
+        axis += _rank(node.inputs[0]) or _rank(node.outputs[0]) or 0
+    if rank and axis < 0:
+        return "its axis is counted from the end, and its rank is not known"
+    return Parameters(scale, zero_point, axis if rank else None, _dtype(node, zero_point))
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    shape = value.shape if tensor is None else tensor.shape
+    return None if shape is None else len(shape)
+
+
+def _type_of(value: ir.Value) -> ir.DataType | None:
+    tensor = ir.convenience.get_const_tensor(value)
+    return value.dtype if tensor is None else tensor.dtype
+
+
+def _dtype(node: ir.Node, zero_point: ir.Value | None) -> ir.DataType | None:
+    if zero_point is not None:
+        return _type_of(zero_point)
+    if node.op_type == "DequantizeLinear":
+        return None if node.inputs[0] is None else _type_of(node.inputs[0])
+    return ir.DataType(int_attribute(node, "output_dtype", 0) or ir.DataType.UINT8)
+
+
+def _same_content(a: ir.Value | None, b: ir.Value | None) -> bool:
+    left, right = (None if value is None else constant(value) for value in (a, b))
+    if left is None or right is None:  # a zero point that is not there is 0
+        given = right if a is None else left if b is None else None
+        return given is not None and not np.any(np.asarray(given).astype(np.int64))
+    return _identity(left) == _identity(right)
+
+
+def _identity(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def cannot_move(node: ir.Node, found: Parameters) -> str | None:
+    """Return why an operator among ``MOVERS`` does not do the same to quantized values, None if it does."""
+    if node.op_type in RESHAPES or node.op_type == "Transpose":
+        return None
+    if node.op_type == "MaxPool":
+        scale = constant(found.scale)
+        if scale is None or not (scale > 0).all():
+            return "MaxPool keeps no order if the scale is not positive"
+        if len(node.outputs) > 1 and node.outputs[1].uses():
+            return "MaxPool returns indices too"
+        return None if found.dtype in _BYTES else "MaxPool takes only integers of 8 bits"
+    return None if found.dtype in _WHOLE_BYTES else f"{node.op_type} takes no values of this type"
+
+
+def moved_axis(node: ir.Node, axis: int, *, backward: bool = False) -> int | None:
+    """Return which axis of the result an axis of the operand becomes, None if it does not stay one.
+
+    Args:
+        node: one of ``MOVERS``.
+        axis: of the operand, not negative; of the result if ``backward``.
+        backward: ask the other way round.
+    """
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or result.shape is None:
+        return None
+    before, after = list(source.shape), list(result.shape)
+    if node.op_type in RESHAPES:
+        return _aligned(after, before, axis) if backward else _aligned(before, after, axis)
+    if node.op_type == "Transpose":
+        perm = node.attributes.get("perm")
+        order = list(perm.as_ints()) if perm is not None else list(reversed(range(len(before))))
+        return order[axis] if backward else order.index(axis)
+    if node.op_type == "Gather":
+        first, more = int_attribute(node, "axis", 0) % len(before), len(after) - len(before)
+        if axis < first:
+            return axis
+        behind = axis > first + more if backward else axis > first
+        return (axis - more if backward else axis + more) if behind else None
+    return None if axis in _touched(node, len(before)) else axis
+
+
+def _aligned(before: list[Any], after: list[Any], axis: int) -> int | None:
+    """Return the axis of ``after`` up to which, or from which on, all sizes are those of ``before``."""
+    rest = len(before) - axis
+    if _certainly_equal(before[: axis + 1], after[: axis + 1]):
+        return axis
+    return len(after) - rest if _certainly_equal(before[-rest:], after[-rest:]) else None
+
+
+def _certainly_equal(a: list[Any], b: list[Any]) -> bool:
+    return a == b and not any(size == 0 or getattr(size, "value", "") is None for size in a)
+
+
+def _touched(node: ir.Node, rank: int) -> set[int]:
+    """Return the axes along which a node drops, joins or compares elements; all if that is not known."""
+    if node.op_type == "MaxPool":
+        return set(range(2, rank))
+    if node.op_type in ("Concat", "Split"):
+        return {int_attribute(node, "axis", 0) % rank}
+    axes = constant(node.inputs[3]) if len(node.inputs) > 3 else np.arange(rank)
+    return set(range(rank)) if axes is None else {int(axis) % rank for axis in axes.reshape(-1)}
