@@ -23,6 +23,8 @@ from ..runtime.errors import (
 from . import machine
 from .base import Provider, Runner, RunnerConfig, RunnerInfo
 from .block_pool import BlockPool
+from .explicit_runner import ExplicitGraph, ExplicitRunner, known_size
+from .kv_memory import KVSpec
 from .paged_runner import PagedRunner
 
 _PAST = "past_key_values."
@@ -93,8 +95,10 @@ class OpenVinoProvider(Provider):
             GraphError: it is not lowered to a paged cache, or the device cannot run it.
             ProviderRuntimeError: no memory for the KV pool.
         """
-        settings = self._checked(config.options)
         facts = _facts(model, config)
+        if facts.caches:
+            return self._explicit_runner(model, config, facts)
+        settings = self._checked(config.options)
         core, compiled = self._compile(model, config, _cache_properties(settings, facts.int8_cache))
         from .openvino_sessions import OpenVinoPagedSession, make_cache
 
@@ -126,6 +130,16 @@ class OpenVinoProvider(Provider):
         pool = BlockPool(num_blocks, block_size, config.max_slots)
         session = OpenVinoPagedSession(compiled, caches)
         return PagedRunner(session, pool, info, facts.num_tokens, facts.hidden_size)
+
+    def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
+        """Attention is written out, so the cache has the inference's inputs and outputs for its home."""
+        from .openvino_sessions import OpenVinoExplicitSession
+
+        _, compiled = self._compile(model, config, {})
+        graph = ExplicitGraph(
+            facts.inputs, facts.caches, facts.vocab_size, facts.context_length, facts.hidden_size
+        )
+        return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
     def _compile(
         self, model: Path, config: RunnerConfig, generation: Mapping[str, str] | None = None
@@ -169,8 +183,14 @@ class OpenVinoProvider(Provider):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a paged graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``."""
+    """What a lowered graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
 
+    Args:
+        caches: shapes of explicit KV; none where the cache is paged.
+    """
+
+    inputs: frozenset[str]
+    caches: dict[str, KVSpec]
     int8_cache: bool
     context_length: int
     vocab_size: int
@@ -179,14 +199,14 @@ class _Facts:
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
-    """Read a paged graph's facts."""
+    """Read a lowered graph's facts."""
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
         raise GraphError(f"{path} is no readable ONNX file: {error}") from error
     inputs = {str(value.name): value for value in model.graph.inputs}
     missing = sorted(set(TABLES) - inputs.keys())
-    if missing:
+    if missing and INT8_CACHE not in model.metadata_props:
         raise GraphError(
             f"{path} is not lowered to a paged cache (no input '{missing[0]}'); lower it with "
             "provider.passes()"
@@ -195,14 +215,22 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     if config.context_length is not None and config.context_length > known:
         raise UsageError(f"context length {config.context_length} exceeds the {known} of {path}")
     shape = model.graph.outputs[0].shape
-    vocab_size = shape[-1] if shape is not None else None
-    if not isinstance(vocab_size, int):
-        raise GraphError(f"{path}: the last axis of 'logits' must be the vocabulary size")
+    vocab_size = known_size(shape[-1] if shape is not None else None, str(path))
     lookup = next((node for node, _ in inputs["input_ids"].uses() if node.op_type == "Gather"), None)
     num_tokens = None if lookup is None else static_size(lookup.inputs[0], 0)
     hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
     int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
-    return _Facts(int8_cache, config.context_length or known, vocab_size, num_tokens, hidden_size)
+    length = config.context_length or known
+    caches = _explicit_caches(inputs) if missing else {}
+    return _Facts(frozenset(inputs), caches, int8_cache, length, vocab_size, num_tokens, hidden_size)
+
+
+def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
+    return {
+        name: KVSpec(static_size(value, 1) or 0, static_size(value, 3) or 0, value.dtype.numpy())
+        for name, value in inputs.items()
+        if name.startswith(_PAST) and value.dtype is not None
+    }
 
 
 def _cache_properties(settings: Mapping[str, Any], int8_cache: bool) -> dict[str, str]:

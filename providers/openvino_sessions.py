@@ -10,8 +10,10 @@ import numpy.typing as npt
 import openvino
 
 from ..runtime.errors import ProviderRuntimeError
+from .explicit_runner import ExplicitGraph
 from .openvino_model import one_line
 from .paged_runner import Logits, PagedBatch
+from .slot_graph import LOGITS, present_name
 
 
 class OpenVinoPagedSession:
@@ -59,6 +61,46 @@ class OpenVinoPagedSession:
         """See ``PagedSession``."""
         for tensor, part in zip(self._caches, parts, strict=True):
             tensor.data[blocks] = part
+
+
+class OpenVinoExplicitSession:
+    """An ``ExplicitSession``: a run reads the caches where the run before wrote them.
+
+    Args:
+        compiled: an ``openvino.CompiledModel`` of a graph with explicit KV.
+        graph: what the graph says.
+    """
+
+    def __init__(self, compiled: Any, graph: ExplicitGraph) -> None:
+        self.graph = graph
+        self._request = compiled.create_infer_request()
+
+    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+        """See ``ExplicitSession``."""
+        present = []
+        try:
+            for name, array in feeds.items():
+                self._request.set_tensor(name, openvino.Tensor(array))
+            for name, tensor in zip(self.graph.caches, past, strict=True):
+                batch, heads, length, size = tensor.shape
+                shape = [batch, heads, length + feeds["input_ids"].shape[1], size]
+                present.append(openvino.Tensor(tensor.element_type, openvino.Shape(shape)))
+                self._request.set_tensor(name, tensor)
+                self._request.set_tensor(present_name(name), present[-1])
+            self._request.infer()
+        except RuntimeError as error:
+            raise ProviderRuntimeError(f"a run of one row failed: {one_line(error)}") from error
+        logits: Logits = self._request.get_tensor(LOGITS).data[0]
+        return logits.copy(), present  # the next row's run writes there
+
+    def to_host(self, value: Any) -> npt.NDArray[Any]:
+        """See ``ExplicitSession``."""
+        array: npt.NDArray[Any] = value.data
+        return array
+
+    def from_host(self, array: npt.NDArray[Any]) -> Any:
+        """See ``ExplicitSession``."""
+        return openvino.Tensor(array, shared_memory=False)
 
 
 def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:

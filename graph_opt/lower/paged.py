@@ -30,6 +30,7 @@ from ..edit import (
 from ..layers import HIDDEN_STATES
 from ..passes.base import GraphPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
+from .capped_attention import CappedAttentionPass
 from .float_compute import FloatComputePass
 from .kv_int8 import CacheScales, TakeCacheScalesPass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
@@ -86,7 +87,8 @@ class PagedAttentionPass(GraphPass):
             self.fired += 1
         for node in nodes_of(graph, "RotaryEmbedding"):
             self._read_table(graph, node)
-        graph.inputs.extend(tables)
+        if self.fired:
+            graph.inputs.extend(tables)
 
     def _lower(self, graph: ir.Graph, node: ir.Node, tables: list[ir.Value]) -> None:
         query, key, value, _, *caches = node.inputs[:6]
@@ -152,6 +154,8 @@ class PagedInputsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Change inputs and their shapes."""
         caches = {value for node in nodes_of(graph, OPERATOR, DOMAIN) for value in node.inputs[3:5]}
+        if not caches:
+            return
         for value in list(graph.inputs):
             if value in caches and value.shape is not None:
                 value.shape = ir.Shape(["blocks", value.shape[1], "block_size", value.shape[3]])
@@ -173,6 +177,8 @@ class FlatLogitsPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite what ``SelectLogitsPass`` wrote for batches."""
+        if next(nodes_of(graph, OPERATOR, DOMAIN), None) is None:
+            return
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
         wanted.shape = ir.Shape(["wanted"])
         for gather in nodes_of(graph, "GatherND"):
@@ -193,6 +199,8 @@ class FlatLogitsPass(GraphPass):
 def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The paged graph" in ``docs/openvino.md``.
 
+    Graphs with softcapped attention keep explicit KV instead.
+
     Args:
         context_length: most tokens a sequence will have; rope tables are this long.
     """
@@ -202,6 +210,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
+        CappedAttentionPass(),
         PagedAttentionPass(context_length, scales),
         common.RemoveUnusedNodesPass(),
         PagedInputsPass(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,6 +91,27 @@ def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tm
     mixed = runner.forward([Row(1, ids[33:34], 33), Row(2, ids[5:39], 5, 34)])
     np.testing.assert_allclose(mixed[0], expected[33:34], atol=1e-3)
     np.testing.assert_allclose(mixed[1], expected[5:39], atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"inference_precision": "bf16"}], ids=["f32", "bf16"])
+def test_softcapped_models_keep_explicit_kv(
+    options: dict[str, object], open_runner: Open, tmp_path: Path
+) -> None:
+    folder = write_tiny(
+        "gemma3_text", tmp_path / "checkpoint", attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    )
+    made, ids = export_package(folder, tmp_path / "package"), tokens(40)
+    expected = all_logits(open_runner("cpu", made.load()), ids)
+    runner = open_runner("openvino", made.load(), **options)
+    close = functools.partial(np.testing.assert_allclose, atol=0.1 if options else 1e-3)
+    close(all_logits(runner, ids), expected)
+    runner.forward([Row(1, ids[:33], 0, 0), Row(2, ids[:5], 0, 0)])
+    mixed = runner.forward([Row(1, ids[33:34], 33), Row(2, ids[5:39], 5, 34)])
+    close(mixed[0], expected[33:34])
+    close(mixed[1], expected[5:39])
+    runner.copy_prefix(2, 0, 30)
+    close(runner.forward([Row(0, ids[30:35], 30, 2)])[0], expected[33:35])
+    close(runner.forward([Row(2, ids[20:22], 20, 2)])[0], expected[20:22])
 
 
 @pytest.mark.parametrize("method", ["int4", "int8"])
