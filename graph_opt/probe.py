@@ -135,19 +135,21 @@ def mask_meaning(graph: ir.Graph, mask: ir.Value, context_length: int) -> MaskMe
     """Say what an additive mask [batch, 1, new, total] means, or why it is none of the known kinds.
 
     The window is read off the last row of the longest context; then every entry of several probes, with
-    random left padding, must be as that meaning predicts.
+    random left padding, must be as that meaning predicts. A graph without caches is probed without a past,
+    and one for a fixed number of new tokens with that many.
     """
     probe = Probe(graph, mask)
     unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
     if unknown:
         return f"the mask depends on {sorted(unknown)}"
-    longest = _Case([0], context_length - 1, 1)
-    seen = _seen(probe, longest)
+    cached, fixed = _has_caches(graph), _fixed_tokens(graph)
+    new = fixed or (1 if cached else context_length)
+    seen = _seen(probe, _Case([0], context_length - new if cached else 0, new))
     if isinstance(seen, str):
         return seen
-    count = int(seen[0, 0].sum())
-    window = None if count == context_length else count
-    for case in _cases(window, context_length):
+    count = int(seen[0, -1].sum())
+    window = None if count == seen.shape[-1] else count
+    for case in _cases(window, context_length, cached, fixed):
         seen = _seen(probe, case)
         if isinstance(seen, str):
             return seen
@@ -160,10 +162,23 @@ def mask_meaning(graph: ir.Graph, mask: ir.Value, context_length: int) -> MaskMe
 _KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "input_ids"})
 
 
-def _cases(window: int | None, context_length: int) -> list[_Case]:
+def _has_caches(graph: ir.Graph) -> bool:
+    return any(_PAST_KEY.fullmatch(str(value.name)) for value in graph.inputs)
+
+
+def _fixed_tokens(graph: ir.Graph) -> int | None:
+    """Return how many new tokens a graph was traced for, if it takes no other number."""
+    return next((static_size(value, 1) for value in graph.inputs if value.name == "input_ids"), None)
+
+
+def _cases(window: int | None, context_length: int, cached: bool, fixed: int | None) -> list[_Case]:
     rng = np.random.default_rng(_SEED)
     edge = window or 8
     shapes = [(0, 7), (5, 1), (6, 4), (edge - 1, 3), (edge, 2), (edge + 1, 1)]
+    if not cached:
+        shapes = [(0, past + new) for past, new in shapes]
+    if fixed is not None:
+        shapes = [(past, fixed) for past, _ in shapes]
     fitting = {(min(past, context_length - 1), min(new, context_length - past)) for past, new in shapes}
     return [
         _Case(rng.integers(0, past // 2 + 2, 3).tolist(), past, new)

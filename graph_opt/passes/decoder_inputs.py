@@ -22,6 +22,11 @@ def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
     return next((value for value in graph.inputs if value.name == name), None)
 
 
+def first_cache(graph: ir.Graph) -> ir.Value | None:
+    """Return the first cache among a graph's inputs; all are of one length."""
+    return next((value for value in graph.inputs if str(value.name).startswith("past_key_values.")), None)
+
+
 def decoder_input(graph: ir.Graph, name: str) -> ir.Value:
     """Return ``attention_mask`` or ``position_ids``, added to the graph where it has none."""
     found = find_input(graph, name)
@@ -82,19 +87,21 @@ class CausalMasks:
         return self._real
 
     def _write(self, window: int | None) -> ir.Value:
-        """Query i of the new tokens stands at index total - sequence + i."""
-        ids, given = find_input(self._graph, "input_ids"), decoder_input(self._graph, "attention_mask")
+        """Query i of the new tokens stands at index past + i."""
+        ids = find_input(self._graph, "input_ids")
         if ids is None:
             raise ValueError("the graph has no input_ids")
-        total, new = (self._op("Squeeze", self._op("Shape", value, start=1, end=2)) for value in (given, ids))
         zero, one = (
             shared_constant(self._graph, f"mask.{name}", np.array(number, np.int64))
             for name, number in (("first", 0), ("step", 1))
         )
+        new = self._op("Squeeze", self._op("Shape", ids, start=1, end=2))
+        cache = first_cache(self._graph)
+        past = zero if cache is None else self._op("Squeeze", self._op("Shape", cache, start=2, end=3))
+        total = self._op("Add", past, new)
         keys = self._op("Range", zero, total, one)
         axis = shared_constant(self._graph, "mask.axis", np.array([1], np.int64))
-        rows = self._op("Range", self._op("Sub", total, new), total, one)
-        queries = self._op("Unsqueeze", rows, axis)
+        queries = self._op("Unsqueeze", self._op("Range", past, total, one), axis)
         visible = self._op("LessOrEqual", keys, queries)
         if window is not None:
             size = shared_constant(self._graph, f"mask.window_{window}", np.array(window, np.int64))

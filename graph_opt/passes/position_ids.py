@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..edit import insert, shared_constant
 from .base import GraphPass
-from .shape_facts import PROBES, ShapeFacts
+from .shape_facts import ShapeFacts
 
 _NAME = "position_ids"
 
@@ -55,7 +55,7 @@ def _reads_positions(facts: ShapeFacts, node: ir.Node) -> bool:
     return all(
         content.size == content.shape[-1]
         and np.array_equal(content.reshape(-1), np.arange(probe.past, probe.total))
-        for content, probe in zip(contents, PROBES, strict=True)
+        for content, probe in zip(contents, facts.probes, strict=True)
     )
 
 

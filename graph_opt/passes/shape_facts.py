@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import SchemaError
 
+from ..edit import static_size
 from .known_shapes import shape_of_result, type_of_result
 from .small_contents import MAX_CONTENT, content_of
 
@@ -44,6 +45,18 @@ class Sizes:
 
 
 PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
+
+
+def decoder_sizes(graph: ir.Graph) -> tuple[Sizes, ...]:
+    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays."""
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    cached = any(value.shape is not None and len(value.shape) == len(_CACHE_AXES) for value in graph.inputs)
+    batch, new = static_size(ids, 0), static_size(ids, 1)
+    return tuple(
+        Sizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0) for probe in PROBES
+    )
+
+
 _AXES = {
     "input_ids": ("batch", "sequence"),
     "position_ids": ("batch", "sequence"),
@@ -58,11 +71,15 @@ class ShapeFacts:
     Args:
         graph: a decoder whose inputs follow the portable contract; of any other graph, axes of one name are
             taken to be of one size.
+
+    Attributes:
+        probes: the sets of sizes of a decoder.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         follows = any(value.name == "input_ids" for value in graph.inputs)
-        self._sizes = [probe.named() for probe in PROBES] if follows else _sizes_of_names(graph)
+        self.probes = decoder_sizes(graph) if follows else ()
+        self._sizes = [probe.named() for probe in self.probes] or _sizes_of_names(graph)
         self._axes = _AXES if follows else {}
         self._shapes: dict[ir.Value, Shapes] = {}
         self._types: dict[ir.Value, int] = {}

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from graph_asserts import apply, evaluate, graph
+from tiny_models import write_tiny
 
+from carryall.exporter.export import export_model
 from carryall.graph_opt.passes.one_mask import OneMaskPass
-from carryall.graph_opt.probe import MaskMeaning, mask_meaning
+from carryall.graph_opt.probe import MaskMeaning, Probe, mask_meaning
 
 LOW = np.finfo(np.float32).min
 HEAD = """x = Gather(embed, input_ids) shape = Shape <start = 1> (input_ids) s = Squeeze(shape)
@@ -101,3 +108,69 @@ def test_a_bias_on_what_is_seen_stays_and_says_so() -> None:
     node = next(node for node in model.graph if node.op_type == "Attention")
     assert node.inputs[3] is not None
     assert node.inputs[3].name == "added"
+
+
+def test_a_mask_that_is_written_the_one_way_stays() -> None:
+    model = decoder("", "", ", is_causal = 1")
+    apply(OneMaskPass(), model)
+    again = OneMaskPass()
+    assert apply(again, model) == []
+    assert again.fired == 0
+
+
+def test_masks_of_our_own_exporter_are_written_the_one_way(tmp_path: Path) -> None:
+    write_tiny("gemma3_text", tmp_path)
+    written = OneMaskPass()
+    assert apply(written, export_model(tmp_path)) == []
+    assert written.fired == 0
+
+
+def test_is_causal_intersects_with_a_mask_of_one_row() -> None:
+    """As the operator's text says; neither ONNX's reference implementation nor onnxruntime computes it."""
+    model = decoder(f"{PADDING} seen = Identity(real)", "seen", ", is_causal = 1")
+    apply(OneMaskPass(), model)
+    node = next(node for node in model.graph if node.op_type == "Attention")
+    assert node.inputs[3] is not None
+    mask = Probe(model.graph, node.inputs[3])
+    padding, past, new = np.array([0, 2]), 3, 4
+    feed: dict[str, npt.NDArray[Any]] = {
+        "attention_mask": (np.arange(past + new) >= padding[:, None]).astype(np.int64),
+        "input_ids": np.zeros((2, new), np.int64),
+        "past_key_values.0.key": np.zeros((2, 1, past, 8), np.float32),
+    }
+    query, key = past + np.arange(new)[:, None], np.arange(past + new)[None]
+    expected = (key <= query) & (key >= padding[:, None, None])
+    np.testing.assert_array_equal(mask(feed)[:, 0] == 0, expected)
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("where", ["past", "longer keys", "nonpad_kv_seqlen"])
+def test_where_the_diagonal_of_is_causal_lies(opset: int, where: str) -> None:
+    """Query i sees key j <= past + i; keys beyond the queries without a past count as later, not earlier."""
+    if where == "nonpad_kv_seqlen" and opset < 24:
+        pytest.skip("an operand of opset 24")
+    new, total = 3, 7
+    keys = 3 if where == "past" else total
+    inputs = f"float[1, 1, {new}, 4] q, float[1, 1, {keys}, 4] k, float[1, 1, {keys}, {total}] v"
+    value = np.eye(total, dtype=np.float32)[None, None]  # so that the result is what each query looks at
+    feed: dict[str, npt.NDArray[Any]] = {
+        "q": np.zeros((1, 1, new, 4)),
+        "k": np.zeros((1, 1, keys, 4)),
+        "v": value[:, :, total - keys :],
+    }
+    operands, results, offset = "q, k, v", "y", 0
+    if where == "past":
+        inputs += f", float[1, 1, 4, 4] pk, float[1, 1, 4, {total}] pv"
+        feed |= {"pk": np.zeros((1, 1, 4, 4)), "pv": value[:, :, :4]}
+        operands, results, offset = "q, k, v, , pk, pv", "y, a, b", 4
+    feed = {name: array.astype(np.float32) for name, array in feed.items()}
+    if where == "nonpad_kv_seqlen":
+        inputs, operands, offset = f"{inputs}, int64[1] n", "q, k, v, , , , n", 5 - new
+        feed["n"] = np.array([5])
+    attention = f"{results} = Attention <is_causal = 1> ({operands})"
+    text = f"g ({inputs}) => (float[1, 1, {new}, {total}] y) {{ {attention} }}"
+    model = ir.from_onnx_text(f'<ir_version: 11, opset_import: ["" : {opset}]> {text}')
+    expected = np.arange(total) <= np.arange(new)[:, None] + offset
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    for found in (evaluate(model, feed)[0], session.run(None, feed)[0]):
+        np.testing.assert_array_equal(found[0, 0] > 0, expected)

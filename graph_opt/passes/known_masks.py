@@ -1,0 +1,101 @@
+"""What the mask of an Attention lets a token see, found by evaluating all that says so at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import GraphError
+from .. import probe
+from ..edit import insert, int_attribute, shared_constant
+from .decoder_inputs import LOWEST, CausalMasks
+
+_SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated
+_ENDLESS = 1 << 30  # as an end in a Slice
+_LARGEST_WINDOW = 4096  # masks with larger numbers stay as they are written: evaluating them costs too much
+
+
+def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
+    """Return the meaning of a mask of numbers or booleans, or why it is none of the known ones."""
+    numbers = numbers_above(mask)
+    if any(number > _LARGEST_WINDOW for number in numbers):
+        return f"its mask computes with {max(numbers)}, too large to evaluate"
+    try:
+        return probe.mask_meaning(graph, mask, max([_SHORT, *(number + 2 for number in numbers)]))
+    except GraphError as error:
+        return str(error)
+
+
+def numbers_above(mask: ir.Value) -> list[int]:
+    """Return the whole numbers that a mask may be made with, as the size of its window."""
+    found: set[int] = set()
+    seen: set[ir.Value] = set()
+    waiting = [mask]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        tensor, node = value.const_value, value.producer()
+        if tensor is not None and tensor.size == 1:
+            number = abs(float(tensor.numpy().item()))
+            found |= {int(number)} if 1 < number < _ENDLESS and number.is_integer() else set()
+        elif node is not None:
+            waiting += [operand for operand in node.inputs if operand is not None]
+    return sorted(found)
+
+
+def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, unpadded: bool) -> ir.Value | None:
+    """Return one additive mask that says all that an Attention's operand, attribute and graph say.
+
+    ``is_causal`` and a mask intersect, whatever the mask's number of rows: query i sees key j where
+    j <= past + i and the mask allows it (ONNX's text; its reference implementation reads the diagonal off the
+    rows of the mask, and onnxruntime refuses masks of fewer rows than queries).
+
+    Args:
+        graph: of the node.
+        masks: of the graph.
+        node: an Attention.
+        unpadded: whether ``attention_mask`` is to be read too.
+    """
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    causal = bool(int_attribute(node, "is_causal", 0))
+    if given is None:
+        return masks.additive() if causal else None
+    hidden = ([masks.visible()] if causal else []) + ([masks.real()] if unpadded else [])
+    if given.dtype != ir.DataType.BOOL and not hidden:
+        return given
+    reader = next(node for node in graph if any(value is given for value in node.inputs))
+    if given.dtype == ir.DataType.BOOL:
+        seen = given
+        for condition in hidden:
+            seen = insert(reader, "And", [seen, condition]).outputs[0]
+        return masks.as_numbers(seen, reader)
+    lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
+    mask = given
+    for condition in hidden:
+        mask = insert(reader, "Where", [condition, mask, lowest]).outputs[0]
+    mask.shape, mask.dtype = given.shape, ir.DataType.FLOAT
+    return mask
+
+
+def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Return whether two values are computed alike from inputs of the same names."""
+    if a is None or b is None:
+        return a is b
+    one, other = a.producer(), b.producer()
+    if one is None or other is None:
+        return one is other and (_same_constant(a, b) if a.const_value is not None else a.name == b.name)
+    kinds = [(node.domain, node.op_type, _attributes(node), len(node.inputs)) for node in (one, other)]
+    return kinds[0] == kinds[1] and all(map(same_computation, one.inputs, other.inputs))
+
+
+def _same_constant(a: ir.Value, b: ir.Value) -> bool:
+    left, right = a.const_value, b.const_value
+    if left is None or right is None or left.size > 8 or right.size > 8:
+        return False
+    return left.dtype == right.dtype and np.array_equal(left.numpy(), right.numpy())
+
+
+def _attributes(node: ir.Node) -> dict[str, object]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
