@@ -18,6 +18,7 @@ from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
 from .passes.lift_weights import LiftWeightsPass
+from .passes.lower_opset import WriteSwishPass
 from .passes.merge_duplicates import MergeDuplicatesPass
 from .passes.move_qdq import MoveQDQPass
 from .passes.norm_before_transpose import NormBeforeTransposePass
@@ -35,6 +36,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         ContractNamesPass(),
         common.InlinePass(),
         RaiseOpsetPass(),
+        WriteSwishPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         FoldConstantsPass(),
         LiftNormsPass(),
@@ -66,8 +68,4 @@ def canonical_passes() -> list[ir.passes.PassBase]:
 
 
 def _clean_up() -> list[ir.passes.PassBase]:
-    return [
-        common.RemoveUnusedNodesPass(),
-        common.DeduplicateInitializersPass(size_limit=64),
-        MergeDuplicatesPass(),
-    ]
+    return [common.RemoveUnusedNodesPass(), MergeDuplicatesPass()]

@@ -17,6 +17,15 @@ def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Nod
     yield from [node for node in graph if node.op_type == op_type and node.domain == domain]
 
 
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the graphs among a node's attributes."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 def weight(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer that no caller can override, else None."""
     if value is None or not value.is_initializer() or value.is_graph_input():

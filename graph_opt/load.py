@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -10,6 +9,7 @@ import onnx_ir as ir
 
 from ..runtime.errors import GraphError
 from .checker import silent_onnx_ir
+from .edit import subgraphs
 
 
 def load_model(path: Path) -> ir.Model:
@@ -98,7 +98,7 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
                 in_order &= value.producer() is None or value in made
                 if value.graph not in inside:
                     raise GraphError(f"{name}: {_of(node)} reads {value.name}, and no node makes it")
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             in_order &= _in_order(subgraph, inside, made, name)
         made.update(node.outputs)
     for value in graph.outputs:
@@ -106,14 +106,6 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
         if value.graph is not graph or not is_given:
             raise GraphError(f"{name} has the output {value.name}, and no node of its graph makes it")
     return in_order
-
-
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
 
 
 def _check_external(tensor: ir.ExternalTensor, name: str) -> None:

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .canonical import canonical_passes
+from .passes.lower_opset import LowerOpsetPass
 from .passes.merge_duplicates import MergeDuplicatesPass
 from .passes.remove_identities import RemoveIdentitiesPass
 
@@ -20,4 +21,5 @@ def portable_passes() -> list[ir.passes.PassBase]:
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
+        LowerOpsetPass(),
     ]

@@ -9,11 +9,11 @@ and the graph then claims the older opset, whose operators are otherwise the sam
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from ...runtime.errors import GraphError
 from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, shared_constant
+from ..opset_forms import missing_form
 from ..passes.base import GraphPass
 
 
@@ -71,7 +71,7 @@ class OlderOpsetPass(GraphPass):
         version: the opset.
 
     Raises:
-        GraphError: an operator is not in it, or has an attribute or input that it had not yet.
+        GraphError: an operator is not in it, or has an attribute, input or type that it had not yet.
     """
 
     def __init__(self, version: int) -> None:
@@ -82,23 +82,17 @@ class OlderOpsetPass(GraphPass):
         """Check every node, then lower the number."""
         if graph.opset_imports.get("", self.version) <= self.version:
             return
-        for node in graph:
-            reason = _unknown(node, self.version) if not node.domain else None
+        for node in graph.all_nodes():
+            reason = missing_form(node, self.version)
             if reason is not None:
-                raise GraphError(f"{node.op_type} {node.name} cannot be in opset {self.version}: {reason}")
+                raise GraphError(
+                    f"{node.op_type} {node.name} cannot be in opset {self.version}, the target's newest: "
+                    f"{reason}; it is of opset {graph.opset_imports['']}. "
+                    f"Export the model again with opset {self.version}"
+                )
             node.version = None
         graph.opset_imports[""] = self.version
         self.fired += 1
-
-
-def _unknown(node: ir.Node, version: int) -> str | None:
-    if not onnx.defs.has(node.op_type, max_inclusive_version=version):
-        return "it has no such operator"
-    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version)
-    extra = sorted(set(node.attributes) - set(schema.attributes))
-    if extra:
-        return f"it has no attribute {extra[0]}"
-    return "it has more inputs" if len(node.inputs) > schema.max_input else None
 
 
 def _cast(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:

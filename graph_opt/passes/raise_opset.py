@@ -24,7 +24,7 @@ _CHANGED = frozenset({"Pad", "Resize", "ScatterElements", "ScatterND", "GRU", "L
 
 
 class RaiseOpsetPass(GraphPass):
-    """Raise the opset to 23; newer models stay as they are.
+    """Raise the opset to 23; newer models come later (``lower_opset.py``).
 
     Raises:
         GraphError: the model is older than opset 13, or holds an operator that would change its meaning.

@@ -1,0 +1,49 @@
+"""What an opset of the standard has a form for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from .edit import int_attribute
+
+_FLOAT_MOD = 28  # the opset that defines Mod of floats without fmod
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def missing_form(node: ir.Node, version: int) -> str | None:
+    """Return why a node of the standard cannot be in an opset, None if it can; unknown types are trusted.
+
+    Between 18 and 28, no operator but Mod changed its meaning without also changing its form.
+    """
+    if node.domain:
+        return None
+    if not onnx.defs.has(node.op_type, max_inclusive_version=version):
+        return "it has no such operator"
+    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version)
+    extra = sorted(set(node.attributes) - set(schema.attributes))
+    if extra:
+        return f"it has no attribute {extra[0]}"
+    if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
+        return "it has more inputs or outputs"
+    floats = any(value is not None and value.dtype in _FLOATS for value in node.inputs)
+    if node.op_type == "Mod" and version < _FLOAT_MOD and floats and not int_attribute(node, "fmod", 0):
+        return "its remainder of floats needs fmod"
+    sides: tuple[tuple[Sequence[ir.Value | None], Sequence[onnx.defs.OpSchema.FormalParameter]], ...]
+    sides = ((node.inputs, schema.inputs), (node.outputs, schema.outputs))
+    wrong = (kind for values, formal in sides for kind in _unknown_types(values, formal))
+    kind = next(wrong, None)
+    return None if kind is None else f"it has no form for {kind}"
+
+
+def _unknown_types(
+    values: Sequence[ir.Value | None], formal: Sequence[onnx.defs.OpSchema.FormalParameter]
+) -> Iterator[str]:
+    for index, value in enumerate(values):
+        if value is None or not isinstance(value.type, ir.TensorType) or not value.type.dtype.name:
+            continue
+        kind = f"tensor({value.type.dtype.name.lower()})"
+        if value.type.dtype and kind not in formal[min(index, len(formal) - 1)].types:  # the last is variadic
+            yield kind

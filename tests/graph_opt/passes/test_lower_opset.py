@@ -1,0 +1,83 @@
+"""Models newer than the contract's opset 23 come down to it, or say why they cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graph_asserts import apply, assert_same, evaluate, graph
+
+from carryall.graph_opt.lower.older_opset import OlderOpsetPass
+from carryall.graph_opt.passes.lower_opset import LowerOpsetPass, WriteSwishPass
+from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipelines import portable_passes
+from carryall.runtime.errors import GraphError
+
+SIGNATURE = "g (float[2, 3] x) => (float[2, 3] y)"
+
+
+def model(body: str, opset: int, signature: str = SIGNATURE) -> ir.Model:
+    return ir.from_onnx_text(f'<ir_version: 11, opset_import: ["" : {opset}]> {signature} {{ {body} }}')
+
+
+@pytest.mark.parametrize("opset", [24, 25, 26, 28])
+def test_what_needs_no_newer_opset_claims_23(opset: int) -> None:
+    newer = model("s = Shape(x) r = Reshape(x, s) a, b = TopK(r, s) y = Softmax(r)", opset)
+    assert apply(LowerOpsetPass(), newer) == []
+    assert newer.opset_imports[""] == 23
+
+
+NEWER = {
+    "an operator": (
+        "c = CumProd(x, x) y = Neg(c)",
+        26,
+        "it needs opset 26: in opset 23, it has no such operator",
+    ),
+    "an input": (
+        "y = Attention<q_num_heads = 1, kv_num_heads = 1>(x, x, x, , , , x)",
+        24,
+        "it has more inputs or outputs",
+    ),
+    "an attribute": (
+        "y = Attention<q_num_heads = 1, kv_num_heads = 1, left_window_size = 3>(x, x, x)",
+        25,
+        "it has no attribute left_window_size",
+    ),
+    "a meaning": ("y = Mod(x, x)", 28, "remainder of floats"),
+}
+
+
+@pytest.mark.parametrize("case", NEWER)
+def test_what_needs_a_newer_opset_keeps_it_and_a_target_says_which(case: str) -> None:
+    body, opset, reason = NEWER[case]
+    newer = model(body, opset)
+    assert [reason in said for said in apply(LowerOpsetPass(), newer)] == [True]
+    assert newer.opset_imports[""] == opset
+    with pytest.raises(GraphError, match=rf"cannot be in opset 21, .* it is of opset {opset}"):
+        OlderOpsetPass(21)(newer)
+
+
+def test_types_and_graphs_inside_nodes_count() -> None:
+    wide = model("y, b = TopK(h, k)", 24, "g (bfloat16[4] h, int64[1] k) => (bfloat16[1] y)")
+    assert "it has no form for tensor(bfloat16)" in apply(LowerOpsetPass(), wide)[0]
+    inside = """y = If(c) <then_branch = t () => (float[2, 3] a) { a = CumProd(x, i) },
+        else_branch = e () => (float[2, 3] b) { b = Abs(x) }>"""
+    branch = model(inside, 26, "g (float[2, 3] x, bool c, int64 i) => (float[2, 3] y)")
+    assert len(apply(LowerOpsetPass(), branch)) == 1
+
+
+@pytest.mark.parametrize("alpha", ["", "<alpha = 1.5>"])
+def test_swish_is_written_in_its_canonical_form(alpha: str) -> None:
+    newer, before = (model(f"y = Swish{alpha}(x)", 24) for _ in range(2))
+    result, _ = run(newer, portable_passes())
+    scaled, given = ("z = Mul(x, k)", {"k": np.float32(1.5)}) if alpha else ("z = Identity(x)", {})
+    expected = graph(f"{SIGNATURE} {{ {scaled} s = Sigmoid(z) y = Mul(x, s) }}", **given)
+    assert_same(result, run(expected, portable_passes())[0])
+    assert result.opset_imports[""] == 23
+    feed = {"x": np.array([[-2, -0.5, 0], [0.25, 1, 30]], np.float32)}
+    np.testing.assert_allclose(evaluate(result, feed)[0], evaluate(before, feed)[0], rtol=1e-6)
+
+
+def test_swish_of_an_unknown_type_stays() -> None:
+    newer = model("h = Unknown(x) s = Swish<alpha = 2.0>(h) y = Cast<to = 1>(s)", 24)
+    assert apply(WriteSwishPass(), newer) == ["the type of its alpha is not known"]
