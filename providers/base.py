@@ -55,6 +55,7 @@ class RunnerInfo:
     sliding_window: int = 0  # the widest window of layers whose KV ``trim`` gives back; 0 is none
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
+    squeezes: bool = False  # whether old KV can be dropped by ``squeeze``
 
 
 @dataclass(slots=True)
@@ -208,6 +209,34 @@ class TrimmingRunner(Runner, Protocol):
         """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
 
         Prefixes shorter than ``length`` are lost.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """How much of a sequence's KV stays.
+
+    Args:
+        kept: tokens in all; each KV head of each layer has its own.
+        sinks: that many of the first are among them.
+        recent: that many of the last are too, which is no less than ``RunnerInfo.sliding_window``.
+    """
+
+    kept: int
+    sinks: int
+    recent: int
+
+
+class SqueezingRunner(Runner, Protocol):
+    """A runner whose ``info.squeezes`` is set."""
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """Drop KV of all but the tokens that matter most, of those at positions [0, length).
+
+        Positions go on, so later rows start as if nothing had gone, but none before ``length`` any more.
+
+        Raises:
+            ProviderRuntimeError: the slot holds fewer positions, or less KV than is to be kept.
         """
 
 

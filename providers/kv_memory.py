@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
+from .base import Squeeze
+from .kv_selection import largest_keys
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -101,6 +103,26 @@ class KVMemory:
         for buffer, part in zip(self.buffers.values(), parts, strict=True):
             buffer[slot, :, start : start + length] = part
 
+    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
+        """Let the slot's first ``squeeze.kept`` rows be the most important of its ``held`` ones.
+
+        Layers with a sliding window look at none but recent ones, so there the last stay.
+        """
+        count = squeeze.kept - squeeze.sinks - squeeze.recent
+        middle, recent = slice(squeeze.sinks, held - squeeze.recent), slice(held - squeeze.recent, held)
+        for keys, values in _pairs(self.buffers):
+            chosen = np.arange(recent.start - count - squeeze.sinks, recent.start - squeeze.sinks)[None]
+            if keys not in self._windows:
+                chosen = largest_keys(self.buffers[keys][slot, :, middle], count)
+            for name in (keys, values):
+                rows = self.buffers[name][slot]
+                best = np.take_along_axis(rows[:, middle], chosen[..., None], axis=1)
+                rows[:, squeeze.sinks : squeeze.sinks + count] = best
+                rows[:, squeeze.sinks + count : squeeze.kept] = rows[:, recent]
+                self._gone.pop((name, slot), None)
+                # Less would be touched again soon.
+                self._give_back(name, slot, 2 * squeeze.kept, held)
+
     def release(self, slot: int) -> None:
         """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""
         self._gone = {key: gone for key, gone in self._gone.items() if key[1] != slot}
@@ -113,21 +135,34 @@ class KVMemory:
         """Give back whole pages of positions that no token from ``length`` on looks at."""
         for name, window in self._windows.items():
             gone = length + 1 - window
-            if _GIVE_BACK is None or gone <= self._gone.get((name, slot), 0):
-                continue
-            buffer = self.buffers[name]
-            head, token = buffer.strides[1], buffer.strides[2]
-            for start in range(slot * buffer.strides[0], (slot + 1) * buffer.strides[0], head):
-                first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-                size = (start + gone * token - first) // mmap.PAGESIZE * mmap.PAGESIZE
-                if size > 0:
-                    self._maps[name].madvise(_GIVE_BACK, first, size)
-            self._gone[name, slot] = gone
+            if gone > self._gone.get((name, slot), 0):
+                self._give_back(name, slot, 0, gone)
+                self._gone[name, slot] = gone
 
     def close(self) -> None:
         """Drop the buffers; the address space goes when the last view of it does."""
         self.buffers.clear()
         self._maps.clear()
+
+    def _give_back(self, name: str, slot: int, start: int, stop: int) -> None:
+        """Give back whole pages of rows [start, stop), where that is possible."""
+        if _GIVE_BACK is None:
+            return
+        buffer = self.buffers[name]
+        head, token = buffer.strides[1], buffer.strides[2]
+        for begin in range(slot * buffer.strides[0], (slot + 1) * buffer.strides[0], head):
+            first = -(-(begin + start * token) // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = (begin + stop * token - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if size > 0:
+                self._maps[name].madvise(_GIVE_BACK, first, size)
+
+
+def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The buffers of each layer's keys and values."""
+    for name in names:
+        stem, _, kind = name.rpartition("key")
+        if stem and not kind:
+            yield name, f"{stem}value"
 
 
 def _reserve(name: str, size: int) -> mmap.mmap:

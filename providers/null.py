@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
-from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo
+from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
@@ -64,6 +64,7 @@ class NullRunner:
             batched_multi_token=True,
             kv_layout="hash int64[n]",
             top_logits=options.top_logits,
+            squeezes=True,
         )
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
         self.forwards = 0
@@ -74,6 +75,7 @@ class NullRunner:
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token: what KV is to a real model.
         self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
+        self._dropped = [0] * config.max_slots  # tokens whose hashes are gone
         self._buffer = np.empty((0, options.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
@@ -105,19 +107,30 @@ class NullRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the history of positions [0, length)."""
-        if length > len(self._hashes[source]):
+        rows = length - self._dropped[source]
+        if not 0 < rows <= len(self._hashes[source]):
             raise ProviderRuntimeError(
                 f"slot {source} holds {len(self._hashes[source])} tokens, cannot copy {length}"
             )
-        self._hashes[target] = self._hashes[source][:length]
+        self._hashes[target] = self._hashes[source][:rows]
+        self._dropped[target] = self._dropped[source]
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """Keep the last hashes, on which alone what follows depends; see ``SqueezingRunner``."""
+        hashes = self._hashes[slot][: length - self._dropped[slot]]
+        if length - self._dropped[slot] != len(hashes) or squeeze.kept > len(hashes):
+            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens; no {squeeze}")
+        self._hashes[slot] = hashes[len(hashes) - squeeze.kept :]
+        self._dropped[slot] = length - squeeze.kept
 
     def release(self, slot: int) -> None:
         """Forget a slot's history."""
         self._hashes[slot] = []
+        self._dropped[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Hashes of positions [start, start + length)."""
-        if start + length > len(self._hashes[slot]):
+        if start + length > len(self._hashes[slot]) or self._dropped[slot]:
             raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens")
         return [np.array(self._hashes[slot][start : start + length], np.int64)]
 
@@ -139,7 +152,7 @@ class NullRunner:
 
     def _extend(self, row: Row) -> list[int]:
         hashes = self._hashes[row.slot]
-        del hashes[row.start :]
+        del hashes[row.start - self._dropped[row.slot] :]
         value = hashes[-1] if hashes else 0
         for token in row.tokens.tolist():
             value = (value * 1_000_003 + token + 1) % _MODULUS
@@ -167,8 +180,9 @@ class NullRunner:
         for row in rows:
             if not 0 <= row.slot < len(self._hashes):
                 raise ProviderRuntimeError(f"there is no slot {row.slot}")
-            held, end = len(self._hashes[row.slot]), row.start + len(row.tokens)
-            if row.start > held:
+            dropped = self._dropped[row.slot]
+            held, end = dropped + len(self._hashes[row.slot]), row.start + len(row.tokens)
+            if not (dropped < row.start <= held or row.start == 0 == dropped):
                 raise ProviderRuntimeError(
                     f"row starts at {row.start}, but slot {row.slot} holds {held} tokens"
                 )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..runtime import errors
 from ..runtime.errors import CarryallError, ProviderRuntimeError
 from . import get_provider
-from .base import Row, Runner, RunnerConfig, RunnerInfo
+from .base import Row, Runner, RunnerConfig, RunnerInfo, Squeeze
 
 _CLOSE_SECONDS = 10
 
@@ -66,6 +66,10 @@ class ProcessRunner:
     def trim(self, slot: int, length: int) -> None:
         """See ``Runner.trim``."""
         self._call("trim", slot, length)
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """See ``SqueezingRunner``."""
+        self._call("squeeze", slot, length, squeeze)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """See ``Runner.read_kv``."""

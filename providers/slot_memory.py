@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ..runtime.errors import ProviderRuntimeError
 from . import ort
+from .base import Squeeze
 from .kv_memory import KVMemory, KVSpec
 from .slot_graph import present_name
 
@@ -63,6 +64,7 @@ class SlotMemory(abc.ABC):
     length: int  # positions a slot
     layout: str = ""  # see ``RunnerInfo.kv_layout``
     trims: bool = False  # whether ``trim`` is of use
+    squeezes: bool = False  # whether there is ``squeeze``
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
@@ -118,6 +120,10 @@ class SlotMemory(abc.ABC):
         """Give back KV that no token from position ``length`` on looks at; only where ``trims`` is set."""
         raise ProviderRuntimeError("this memory cannot be given back in parts")
 
+    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
+        """Drop all but the most important of the slot's ``held`` rows; only where ``squeezes`` is set."""
+        raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
+
     @abc.abstractmethod
     def release(self, slot: int) -> None:
         """Give the slot's memory back where that is possible; its content is lost."""
@@ -134,7 +140,8 @@ class HostMemory(SlotMemory):
         self._kv = KVMemory(specs, slots, length)
         self.slots = slots
         self.length = self._kv.length
-        self.trims = self._kv.gives_back
+        self.trims = True
+        self.squeezes = all(spec.dtype != np.uint8 for spec in specs.values())  # several numbers a byte
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
         )
@@ -167,6 +174,10 @@ class HostMemory(SlotMemory):
     def trim(self, slot: int, length: int) -> None:
         """See ``SlotMemory``."""
         self._kv.trim(slot, length)
+
+    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
+        """See ``SlotMemory``."""
+        self._kv.squeeze(slot, held, squeeze)
 
     def release(self, slot: int) -> None:
         """See ``SlotMemory``."""

@@ -11,6 +11,7 @@ stands: with a single new token, "tokens in the cache after the run, minus 1" is
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
-from .base import BestLogits, Row, RunnerConfig, RunnerInfo, check_rows
+from .base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows
 from .kv_memory import KVSpec
 from .slot_graph import (
     HIDDEN_STATES,
@@ -83,6 +84,7 @@ class SlotRunner:
             batched_multi_token=False,
             kv_layout=self._kv.layout,
             top_logits=graph.top_logits,
+            squeezes=graph.takes_positions and self._kv.squeezes,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()) * self._kv.trims,
         )
         self._session = session
@@ -91,7 +93,9 @@ class SlotRunner:
         self._bindings: dict[tuple[str, int, int], BoundRun] = {}
         self._ids = np.zeros((self._kv.slots, 1), np.int64)
         self._positions = np.zeros((self._kv.slots, 1), np.int64) if graph.takes_positions else None
-        self._lengths = np.zeros(self._kv.slots, np.int32)
+        self._lengths = np.zeros(self._kv.slots, np.int32)  # tokens in the cache
+        self._dropped = np.zeros(self._kv.slots, np.int32)  # tokens that have left it
+        self._settled = np.zeros(self._kv.slots, np.int32)  # the positions from which on none has
         self._total = np.zeros((), np.int32)
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
         self._hidden_size = graph.hidden_size
@@ -116,7 +120,7 @@ class SlotRunner:
 
     def _step(self, rows: Sequence[Row], late: Collection[int]) -> list[Logits]:
         """Run one step; of slots in ``late`` the logits may stay on the device."""
-        self._check(rows)
+        rows = self._rows_in_cache(rows)
         singles = [row for row in rows if len(row.tokens) == 1]
         results: dict[int, Logits] = {}
         try:
@@ -134,23 +138,38 @@ class SlotRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
-        if length > self._lengths[source]:
-            raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
-        self._kv.copy_prefix(source, target, length)
-        self._lengths[target] = length
+        held = int(self._lengths[source] + self._dropped[source])
+        if not self._settled[source] <= length <= held:
+            raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
+        rows = length - int(self._dropped[source])
+        self._kv.copy_prefix(source, target, rows)
+        self._lengths[target] = rows
+        self._dropped[target], self._settled[target] = self._dropped[source], self._settled[source]
 
     def trim(self, slot: int, length: int) -> None:
         """Give back KV that tokens from ``length`` on do not look at; see ``TrimmingRunner``."""
-        self._kv.trim(slot, length)
+        self._kv.trim(slot, length - int(self._dropped[slot]))
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """Drop KV of tokens before ``length``; see ``SqueezingRunner``."""
+        held = length - int(self._dropped[slot])
+        if not squeeze.sinks + squeeze.recent <= squeeze.kept <= held <= self._lengths[slot]:
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {self._lengths[slot]} tokens; no {squeeze} of {held}"
+            )
+        self._kv.squeeze(slot, held, squeeze)
+        self._lengths[slot] = squeeze.kept
+        self._dropped[slot] = length - squeeze.kept
+        self._settled[slot] = length
 
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the operating system. Its content is lost."""
-        self._lengths[slot] = 0
+        self._lengths[slot] = self._dropped[slot] = self._settled[slot] = 0
         self._kv.release(slot)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of positions [start, start + length); see ``MovableRunner``."""
-        if start + length > self._lengths[slot]:
+        if start + length > self._lengths[slot] or self._dropped[slot]:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
             )
@@ -158,7 +177,7 @@ class SlotRunner:
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Let a slot hold ``start + length`` positions; see ``MovableRunner``."""
-        if start > self._lengths[slot] or start + length > self.info.context_length:
+        if start > self._lengths[slot] or self._dropped[slot] or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
         self._lengths[slot] = start
         try:
@@ -174,13 +193,26 @@ class SlotRunner:
         self._session = self._decode_session = None
         self._kv.close()
 
-    def _check(self, rows: Sequence[Row]) -> None:
-        """Refuse a step that needs KV that is not there; then cut the slots to where their rows start."""
+    def _rows_in_cache(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows that start where their tokens go in the cache; the slots are cut to where they start.
+
+        Raises:
+            ProviderRuntimeError: a row needs KV that is not there.
+        """
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
-        check_rows(rows, self.info, self._lengths, self._hidden_size)
+        check_rows(rows, self.info, self._lengths + self._dropped, self._hidden_size)
+        for row in rows:
+            if row.start < self._settled[row.slot]:
+                raise ProviderRuntimeError(
+                    f"slot {row.slot} has dropped tokens that a row from {row.start} needs"
+                )
+        if self._dropped.any():
+            gone = self._dropped
+            rows = [dataclasses.replace(row, start=row.start - int(gone[row.slot])) for row in rows]
         for row in rows:
             self._lengths[row.slot] = row.start
+        return list(rows)
 
     def _decode(self, rows: list[Row], late: Collection[int]) -> None:
         for row in rows:
@@ -188,7 +220,8 @@ class SlotRunner:
             if self._hidden is not None:
                 self._hidden[row.slot] = row.hidden_states
         if self._positions is not None:
-            self._positions[:, 0] = self._lengths
+            # A dummy row's position may lie beyond the rope's table, which nobody checks.
+            np.minimum(self._lengths + self._dropped, self.info.context_length - 1, out=self._positions[:, 0])
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
             longest = int(self._lengths[first : first + count].max()) + 1
@@ -226,7 +259,8 @@ class SlotRunner:
             POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
         if self._positions is not None:
-            feeds[POSITION_IDS] = np.arange(row.start + begin, row.start + end, dtype=np.int64)[None]
+            first = row.start + int(self._dropped[row.slot])
+            feeds[POSITION_IDS] = np.arange(first + begin, first + end, dtype=np.int64)[None]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         results = {LOGITS: logits, **self._best_results(row.slot, logits.shape[1])}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
-from .base import MovableRunner, Row, Runner, RunnerInfo, TrimmingRunner
+from .base import MovableRunner, Row, Runner, RunnerInfo, Squeeze, SqueezingRunner, TrimmingRunner
 
 
 class SplitRunner:
@@ -31,6 +31,7 @@ class SplitRunner:
             max_slots=min(info.max_slots for info in infos),
             kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
             batched_multi_token=all(info.batched_multi_token for info in infos),
+            squeezes=all(info.squeezes for info in infos),
             sliding_window=max(info.sliding_window for info in infos),
             kv_layout=" | ".join(layouts) if all(layouts) else "",
         )
@@ -61,6 +62,11 @@ class SplitRunner:
         for part in self._parts:
             if part.info.sliding_window:
                 cast(TrimmingRunner, part).trim(slot, length)
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """See ``SqueezingRunner``."""
+        for part in self._parts:
+            cast(SqueezingRunner, part).squeeze(slot, length, squeeze)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of all parts, one after the other."""

@@ -34,6 +34,7 @@ def make_engine(
     prefix_cache: bool = False,
     proposer: Proposer | None = None,
     adaptive: bool = False,
+    squeeze_kv: int | None = None,
 ) -> tuple[Engine, NullRunner]:
     """An engine on a toy model; proposals are made whether or not they pay, unless asked otherwise."""
     runner = make_runner(max_slots=max_slots, context_length=context_length)
@@ -43,6 +44,7 @@ def make_engine(
         max_queue=max_queue,
         prefix_cache=prefix_cache,
         adaptive_speculation=adaptive,
+        squeeze_kv=squeeze_kv,
     )
     return Engine(runner, config, proposer), runner
 

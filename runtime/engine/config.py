@@ -25,7 +25,9 @@ class EngineConfig:
         prefix_cache_bytes: most bytes of the files there.
         context_overflow: what happens when prompt and output fill the context: ``length`` ends the request,
             ``slide`` drops the middle and goes on.
-        attention_sinks: how many of the first tokens stay when the middle is dropped.
+        attention_sinks: how many of the first tokens stay when others are dropped.
+        squeeze_kv: KV of about so many tokens is all that a request keeps while it generates; the oldest that
+            seem to matter least go. It changes what is generated (``docs/engine.md``). None keeps all.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, beside ``kv_bytes``.
             Without it, and without ``prefix_cache_dir``, such KV is computed again.
         compile_seconds: how long a request waits for its grammar before it is refused.
@@ -43,6 +45,7 @@ class EngineConfig:
     swap_bytes: int = 0
     context_overflow: Literal["length", "slide"] = "length"
     attention_sinks: int = 4
+    squeeze_kv: int | None = None
     compile_seconds: float = 10.0
     logits_processors: tuple[BatchLogitsProcessor, ...] = ()
     adaptive_speculation: bool = True

@@ -33,6 +33,7 @@ from .slots import SlotTable
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
+from .squeeze import make_squeezer
 from .stats import Counters, EngineStats
 
 _NOTHING_TO_DRAW = (
@@ -101,6 +102,7 @@ class Engine:
         if config.context_overflow == "slide":
             sinks = config.attention_sinks
             self._endless = EndlessText(self.max_length, sinks, self._scheduler, self._speculator)
+        self._squeezer = make_squeezer(runner, self._scheduler, config, info)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.compile_seconds)
@@ -266,6 +268,8 @@ class Engine:
     def _prepare(self, plan: StepPlan) -> StepPlan:
         """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
         lost = self._operations.apply()
+        if self._squeezer is not None:
+            lost |= self._squeezer.apply(plan.requests)
         for slot in lost:
             self._scheduler.lose(slot)
         if lost:

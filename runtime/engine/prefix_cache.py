@@ -107,8 +107,14 @@ class PrefixCache:
 
     def progress(self, request: Request) -> None:
         """Note that more of a running request's tokens have KV."""
-        if self.enabled and request.slot is not None:
+        if self.enabled and request.slot is not None and not request.num_dropped:
             self._tree.set_computed(request.slot, request.num_computed)
+
+    def withdraw(self, request: Request) -> None:
+        """Note that a running request's KV is no longer what its tokens say, and of no use to others."""
+        if self.enabled and request.slot is not None:
+            self._tree.remove(request.slot)
+            self._tree.insert(request.slot, request.token_slice(0, 0), 0, request.cache_salt)
 
     def replace(self, request: Request) -> None:
         """Note that a running request's tokens are others than before."""
@@ -123,7 +129,7 @@ class PrefixCache:
         assert slot is not None  # noqa: S101 -- only called for running requests
         if self.enabled:
             self._tree.remove(slot)
-        if not self.enabled or not keep or not request.num_computed:
+        if not self.enabled or not keep or not request.num_computed or request.num_dropped:
             self._slots.free(slot)
             return
         count = request.num_computed

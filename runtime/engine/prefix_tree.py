@@ -96,7 +96,7 @@ class PrefixTree:
             elif len(node.children) == 1:
                 self._merge_with_child(node)
             node = node.parent
-        if not node.children:
+        if not node.children and not node.ending:
             del self._roots[entry.salt]
 
     def rename(self, source: int, target: int) -> None:

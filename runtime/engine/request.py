@@ -132,10 +132,11 @@ class Request:
         self.error: str | None = None
         self.fault: RequestError | None = None  # set where the request itself is why it failed
 
-        # The scheduler's part: KV of tokens [0, num_computed) lies in `slot`.
+        # The scheduler's part: KV of tokens [0, num_computed) lies in `slot`, but for `num_dropped` of them.
         self.arrival_index = 0
         self.slot: int | None = None
         self.num_computed = 0
+        self.num_dropped = 0
         self.overtaken = 0  # times that a later request was admitted first
         self.resumes = False  # preempted, and not admitted again yet
         self.chunk_keys: ChunkKeys | None = None
@@ -206,6 +207,11 @@ class Request:
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is missing: 1 while decoding, more during prefill."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_kept(self) -> int:
+        """Known tokens whose KV is in the slot, or will be once they are computed."""
+        return self.num_tokens - self.num_dropped
 
     @property
     def order(self) -> tuple[int, int]:

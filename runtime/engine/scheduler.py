@@ -201,8 +201,8 @@ class Scheduler:
         for request, extra in zip(plan.requests, plan.proposed, strict=True):
             if request.slot is None:
                 continue
-            if self._slots.tokens(request.slot) > request.num_tokens:
-                self._slots.grow(request.slot, request.num_computed)
+            if self._slots.tokens(request.slot) > request.num_kept:
+                self._slots.grow(request.slot, request.num_computed - request.num_dropped)
             if extra:
                 self.cache.progress(request)
 
@@ -219,11 +219,18 @@ class Scheduler:
         """Take the slot from a running request, which will be computed again later."""
         self._running.remove(request)
         self.cache.leave(request, keep=keep)
-        request.num_computed = 0
+        request.num_computed = request.num_dropped = 0
         request.status = RequestStatus.WAITING
         request.resumes, request.stored, request.restorable = True, None, 0
         self._waiting.push(request)
         self.preemptions += 1
+
+    def drop(self, request: Request, num_tokens: int) -> None:
+        """Note that KV of so many of a running request's tokens is gone for good."""
+        assert request.slot is not None  # noqa: S101 -- only called for running requests
+        request.num_dropped += num_tokens
+        self._slots.grow(request.slot, self._slots.tokens(request.slot) - num_tokens)
+        self.cache.withdraw(request)
 
     def restart(self, request: Request) -> None:
         """Note that a running request's tokens are others from ``num_computed`` on."""
@@ -255,7 +262,7 @@ class Scheduler:
             held = self._slots.tokens(request.slot)
             if request in self._waiting or request.status is not RequestStatus.RUNNING:
                 raise RuntimeError(f"{request} runs, but its status or the queue says otherwise")
-            if not request.num_computed <= held <= request.num_tokens:
+            if not request.num_computed <= held + request.num_dropped <= request.num_tokens:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
 
     def _compact(self) -> None:
@@ -283,11 +290,11 @@ class Scheduler:
             while request.slot is not None and not self.cache.make_room(self._growth(request)):
                 self.preempt(max(self._running, key=lambda r: r.order))
             if request.slot is not None:
-                self._slots.grow(request.slot, request.num_tokens)
+                self._slots.grow(request.slot, request.num_kept)
 
     def _growth(self, request: Request) -> int:
         assert request.slot is not None  # noqa: S101 -- only called for running requests
-        return request.num_tokens - self._slots.tokens(request.slot)
+        return request.num_kept - self._slots.tokens(request.slot)
 
     def _prompt_budget(self, rows: int) -> int:
         """Prompt tokens beside ``rows`` running streams: as many as the step may be stretched for."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from speculation_kit import Oracle
 
-from carryall.providers.base import Row
+from carryall.providers.base import Row, Squeeze
 from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.engine.speculation.proposer import Proposer
@@ -35,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         proposer=st.sampled_from(PROPOSERS),
         adaptive=st.booleans(),
+        squeeze_kv=st.sampled_from([None, None, 10, 24]),
     )
     def start(
         self,
@@ -44,6 +45,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache: bool,
         proposer: Callable[[], Proposer] | None,
         adaptive: bool,
+        squeeze_kv: int | None,
     ) -> None:
         made = proposer() if proposer is not None else None
         self.most_proposed = made.max_tokens if made is not None else 0
@@ -55,10 +57,14 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             proposer=made,
             adaptive=adaptive,
+            squeeze_kv=squeeze_kv,
         )
         self.copy_prefix = self.runner.copy_prefix
         self.runner.copy_prefix = self.copy_or_fail  # type: ignore[method-assign]
         self.runner.before_forward = self.fail
+        self.squeeze = self.runner.squeeze
+        self.runner.squeeze = self.squeeze_or_fail  # type: ignore[method-assign]
+        self.squeeze_failures = 0
         self.all: list[Request] = []
         self.spurious_failures = 0
         self.copy_failures = 0
@@ -70,6 +76,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.copy_failures -= 1
             raise ProviderRuntimeError("no copy")
         self.copy_prefix(source, target, length)
+
+    def squeeze_or_fail(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        if self.squeeze_failures:
+            self.squeeze_failures -= 1
+            raise ProviderRuntimeError("no squeeze")
+        self.squeeze(slot, length, squeeze)
 
     def fail(self, rows: Sequence[Row]) -> None:
         if any((row.tokens == POISON).any() for row in rows):
@@ -142,6 +154,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.copy_failures = 1
 
     @rule()
+    def fail_a_squeeze(self) -> None:
+        self.squeeze_failures = 1
+
+    @rule()
     def clear_the_prefix_cache(self) -> None:
         self.engine.clear_prefix_cache()
         assert self.engine.stats().idle_kv_tokens == 0
@@ -151,7 +167,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check_integrity()
         stats = self.engine.stats()
         assert stats.running + stats.waiting == sum(not r.finished for r in self.all)
-        held = sum(request.num_computed for request in self.all if request.slot is not None)
+        held = sum(
+            request.num_computed - request.num_dropped for request in self.all if request.slot is not None
+        )
         # Refused proposals stay in their slots until something is written over them.
         refused = self.most_proposed * stats.slots
         assert self.runner.held_tokens() <= stats.kv_tokens + refused

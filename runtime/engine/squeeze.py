@@ -1,0 +1,78 @@
+"""Bounded KV for long answers: old tokens that matter little leave the cache, and what remains is a guess.
+
+While a request generates, its cache is cut down to a number of tokens whenever it holds a quarter more: the
+first ones, on which attention rests (arXiv:2309.17453), the recent half, and of the others those that the
+runner finds most important. A prompt is read whole, as in SnapKV (arXiv:2404.14469), and others may share it
+until then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import cast
+
+from ...providers.base import Runner, RunnerInfo, Squeeze, SqueezingRunner
+from ..errors import ProviderRuntimeError, UsageError
+from .config import EngineConfig
+from .request import Request
+from .scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+_SLACK = 4  # a quarter more before the next time, so that few tokens are copied for each that is generated
+
+
+class KVSqueezer:
+    """Drops KV of requests that hold much.
+
+    Args:
+        runner: whose slots they are.
+        scheduler: keeps the books.
+        squeeze: what stays.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, squeeze: Squeeze) -> None:
+        self._runner = cast(SqueezingRunner, runner)
+        self._scheduler = scheduler
+        self._squeeze = squeeze
+        self._most = squeeze.kept + max(1, squeeze.kept // _SLACK)
+
+    def apply(self, requests: Iterable[Request]) -> set[int]:
+        """Drop KV of those that generate and hold too much; return slots whose content was lost by it."""
+        lost = set()
+        for request in requests:
+            held = request.num_computed - request.num_dropped
+            generates = request.num_computed >= len(request.prompt_token_ids)
+            if request.slot is None or not generates or held < self._most:
+                continue
+            try:
+                self._runner.squeeze(request.slot, request.num_computed, self._squeeze)
+            except ProviderRuntimeError as error:
+                _log.warning("slot %d could not be squeezed, it is computed again: %s", request.slot, error)
+                lost.add(request.slot)
+                continue
+            self._scheduler.drop(request, held - self._squeeze.kept)
+        return lost
+
+
+def make_squeezer(
+    runner: Runner, scheduler: Scheduler, config: EngineConfig, info: RunnerInfo
+) -> KVSqueezer | None:
+    """What ``config.squeeze_kv`` asks for.
+
+    Raises:
+        UsageError: the runner cannot drop KV, or what is to be kept is too little.
+    """
+    kept = config.squeeze_kv
+    if kept is None:
+        return None
+    recent = kept // 2
+    if not info.squeezes:
+        raise UsageError("this provider cannot drop KV of single tokens; leave squeeze_kv")
+    if config.context_overflow == "slide":
+        raise UsageError("squeeze_kv and context_overflow='slide' both drop tokens; choose one")
+    if recent <= config.attention_sinks or recent < info.sliding_window:
+        least = 2 * max(config.attention_sinks + 1, info.sliding_window)
+        raise UsageError(f"squeeze_kv is {kept}; with this model and attention_sinks it is at least {least}")
+    return KVSqueezer(runner, scheduler, Squeeze(kept, config.attention_sinks, recent))

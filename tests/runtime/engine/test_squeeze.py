@@ -1,0 +1,99 @@
+"""Requests that keep part of their KV: when it goes, who may still share it, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, run
+
+from carryall.providers.base import Squeeze
+from carryall.runtime.engine.engine import Engine, EngineConfig
+from carryall.runtime.errors import UsageError
+
+LONG = dataclasses.replace(GREEDY, max_tokens=90)
+
+
+def test_a_request_holds_no_more_than_a_quarter_above_what_it_keeps() -> None:
+    engine, runner = make_engine(squeeze_kv=20)
+    request = make_request("a", 70, LONG)
+    expected = alone(request)
+    engine.add(request)
+    held = []
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+        if len(request.output_token_ids) > 1 and not request.finished:
+            assert runner.held_tokens() == engine.stats().kv_tokens
+            held.append(runner.held_tokens())
+    assert min(held) == 21
+    assert max(held) == 25
+    assert request.output_token_ids == expected
+
+
+def test_sinks_and_the_recent_half_stay() -> None:
+    engine, runner = make_engine(squeeze_kv=20)
+    seen = []
+    own = runner.squeeze
+
+    def record(slot: int, length: int, squeeze: Squeeze) -> None:
+        seen.append((length, squeeze))
+        own(slot, length, squeeze)
+
+    runner.squeeze = record  # type: ignore[method-assign]
+    run(engine, [make_request("a", 30, dataclasses.replace(GREEDY, max_tokens=10))])
+    how = Squeeze(kept=20, sinks=4, recent=10)
+    assert seen == [(30, how), (35, how)]
+
+
+def test_a_squeezed_slot_is_no_prefix_for_anybody() -> None:
+    engine, runner = make_engine(squeeze_kv=20, prefix_cache=True)
+    first = make_request("a", 40, LONG)
+    run(engine, [first])
+    assert runner.held_tokens() == 0
+    again = make_request("b", [*first.prompt_token_ids, *first.output_token_ids][:60], LONG)
+    assert run(engine, [again]) == [alone(again)]
+    assert engine.stats().prefix_hits == 0
+
+
+def test_samples_share_the_prompt_before_it_is_squeezed() -> None:
+    engine, _ = make_engine(squeeze_kv=20, prefix_cache=True)
+    prompt = make_request("a", 60).prompt_token_ids
+    samples = [make_request(name, prompt, LONG) for name in "abcd"]
+    assert run(engine, samples) == [alone(samples[0])] * 4
+    assert engine.stats().prefix_cached_tokens == 3 * 59
+
+
+def test_a_preempted_request_is_computed_whole_and_squeezed_again() -> None:
+    engine, _ = make_engine(squeeze_kv=20, kv_tokens=110, max_slots=2)
+    requests = [make_request(name, 50, dataclasses.replace(GREEDY, max_tokens=50)) for name in "ab"]
+    low = make_request("c", 80, dataclasses.replace(GREEDY, max_tokens=20))
+    assert run(engine, [low, *requests]) == [alone(request) for request in (low, *requests)]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (EngineConfig(squeeze_kv=9), "at least 10"),
+        (EngineConfig(squeeze_kv=40, attention_sinks=20), "at least 42"),
+        (EngineConfig(squeeze_kv=40, context_overflow="slide"), "choose one"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(config: EngineConfig, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Engine(make_runner(), config)
+
+
+def test_windows_must_fit_into_what_stays() -> None:
+    runner = make_runner()
+    runner.info = dataclasses.replace(runner.info, sliding_window=32)
+    with pytest.raises(UsageError, match="at least 64"):
+        Engine(runner, EngineConfig(squeeze_kv=63))
+    Engine(runner, EngineConfig(squeeze_kv=64)).close()
+
+
+def test_runners_that_cannot_say_so_at_once() -> None:
+    runner = make_runner()
+    runner.info = dataclasses.replace(runner.info, squeezes=False)
+    with pytest.raises(UsageError, match="cannot drop KV"):
+        Engine(runner, EngineConfig(squeeze_kv=64))
