@@ -20,6 +20,7 @@ class Kernels:
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
+        float_prompts: on an int8 cache, prompts run faster by the fp32 kernel on converted keys and values.
         half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention takes ``local_window_size``.
@@ -45,6 +46,7 @@ class Kernels:
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
+    float_prompts: bool = False
     half_precision: bool = False
     float_attention: bool = True
     sliding_window: bool = True
@@ -60,7 +62,7 @@ class Kernels:
 
 
 # onnxruntime 1.31, contrib_ops/cpu.
-CPU = Kernels(branchwise_norms=True, position_inputs=True)
+CPU = Kernels(branchwise_norms=True, position_inputs=True, float_prompts=True)
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
 #   bert/group_query_attention.cc: T fp16 or bf16, never fp32; cache of T, int8, fp8 or 4 bits; softcap,

@@ -22,6 +22,7 @@ from .matmul_nbits import QuantizedWeightsPass
 from .merge import MergeProjectionsPass, PackedQKVPass
 from .norms_in_attention import NormsInAttentionPass
 from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
+from .prompt_attention import PromptAttentionPass
 from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
@@ -84,6 +85,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(StaticProductsPass())
     if kernels.int8_kv and options.kv_cache != "float32":
         passes.append(Int8CachePass(scales))
+        if kernels.float_prompts:
+            passes.append(PromptAttentionPass())
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
     if kernels.skip_norm:

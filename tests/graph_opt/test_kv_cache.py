@@ -97,8 +97,8 @@ def test_one_scale_for_a_whole_tensor(tmp_path: Path) -> None:
     low = lowered(path)
     kinds = {
         node.attributes["k_quant_type"].as_string()
-        for node in ir.load(low).graph
-        if node.op_type == "GroupQueryAttention"
+        for node in ir.traversal.RecursiveGraphIterator(ir.load(low).graph)
+        if "k_quant_type" in node.attributes
     }
     assert kinds == {"PER_TENSOR"}
     first, second = PortableRunner(path), SlotRunner(low, slots=1, max_length=CONTEXT)

@@ -1,0 +1,260 @@
+"""Attention on an int8 cache: prompts in fp32 on the cache's values, other runs by the int8 kernel.
+
+    If(one row of many tokens)
+        then  K, V = Cast(ScatterND(cache, QuantizeLinear(new / scale)))
+              GroupQueryAttention(q * k_scale, K, V) * v_scale
+        else  GroupQueryAttention(q, new, cache as int8)
+
+The int8 kernel dequantizes anew for every query; for 128 queries on 512 tokens it takes three times as long
+as the fp32 kernel with the conversion. Both attend to the same rounded keys and values, the newest included.
+ScatterND copies nothing where past and present are bound to the same memory.
+
+A head sink of almost minus infinity changes no number, but has onnxruntime 1.31 take its kernel of whole
+score rows (``gqa_attention_base.h``): on int8, for one query a row, two thirds of the tiled kernel's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    insert,
+    int_attribute,
+    nodes_of,
+    replace,
+    shared_constant,
+    static_size,
+    weight,
+)
+from ..lazy import Array
+from ..passes.base import GraphPass
+from .attention import TOTAL_LENGTH
+
+_WORTHWHILE = 16  # queries; for fewer the int8 kernel is as fast
+_NO_SINK = np.float32(-1e30)
+_SINK, _NUM_INPUTS = 11, 14  # GroupQueryAttention's inputs
+_KERNEL = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is the same for all attentions of a run.
+
+    Args:
+        is_prompt: [1] bool.
+        total: [1] tokens in the cache after the run.
+        heads: of keys and values.
+        rows: [sequence, heads, 3] where the new tokens' heads lie in a cache.
+    """
+
+    is_prompt: ir.Value
+    total: ir.Value
+    heads: int
+    rows: ir.Value
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A subgraph in the making; its names are unique in the whole model."""
+
+    stem: str
+    nodes: list[ir.Node] = field(default_factory=list)
+
+    def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
+        """Add a node; return its first output."""
+        result: ir.Value = self.add(op_type, inputs, attributes, domain, 1).outputs[0]
+        return result
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: dict[str, Any],
+        domain: str,
+        num_outputs: int,
+    ) -> ir.Node:
+        """Add a node with several outputs."""
+        name = f"{self.stem}/{op_type}_{len(self.nodes)}"
+        node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=num_outputs, name=name)
+        for number, output in enumerate(node.outputs):
+            output.name = f"{name}/{number}"
+        self.nodes.append(node)
+        return node
+
+    def graph(self, outputs: Sequence[ir.Value]) -> ir.Graph:
+        """The finished subgraph."""
+        return ir.Graph([], outputs, nodes=self.nodes, name=self.stem)
+
+
+class PromptAttentionPass(GraphPass):
+    """Give every GroupQueryAttention on an int8 cache a second form for one row of many tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs: dict[int, _Run] = {}
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite all whose q, k and v stand apart."""
+        self._runs = {}
+        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            if "k_quant_type" not in node.attributes:
+                continue
+            reason = _misfit(node)
+            if reason is not None:
+                self.refuse(node, reason)
+                continue
+            self._lower(graph, node)
+            self.fired += 1
+
+    def _lower(self, graph: ir.Graph, node: ir.Node) -> None:
+        heads = int_attribute(node, "kv_num_heads", 0)
+        if heads not in self._runs:
+            self._runs[heads] = _run(graph, heads)
+        run = self._runs[heads]
+        stem = str(node.outputs[1].name)
+        branches = {
+            "then_branch": _prompt(graph, node, run, f"{stem}/prompt"),
+            "else_branch": _int8(graph, node, f"{stem}/int8"),
+        }
+        chosen = insert(node, "If", [run.is_prompt], branches, num_outputs=3)
+        chosen.name = node.name
+        for old, new in zip(node.outputs, chosen.outputs, strict=True):
+            replace(old, new)
+        graph.remove(node, safe=True)
+
+
+def _misfit(node: ir.Node) -> str | None:
+    if len(node.inputs) < _NUM_INPUTS or any(
+        value is None for value in (*node.inputs[:5], *node.inputs[12:14])
+    ):
+        return "q, k and v are not three inputs"
+    if int_attribute(node, "do_rotary", 0) and node.inputs[9] is None:
+        return "it rotates by the cache's length, and not by position_ids"
+    return None if static_size(node.inputs[3], 3) else "the head size is not known"
+
+
+def _run(graph: ir.Graph, heads: int) -> _Run:
+    """Compute in front of everything what all attentions with so many heads need."""
+    first = graph[0]
+    inputs = {str(value.name): value for value in graph.inputs}
+    ids, int64 = inputs["input_ids"], int(ir.DataType.INT64)
+
+    def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
+        return insert(first, op_type, operands, attributes).outputs[0]
+
+    def held(name: str, *content: int) -> ir.Value:
+        return shared_constant(graph, f"prompt.{name}", np.array(content, np.int64))
+
+    batch, size = op("Shape", ids, start=0, end=1), op("Shape", ids, start=1, end=2)
+    many = op("GreaterOrEqual", size, held("worthwhile", _WORTHWHILE))
+    is_prompt = op("And", op("Equal", batch, held("one", 1)), many)
+    total = op("Cast", inputs[TOTAL_LENGTH], to=int64)
+    one = shared_constant(graph, "prompt.step", np.array(1, np.int64))
+    start = op("Sub", total, op("Squeeze", size, held("axis", 0)))
+    positions = op("Unsqueeze", op("Range", start, total, one), held("axes", 1, 2))
+    grid = np.array([[0, head, 0] for head in range(heads)])
+    rows = op(
+        "Add",
+        op("Mul", positions, held("last", 0, 0, 1)),
+        shared_constant(graph, f"prompt.heads_{heads}", grid),
+    )
+    return _Run(is_prompt, op("Unsqueeze", total, held("axis", 0)), heads, rows)
+
+
+def _int8(graph: ir.Graph, node: ir.Node, stem: str) -> ir.Graph:
+    """The node as it is, by the kernel of whole score rows."""
+    branch, inputs = _Branch(stem), list(node.inputs)
+    heads = int_attribute(node, "num_heads", 0)
+    if inputs[_SINK] is None:
+        inputs[_SINK] = shared_constant(graph, f"prompt.no_sink_{heads}", np.full(heads, _NO_SINK))
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return branch.graph(branch.add(node.op_type, inputs, attributes, node.domain, 3).outputs)
+
+
+def _prompt(graph: ir.Graph, node: ir.Node, run: _Run, stem: str) -> ir.Graph:
+    branch = _Branch(stem)
+    query, key, value = (_rotated(branch, node, position) for position in range(3))
+    caches = [
+        _written(graph, branch, run, new, past, scale)
+        for new, past, scale in zip((key, value), node.inputs[3:5], node.inputs[12:14], strict=True)
+    ]
+    held = [_held(graph, branch, run, cache) for cache in caches]
+    k_scale, v_scale = (_by_query_head(graph, node, scale) for scale in node.inputs[12:14])
+    none = shared_constant(graph, "prompt.none", np.zeros((1, 0, _width(node)), np.float32))
+    attributes = {name: node.attributes[name].value for name in _KERNEL if name in node.attributes}
+    inputs = [branch.op("Mul", query, k_scale), none, none, *held, *node.inputs[5:7]]
+    inputs += [None] * (_SINK - len(inputs)) + [node.inputs[_SINK]]
+    attended = branch.op(node.op_type, *inputs, domain=node.domain, **attributes)
+    return branch.graph([branch.op("Mul", attended, v_scale), *caches])
+
+
+def _rotated(branch: _Branch, node: ir.Node, position: int) -> ir.Value:
+    """q, k or v, the first two rotated where the kernel does that."""
+    x = node.inputs[position]
+    assert x is not None  # noqa: S101 -- _misfit refused it
+    if position > 1 or not int_attribute(node, "do_rotary", 0):
+        return x
+    attributes: dict[str, Any] = {
+        "num_heads": int_attribute(node, "num_heads" if position == 0 else "kv_num_heads", 0),
+        "interleaved": int_attribute(node, "rotary_interleaved", 0),
+    }
+    rotary = 2 * (static_size(node.inputs[7], 1) or 0)
+    if rotary != static_size(node.inputs[3], 3):
+        attributes["rotary_embedding_dim"] = rotary
+    return branch.op("RotaryEmbedding", x, *node.inputs[7:10], **attributes)
+
+
+def _written(
+    graph: ir.Graph,
+    branch: _Branch,
+    run: _Run,
+    new: ir.Value,
+    past: ir.Value | None,
+    scale: ir.Value | None,
+) -> ir.Value:
+    """The cache with the new tokens, rounded as the int8 kernel does."""
+    assert past is not None  # noqa: S101 -- _misfit refused it
+    assert scale is not None  # noqa: S101 -- likewise
+    inverse = add_initializer(graph, f"{scale.name}.inverse", np.float32(1) / _content(scale))
+    one = shared_constant(graph, "prompt.unit_scale", np.array(1, np.float32))
+    zero = shared_constant(graph, "prompt.middle", np.array(0, np.int8))
+    rounded = branch.op("QuantizeLinear", branch.op("Mul", new, inverse), one, zero)
+    size = static_size(past, 3)
+    shape = np.array([-1, run.heads, size], np.int64)
+    rows = branch.op("Reshape", rounded, shared_constant(graph, f"prompt.rows_{run.heads}_{size}", shape))
+    return branch.op("ScatterND", past, run.rows, rows)
+
+
+def _held(graph: ir.Graph, branch: _Branch, run: _Run, cache: ir.Value) -> ir.Value:
+    """What a cache holds, in fp32 but for its scale."""
+    zero = shared_constant(graph, "prompt.axis", np.array([0], np.int64))
+    axis = shared_constant(graph, "prompt.length_axis", np.array([2], np.int64))
+    return branch.op("Cast", branch.op("Slice", cache, zero, run.total, axis), to=int(ir.DataType.FLOAT))
+
+
+def _by_query_head(graph: ir.Graph, node: ir.Node, scale: ir.Value | None) -> ir.Value:
+    """The scales of keys or values for every channel of every query head; or the one scale in all."""
+    assert scale is not None  # noqa: S101 -- _misfit refused it
+    content, (heads, groups) = _content(scale), (int_attribute(node, name, 1) for name in _KERNEL[:2])
+    if len(content) > 1:
+        content = np.repeat(content.reshape(groups, -1), heads // groups, axis=0).reshape(-1)
+    return add_initializer(graph, f"{scale.name}.by_query_head", content)
+
+
+def _content(scale: ir.Value) -> Array:
+    """One scale a channel, or one in all, as a vector."""
+    tensor = weight(scale)
+    if tensor is None:
+        raise AssertionError("unreachable: Int8CachePass stores the scales")
+    return tensor.numpy().reshape(-1)
+
+
+def _width(node: ir.Node) -> int:
+    return int_attribute(node, "kv_num_heads", 0) * (static_size(node.inputs[3], 3) or 0)
