@@ -6,6 +6,8 @@ every weight at every run, or refuse the graph.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,10 +19,20 @@ _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 class FloatComputePass(GraphPass):
-    """Turn every 16-bit float of a graph into fp32, its inputs and outputs too; drop the casts between."""
+    """Turn every 16-bit float of a graph into fp32, its inputs and outputs too; drop the casts between.
+
+    Args:
+        keep: graphs in these types stay as they are.
+    """
+
+    def __init__(self, *, keep: Collection[ir.DataType] = ()) -> None:
+        super().__init__()
+        self._keep = frozenset(keep)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Change weights, types and casts."""
+        if any(value.dtype in self._keep for value in graph.initializers.values()):
+            return
         for value in graph.initializers.values():
             if value.const_value is not None and value.const_value.dtype in _HALF:
                 value.const_value = _widened(value.const_value)

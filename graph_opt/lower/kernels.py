@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -21,7 +23,7 @@ class Kernels:
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention keeps an int8 cache.
         float_prompts: on an int8 cache, prompts run faster by the fp32 kernel on converted keys and values.
-        half_precision: fp16 and bf16 graphs are computed as they are; else they are widened to fp32.
+        half_types: the 16-bit types that graphs are computed in; others are widened to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention takes ``local_window_size``.
         softcap: GroupQueryAttention bounds its scores.
@@ -47,7 +49,7 @@ class Kernels:
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
     float_prompts: bool = False
-    half_precision: bool = False
+    half_types: tuple[ir.DataType, ...] = ()
     float_attention: bool = True
     sliding_window: bool = True
     softcap: bool = True
@@ -76,7 +78,7 @@ CUDA = Kernels(
     accuracy_level=0,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
-    half_precision=True,
+    half_types=(ir.DataType.FLOAT16, ir.DataType.BFLOAT16),
     float_attention=False,
     norms_in_attention=True,
     padded_prompts=False,
@@ -98,7 +100,7 @@ DIRECTML = Kernels(
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     int8_kv=False,
-    half_precision=True,
+    half_types=(ir.DataType.FLOAT16,),
     sliding_window=False,
     softcap=False,
     matmul_bias=False,

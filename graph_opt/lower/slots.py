@@ -43,7 +43,7 @@ class SlotOptions:
         kernels: what the target's kernels take.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
         top_logits: how many of the best logits the graph gives out beside them all; 0 leaves that out.
-        compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
+        compute: FLOAT16 or BFLOAT16 converts a float graph first; None widens one of 16 bits.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
     """
 
@@ -112,8 +112,7 @@ def _precision_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     static = not options.kernels.matmul_integer_to_float
     if dynamic or static:
         passes.append(WeightOnlyProductsPass(dynamic=dynamic, static=static))
-    if not options.kernels.half_precision:
-        passes.append(FloatComputePass())
-    elif options.compute is not None:
+    passes.append(FloatComputePass(keep=() if options.compute is None else options.kernels.half_types))
+    if options.compute is not None:
         passes.append(HalfPrecisionPass(options.compute))
     return passes

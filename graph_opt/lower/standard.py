@@ -18,6 +18,7 @@ from ..edit import float_attribute, insert, int_attribute, nodes_of, replace, sh
 from ..passes.base import GraphPass
 from ..quantize.half import HalfPrecisionPass
 from .dequantize_weights import DequantizeWeightsPass, is_signed
+from .float_compute import FloatComputePass
 from .older_opset import DecomposeNormsPass, OlderOpsetPass
 from .rope_tables import RopeTablesPass
 from .weight_only_products import WeightOnlyProductsPass
@@ -63,13 +64,13 @@ def standard_passes(
 
     Args:
         context_length: most tokens a sequence will have; rope tables are this long.
-        compute: FLOAT16 or BFLOAT16 converts a float graph first; None leaves it as it is.
+        compute: FLOAT16 or BFLOAT16 converts a float graph first; None widens one of 16 bits.
         int4: the target takes DequantizeLinear of int4 weights, not only of int8.
     """
     types = (ir.DataType.INT8, ir.DataType.INT4) if int4 else (ir.DataType.INT8,)
     return [
         WeightOnlyProductsPass(static=False),
-        *([HalfPrecisionPass(compute)] if compute is not None else []),
+        FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
