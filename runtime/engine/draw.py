@@ -46,9 +46,6 @@ class Filters:
     xtc_threshold: float = 1.0
 
 
-_Path = Callable[[Sequence[Row], Sequence[Filters], Floats], Integers]
-
-
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """Per row, the token drawn, and where ``max_surprise`` was given its bits of surprise, else NaN."""
@@ -57,7 +54,34 @@ class Drawn:
     surprises: Floats
 
 
-def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Drawn:
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Rows to draw from; of each its largest logit, its filters and its uniform."""
+
+    rows: Sequence[Row]
+    largest: npt.NDArray[np.float32]
+    filters: Sequence[Filters]
+    uniforms: Floats
+
+    def those(self, places: Sequence[int]) -> _Draws:
+        """Some of them."""
+        rows, filters = [self.rows[i] for i in places], [self.filters[i] for i in places]
+        return _Draws(rows, self.largest[places], filters, self.uniforms[places])
+
+    def weights(self, place: int) -> Row:
+        """Weights of a whole row, see ``row_weights``."""
+        return row_weights(self.rows[place], self.filters[place].temperature, self.largest[place])
+
+
+_Path = Callable[[_Draws], Integers]
+
+
+def draw(
+    rows: Sequence[Row],
+    filters: Sequence[Filters],
+    uniforms: Floats,
+    largest: npt.NDArray[np.float32] | None = None,
+) -> Drawn:
     """Draw one token a row.
 
     Each row's result depends on nothing but its own logits, filters and uniform.
@@ -66,19 +90,21 @@ def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> D
         rows: per row, logits [vocab_size], the largest finite.
         filters: per row.
         uniforms: [rows] in [0, 1).
+        largest: [rows], the largest logit of each, where it is known.
     """
+    if largest is None:
+        largest = np.array([row.max() for row in rows], np.float32)
+    draws = _Draws(rows, largest, filters, uniforms)
     tokens, surprises = np.empty(len(rows), np.int64), np.full(len(rows), np.nan)
     paths: dict[_Path, list[int]] = {}
     for i, each in enumerate(filters):
         if each.max_surprise is not None:  # mirostat 2 (arXiv:2007.14966), which has no other filters
             bits = min(each.max_surprise, _MOST_SURPRISE)
-            tokens[i], surprises[i] = whole_rows.draw_unsurprising(
-                rows[i], each.temperature, bits, float(uniforms[i])
-            )
+            tokens[i], surprises[i] = whole_rows.draw_unsurprising(draws.weights(i), bits, float(uniforms[i]))
         else:
             paths.setdefault(_path(each, len(rows[i])), []).append(i)
     for path, chosen in paths.items():
-        tokens[chosen] = path([rows[i] for i in chosen], [filters[i] for i in chosen], uniforms[chosen])
+        tokens[chosen] = path(draws.those(chosen))
     return Drawn(tokens, surprises)
 
 
@@ -92,38 +118,37 @@ def _path(filters: Filters, vocab_size: int) -> _Path:
     return _draw_min_p if filters.min_p > 0.0 else _draw_any
 
 
-def _draw_top_k(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
-    top_k = np.array([f.top_k for f in filters], np.int64)
-    candidates = top_candidates(rows, top_k)
-    weights = weigh(candidates.logits.astype(np.float64), filters)
+def _draw_top_k(draws: _Draws) -> Integers:
+    top_k = np.array([f.top_k for f in draws.filters], np.int64)
+    candidates = top_candidates(draws.rows, top_k)
+    weights = weigh(candidates.logits.astype(np.float64), draws.filters)
     weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
-    return choose(candidates, weights, weights.sum(axis=1), filters, uniforms)
+    return choose(candidates, weights, weights.sum(axis=1), draws.filters, draws.uniforms)
 
 
-def _draw_nucleus(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
+def _draw_nucleus(draws: _Draws) -> Integers:
     """Sort a few candidates if they hold the wanted share of the whole row's mass, else nothing."""
-    width = len(rows[0]) if len(rows[0]) <= _MOST_SORTED else NUCLEUS
-    total, wanted = np.empty(len(rows)), np.empty(len(rows))
-    tokens = np.full(len(rows), -1, np.int64)
-    for i, (row, f) in enumerate(zip(rows, filters, strict=True)):
-        row_weight = row_weights(row, f.temperature)
-        total[i] = mass(row_weight)
+    count, vocab_size = len(draws.rows), len(draws.rows[0])
+    width = vocab_size if vocab_size <= _MOST_SORTED else NUCLEUS
+    total, wanted = np.empty(count), np.empty(count)
+    tokens = np.full(count, -1, np.int64)
+    for i, f in enumerate(draws.filters):
+        weights = draws.weights(i)
+        total[i] = mass(weights)
         wanted[i] = f.top_p * total[i]
         # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
         if wanted[i] > width:
-            tokens[i] = _draw_wide(row_weight, f, wanted[i], uniforms[i])
+            tokens[i] = _draw_wide(weights, f, wanted[i], draws.uniforms[i])
     tried = np.flatnonzero(tokens < 0)
     if len(tried):
-        some = [filters[i] for i in tried.tolist()]
-        candidates = top_candidates([rows[i] for i in tried.tolist()], np.full(len(tried), width))
-        weights = weigh(candidates.logits.astype(np.float64), some)
-        enough = (weights.sum(axis=1) >= wanted[tried]) | (width == len(rows[0]))
-        found = choose(candidates, weights, total[tried], some, uniforms[tried])
+        some = draws.those(tried.tolist())
+        candidates = top_candidates(some.rows, np.full(len(tried), width))
+        sorted_weights = weigh(candidates.logits.astype(np.float64), some.filters)
+        enough = (sorted_weights.sum(axis=1) >= wanted[tried]) | (width == vocab_size)
+        found = choose(candidates, sorted_weights, total[tried], some.filters, some.uniforms)
         tokens[tried[enough]] = found[enough]
     for i in np.flatnonzero(tokens < 0).tolist():
-        tokens[i] = _draw_wide(
-            row_weights(rows[i], filters[i].temperature), filters[i], wanted[i], uniforms[i]
-        )
+        tokens[i] = _draw_wide(draws.weights(i), draws.filters[i], wanted[i], draws.uniforms[i])
     return tokens
 
 
@@ -133,39 +158,37 @@ def _draw_wide(weights: whole_rows.Row, filters: Filters, nucleus: float, share:
     )
 
 
-def _draw_min_p(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
+def _draw_min_p(draws: _Draws) -> Integers:
     """Sort those that are kept, unless they are too many."""
     # One float32 step of slack, so that rounding drops nobody here; choose decides exactly.
-    spread = np.array([f.temperature * np.log(f.min_p) for f in filters])
-    largest = np.array([row.max() for row in rows])
-    threshold = np.nextafter((largest + spread).astype(np.float32), np.float32(-np.inf))
-    counts = [np.count_nonzero(row >= least) for row, least in zip(rows, threshold, strict=True)]
-    tokens = np.empty(len(rows), np.int64)
+    spread = np.array([f.temperature * np.log(f.min_p) for f in draws.filters])
+    threshold = np.nextafter((draws.largest + spread).astype(np.float32), np.float32(-np.inf))
+    counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
+    tokens = np.empty(len(draws.rows), np.int64)
     is_few = np.less_equal(counts, _MOST_SORTED)
     few, many = np.flatnonzero(is_few), np.flatnonzero(~is_few)
     if len(few):
-        some = [filters[i] for i in few.tolist()]
-        candidates = candidates_above([rows[i] for i in few.tolist()], threshold[few])
-        weights = weigh(candidates.logits.astype(np.float64), some)
-        tokens[few] = choose(candidates, weights, weights.sum(axis=1), some, uniforms[few])
+        some = draws.those(few.tolist())
+        candidates = candidates_above(some.rows, threshold[few])
+        weights = weigh(candidates.logits.astype(np.float64), some.filters)
+        tokens[few] = choose(candidates, weights, weights.sum(axis=1), some.filters, some.uniforms)
     if len(many):
-        places = many.tolist()
-        tokens[many] = _draw_any([rows[i] for i in places], [filters[i] for i in places], uniforms[many])
+        tokens[many] = _draw_any(draws.those(many.tolist()))
     return tokens
 
 
-def _draw_typical(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
+def _draw_typical(draws: _Draws) -> Integers:
     """Row by row: whom typical-p keeps is known only once all others are weighed."""
-    return np.array(
-        [_draw_typical_row(*each) for each in zip(rows, filters, uniforms.tolist(), strict=True)], np.int64
-    )
+    each = zip(draws.rows, draws.largest, draws.filters, draws.uniforms.tolist(), strict=True)
+    return np.array([_draw_typical_row(*one) for one in each], np.int64)
 
 
-def _draw_typical_row(row: Row, filters: Filters, share: float) -> int:
+def _draw_typical_row(row: Row, largest: np.float32, filters: Filters, share: float) -> int:
     count = min(filters.top_k or len(row), len(row))
     alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
     if alone and count == len(row) > _MOST_SORTED:
-        return whole_rows.draw_typical(row, filters.temperature, filters.typical_p, share)
+        scaled = whole_rows.scaled_logits(row, filters.temperature, largest)
+        return whole_rows.draw_typical(scaled, filters.typical_p, share)
     candidates = top_candidates([row], np.array([count]))
     weights = weigh(candidates.logits.astype(np.float64), [filters])
     weights[:, count:] = 0.0
@@ -187,14 +210,11 @@ def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
     return typical
 
 
-def _draw_any(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Integers:
+def _draw_any(draws: _Draws) -> Integers:
     """Draw without sorting; of the filters, min-p and XTC apply."""
-    each = zip(rows, filters, uniforms.tolist(), strict=True)
+    each = enumerate(zip(draws.filters, draws.uniforms.tolist(), strict=True))
     return np.array(
-        [
-            whole_rows.draw_any(row_weights(row, f.temperature), f.min_p, f.xtc_threshold, share)
-            for row, f, share in each
-        ],
+        [whole_rows.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share) for i, (f, share) in each],
         np.int64,
     )
 

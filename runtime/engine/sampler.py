@@ -17,6 +17,8 @@ from .top_candidates import Row, top_candidates
 from .whole_rows import mass, row_weights
 
 NO_TOKEN = -1
+# Rows are looked at in groups of about this many logits, so that copies of few rows are alive at a time.
+_GROUP_LOGITS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,49 @@ def sample(
         states: per row; not changed, so that a step can be repeated.
         processors: change the logits of all rows they want.
     """
-    processed = [state.processed(row) for row, state in zip(logits, states, strict=True)]
+    changed = _changed_together(logits, states, processors)
+    step = max(1, _GROUP_LOGITS // len(logits[0])) if logits else 1
+    samples: list[Sample] = []
+    for start in range(0, len(logits), step):
+        rows, own = logits[start : start + step], states[start : start + step]
+        processed = [
+            changed[i] if i in changed else state.processed(row)
+            for i, (row, state) in enumerate(zip(rows, own, strict=True), start)
+        ]
+        samples += _choose(rows, processed, own)
+    return samples
+
+
+def _changed_together(
+    logits: Sequence[Row], states: Sequence[SamplingState], processors: Sequence[BatchLogitsProcessor]
+) -> dict[int, Row]:
+    """The rows that a processor of batches wants, with their own processors and those applied."""
+    changed: dict[int, Row] = {}
     for processor in processors:
-        _apply(processor, processed, states)
-    tokens = [_most_likely(row) for row in processed]
-    random = [i for i, state in enumerate(states) if not state.params.greedy and tokens[i] != NO_TOKEN]
+        wanted = [i for i, state in enumerate(states) if processor.wants(state.params)]
+        if wanted:
+            rows = [changed[i] if i in changed else states[i].processed(logits[i]) for i in wanted]
+            stacked = np.stack(rows)
+            processor.apply(stacked, [states[i] for i in wanted])
+            changed |= zip(wanted, stacked, strict=True)
+    return changed
+
+
+def _choose(logits: Sequence[Row], processed: Sequence[Row], states: Sequence[SamplingState]) -> list[Sample]:
+    """Choose tokens of a few rows, and find the log-probabilities that are wanted of them."""
+    tokens = [NO_TOKEN] * len(states)
+    random, largest = [], []
+    for i, (row, state) in enumerate(zip(processed, states, strict=True)):
+        if state.params.greedy:
+            tokens[i] = _most_likely(row)
+        elif np.isfinite(most := row.max()):
+            random.append(i)
+            largest.append(most)
     surprises: dict[int, float | None] = {}
     if random:
         uniforms = np.array([states[i].uniform() for i in random])
-        drawn = draw([processed[i] for i in random], [states[i].filters() for i in random], uniforms)
+        filters = [states[i].filters() for i in random]
+        drawn = draw([processed[i] for i in random], filters, uniforms, np.array(largest, np.float32))
         for i, token, bits in zip(random, drawn.token_ids.tolist(), drawn.surprises.tolist(), strict=True):
             tokens[i] = token
             surprises[i] = None if math.isnan(bits) else bits
@@ -85,15 +121,6 @@ def sample(
     chosen = [tokens[i] for i in wanted]
     found = dict(zip(wanted, token_logprobs([logits[i] for i in wanted], chosen, counts, named), strict=True))
     return [Sample(token, found.get(i, ()), surprises.get(i)) for i, token in enumerate(tokens)]
-
-
-def _apply(processor: BatchLogitsProcessor, rows: list[Row], states: Sequence[SamplingState]) -> None:
-    wanted = [i for i, state in enumerate(states) if processor.wants(state.params)]
-    if wanted:
-        stacked = np.stack([rows[i] for i in wanted])
-        processor.apply(stacked, [states[i] for i in wanted])
-        for i, row in zip(wanted, stacked, strict=True):
-            rows[i] = row
 
 
 def _most_likely(logits: Row) -> int:
@@ -115,7 +142,7 @@ def token_logprobs(
     top = top_candidates(logits, np.maximum(counts, 1))
     named = named or [()] * len(tokens)
     return [
-        _row_logprobs(row, token, others[:count], more)
+        _row_logprobs(row, token, others, count, more)
         for row, token, others, count, more in zip(
             logits, tokens, top.token_ids.tolist(), counts, named, strict=True
         )
@@ -123,9 +150,11 @@ def token_logprobs(
 
 
 def _row_logprobs(
-    logits: Row, token: int, best: Sequence[int], named: Sequence[int]
+    logits: Row, token: int, best: Sequence[int], count: int, named: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    normalizer = float(logits.max()) + float(np.log(mass(row_weights(logits, 1.0))))
+    largest = logits[best[0]]
+    normalizer = float(largest) + float(np.log(mass(row_weights(logits, 1.0, largest))))
+    best = best[:count]
     places = {other: place for place, other in enumerate(best, start=1)}
     return tuple(
         TokenLogprob(one, float(logits[one]) - normalizer, places.get(one) or _rank(logits, one))

@@ -21,18 +21,18 @@ Row = npt.NDArray[np.float32]  # [vocab_size]
 _F = TypeVar("_F", np.float32, np.float64)
 
 
-def scaled_logits(row: Row, temperature: float) -> Row:
+def scaled_logits(row: Row, temperature: float, largest: np.float32) -> Row:
     """Logits over temperature, less the largest; a row of this size is best worked on alone, in cache."""
-    scaled: Row = row - row.max()
+    scaled: Row = row - largest
     if temperature != 1.0:
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
             scaled /= np.float32(temperature)
     return scaled
 
 
-def row_weights(row: Row, temperature: float) -> Row:
+def row_weights(row: Row, temperature: float, largest: np.float32) -> Row:
     """Weights that are in proportion to probability, the largest 1."""
-    weights = scaled_logits(row, temperature)
+    weights = scaled_logits(row, temperature, largest)
     np.exp(weights, out=weights)
     return weights
 
@@ -49,6 +49,14 @@ def block_sums(weights: Row) -> npt.NDArray[np.float32]:
 def mass(weights: Row) -> float:
     """The sum of a row."""
     return float(block_sums(weights).sum(dtype=np.float64))
+
+
+def products_mass(left: Row, right: Row) -> float:
+    """The sum of the products of two rows, taken in blocks so that rounding errors stay small."""
+    blocks = max(1, len(left) // _BLOCK)
+    full = len(left) // blocks * blocks
+    parts = left[:full].reshape(blocks, 1, -1) @ right[:full].reshape(blocks, -1, 1)
+    return float(parts.sum(dtype=np.float64)) + float(left[full:] @ right[full:])
 
 
 class Cumulative:
@@ -121,43 +129,40 @@ def draw_nucleus(weights: Row, nucleus: float, min_p: float, xtc_threshold: floa
 
     def is_kept(token: int) -> bool:
         weight = weights[token]
-        before = mass(weights * (weights > weight))
+        before = products_mass(weights, (weights > weight).astype(np.float32))
         before += float(weight) * np.count_nonzero(weights[:token] == weight)
         return bool(before < nucleus)
 
     return Cumulative(left).first_kept(share, is_kept)
 
 
-def draw_typical(row: Row, temperature: float, typical_p: float, share: float) -> int:
+def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
     """Draw from the tokens whose surprise is closest to the entropy (arXiv:2202.00666).
 
     Surprise is log(total) - scaled, and entropy its mean, so that their distance is that of the scaled logit
     from its own mean.
     """
-    scaled = scaled_logits(row, temperature)
     weights = np.exp(scaled)
     cumulative = Cumulative(weights)
     with np.errstate(invalid="ignore"):
-        moments = weights * scaled
-    moment = mass(moments)
+        moment = products_mass(weights, scaled)
     if np.isnan(moment):  # what has no weight adds nothing
-        moment = mass(np.nan_to_num(moments, copy=False))
+        moment = products_mass(weights, np.maximum(scaled, np.finfo(np.float32).min))
     mean = moment / cumulative.total
 
     def is_kept(token: int) -> bool:
         own = scaled[token]
         mirrored = np.float32(2.0 * mean - float(own))
         closer = (scaled > min(own, mirrored)) & (scaled < max(own, mirrored))
-        before = mass(weights * closer)
+        before = products_mass(weights, closer.astype(np.float32))
         before += float(weights[token]) * np.count_nonzero(scaled[:token] == own)
         return bool(before < typical_p * cumulative.total)
 
     return cumulative.first_kept(share, is_kept)
 
 
-def draw_unsurprising(row: Row, temperature: float, bits: float, share: float) -> tuple[int, float]:
+def draw_unsurprising(weights: Row, bits: float, share: float) -> tuple[int, float]:
     """Draw from the tokens of at most so many bits of surprise; also that of the token drawn."""
-    weights = row_weights(row, temperature)
     total = mass(weights)
     kept = weights * (weights >= min(total * 2.0**-bits, 1.0))  # the heaviest weighs 1, and stays
     token = Cumulative(kept).token(share)
