@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..runtime.errors import GraphError
 from .checker import silent_onnx_ir
 from .edit import subgraphs
+from .opset_forms import invalid
 
 
 def load_model(path: Path) -> ir.Model:
@@ -39,11 +40,12 @@ def check_model(model: ir.Model, name: str) -> None:
         name: what messages call it.
 
     Raises:
-        GraphError: no outputs, an unknown opset, a value from nowhere, a cycle, weights that are not there.
+        GraphError: no outputs, an unknown opset, a node that the standard forbids, a value from nowhere,
+            a cycle, weights that are not there.
     """
     if not model.graph.outputs:
         raise GraphError(f"{name} holds no graph, or one without outputs")
-    _check_opsets(model, name)
+    _check_nodes(model, name)
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _check_values(graph, name)
     for graph in model.graphs():
@@ -52,7 +54,7 @@ def check_model(model: ir.Model, name: str) -> None:
                 _check_external(value.const_value, name)
 
 
-def _check_opsets(model: ir.Model, name: str) -> None:
+def _check_nodes(model: ir.Model, name: str) -> None:
     newest = onnx.defs.onnx_opset_version()
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for body in bodies:
@@ -65,9 +67,14 @@ def _check_opsets(model: ir.Model, name: str) -> None:
                 f"knows is {newest}. Update onnx, or export the model again with opset {newest}"
             )
         for node in body.all_nodes():
+            if isinstance(node.op_type, bytes) or isinstance(node.domain, bytes):
+                raise GraphError(f"{name} is damaged: the name {node.op_type!r} of an operator is no text")
             if node.domain not in stated:
                 domain = node.domain or "ai.onnx"
                 raise GraphError(f"{name} uses {_of(node)} of domain {domain}, and states no opset for it")
+            reason = invalid(node, stated[node.domain])
+            if reason is not None:
+                raise GraphError(f"{name}: {_of(node)} is not valid: {reason}")
 
 
 def _check_values(graph: ir.Graph, name: str) -> None:

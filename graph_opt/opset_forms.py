@@ -1,4 +1,4 @@
-"""What an opset of the standard has a form for."""
+"""What the standard says about a node: whether it is valid, and whether an older opset has it too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,41 @@ _FLOAT_MOD = 28  # the opset that defines Mod of floats without fmod
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
+def invalid(node: ir.Node, version: int) -> str | None:
+    """Return what is wrong with a node by itself, None if nothing, or if the standard does not know it.
+
+    This is what ONNX's checker asks of a node, without a copy of the tensors among its attributes.
+    """
+    schema = _schema(node, version)
+    if schema is None:
+        return None
+    if schema.deprecated:
+        return f"opset {version} has it no more"
+    for name, attribute in node.attributes.items():
+        stated = schema.attributes.get(name)
+        if stated is None:
+            return f"it has no attribute {name}"
+        if attribute.type.value != stated.type.value:
+            return f"its attribute {name} is of type {attribute.type.name}, not {stated.type.name}"
+    for name, stated in schema.attributes.items():
+        if stated.required and name not in node.attributes:
+            return f"it lacks the attribute {name}"
+    sides = (
+        ("inputs", node.inputs, schema.min_input, schema.max_input),
+        ("outputs", node.outputs, schema.min_output, schema.max_output),
+    )
+    for side, values, least, most in sides:
+        if not least <= len(values) <= most:
+            return f"it has {len(values)} {side}, and should have {least} to {most}"
+    return None
+
+
+def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        return None
+    return onnx.defs.get_schema(node.op_type, version, node.domain)
+
+
 def missing_form(node: ir.Node, version: int) -> str | None:
     """Return why a node of the standard cannot be in an opset, None if it can; unknown types are trusted.
 
@@ -20,9 +55,9 @@ def missing_form(node: ir.Node, version: int) -> str | None:
     """
     if node.domain:
         return None
-    if not onnx.defs.has(node.op_type, max_inclusive_version=version):
+    schema = _schema(node, version)
+    if schema is None:
         return "it has no such operator"
-    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version)
     extra = sorted(set(node.attributes) - set(schema.attributes))
     if extra:
         return f"it has no attribute {extra[0]}"

@@ -14,11 +14,12 @@ from ..exporter.demo import NAMES, demo_path
 from ..exporter.export import export_package
 from ..exporter.hub import download, is_hub_id
 from ..exporter.package import Package, Progress, fingerprint, write_package
+from ..graph_opt.load import load_model
 from ..graph_opt.passes.base import pass_name
 from ..graph_opt.pipeline import run
 from ..graph_opt.quantize.methods import Quantization, quantization
 from .cache import cache_key, cached_folder
-from .errors import GraphError, ModelNotFoundError, UsageError
+from .errors import ModelNotFoundError, UsageError
 
 _LOWERED_INPUTS = ("seqlens_k", "block_indices")
 
@@ -47,12 +48,9 @@ class ModelFiles:
         """The graph, its weights mapped from disk on demand.
 
         Raises:
-            GraphError: the file is no ONNX.
+            GraphError: the file is no ONNX, or no valid graph.
         """
-        try:
-            return ir.load(self.model_path)
-        except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
-            raise GraphError(f"{self.model_path} is no readable ONNX file: {error}") from error
+        return load_model(self.model_path)
 
     @cached_property
     def lowered(self) -> bool:
@@ -76,6 +74,7 @@ def resolve_model(
         UnsupportedModelError: no exporter knows the model.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
+        GraphError: the package's graph is not valid.
     """
     method = None if quantize is None else quantization(quantize)
     path = locate_model(model)
@@ -139,7 +138,7 @@ def _quantized(package: Package, method: Quantization, progress: Progress | None
     def build(folder: Path) -> None:
         quantizer = method.quantizer()
         write_package(
-            run(package.load(), [quantizer])[0],
+            run(load_model(package.model_path), [quantizer])[0],
             package.path,
             folder / package.path.name,
             quantization=method.record(),

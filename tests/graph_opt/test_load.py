@@ -37,6 +37,19 @@ INVALID = {
     ),
     "an output from nowhere": ("{ z = Neg(x) }", "has the output y, and no node of its graph makes it"),
     "a value made twice": ("{ y = Neg(x) y = Abs(x) }", "'y' is redeclared"),
+    "an attribute that is none": ("{ y = Abs<axis = 1>(x) }", "Abs is not valid: it has no attribute axis"),
+    "an attribute of another type": (
+        "{ y = LeakyRelu<alpha = 1>(x) }",
+        "LeakyRelu is not valid: its attribute alpha is of type INT, not FLOAT",
+    ),
+    "a missing attribute": ("{ y = Cast(x) }", "Cast is not valid: it lacks the attribute to"),
+    "too few inputs": ("{ y = Add(x) }", "it has 1 inputs, and should have 2 to 2"),
+    "too many outputs": ("{ y, z = Abs(x) }", "it has 2 outputs, and should have 1 to 1"),
+    "an operator of the past": ("{ y = Upsample(x, x) }", "Upsample is not valid: opset 20 has it no more"),
+    "the same in a body": (
+        LOOP.replace("READ", "v").replace("Add(v", "Add<k = 1>(v"),
+        "Add is not valid: it has no attribute k",
+    ),
     "an undeclared domain": ("{ y = their.own.Op(x) }", "states no opset for it"),
 }
 
@@ -66,6 +79,12 @@ def test_unknown_opsets_are_named_and_other_domains_are_not_judged(tmp_path: Pat
         load_model(write(path, "{ y = Abs(x) }", '"" : 99'))
     load_model(write(path, "{ a = their.own.Op <k = 3> (x) y = Abs(a) }", '"" : 20, "their.own" : 99'))
     load_model(write(path, "{ y = Abs(x) }", f'"ai.onnx" : {NEWEST}'))
+
+
+def test_what_the_standard_does_not_know_is_not_judged(tmp_path: Path) -> None:
+    """onnxruntime has operators of its own in the standard's domain, and the checker refuses them."""
+    body = "{ y = SimplifiedLayerNormalization<axis = -1, stash_type = 1>(x, x) }"
+    assert len(load_model(write(tmp_path / "net.onnx", body)).graph) == 1
 
 
 def test_files_that_are_no_onnx(tmp_path: Path) -> None:
