@@ -21,7 +21,7 @@ _PARTS = frozenset(
     {
         *("base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory", "kv_selection"),
         *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
-        *("libraries", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
+        *("libraries", "ort_paged", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
         *("slot_memory", "slot_policy", "slot_runner", "split_runner", "tensorrt_options"),
     }
 )

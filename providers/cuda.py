@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..graph_opt.lower.kernels import CUDA
+from ..graph_opt.lower.ort_paged import block_size
 from ..runtime.errors import CarryallError, ProviderRuntimeError
 from . import libraries, nvidia, ort
-from .base import Runner, RunnerConfig
+from .base import Runner, RunnerConfig, RunnerInfo
+from .block_pool import BlockPool
 from .device_memory import Device, DeviceMemory
 from .kv_memory import KVSpec
-from .ort_provider import OrtProvider
+from .ort_paged import OrtPagedSession, read_paged_graph
+from .ort_provider import OrtProvider, is_paged
+from .paged_runner import PagedRunner
 from .slot_policy import SlotPolicy, powers_of_two
 from .slot_runner import SlotRunner
 
@@ -32,6 +36,9 @@ class CudaProvider(OrtProvider):
         cuda_graphs: capture decode runs, one a batch size in powers of two, and replay them.
         top_logits: how many of the best logits the device finds, so that only these are downloaded for
             requests that need no more; 0 downloads all.
+        kv_memory: ``slots``, a buffer as long as the context for each sequence; or ``paged``, blocks that
+            sequences take as they grow and share where their beginnings are equal. Paged runs are not
+            captured, their logits all cross the bus, and their cache is float.
         memory_fraction: how much of the memory that is free once the model is loaded KV may take.
     """
 
@@ -39,12 +46,14 @@ class CudaProvider(OrtProvider):
     execution_provider = "CUDAExecutionProvider"
     kernels = CUDA
     device_name = "cuda"
+    block_size = staticmethod(block_size)
     options: ClassVar[Mapping[str, Any]] = {
         "device": 0,
         "compute": "fp16",
         "kv_cache": "auto",
         "cuda_graphs": True,
         "top_logits": 64,
+        "kv_memory": "slots",
         "memory_fraction": 0.9,
     }
 
@@ -77,9 +86,11 @@ class CudaProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
-        session = self._open(model, config, generating=True)
         options = {**self.options, **config.options}
         device = Device(name=self.device_name, index=options["device"])
+        if is_paged(options):
+            return self._paged_runner(model, config, device)
+        session = self._open(model, config, generating=True)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
             free = int(self.free_memory(device.index) * options["memory_fraction"])
@@ -89,6 +100,29 @@ class CudaProvider(OrtProvider):
         return SlotRunner(
             session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
         )
+
+    def _paged_runner(self, model: Path, config: RunnerConfig, device: Device) -> Runner:
+        options = {**self.options, **config.options, "cuda_graphs": False}  # shapes change with every step
+        own = self.provider_options(options, generating=True)
+        session = self._open(model, config, generating=True, own=own)
+        graph = read_paged_graph(session, str(model), self.block_size)
+        length = config.context_length or graph.context_length
+        wanted = config.max_slots * -(-length // graph.block_size)
+        free = int(self.free_memory(device.index) * options["memory_fraction"])
+        blocks = slots_that_fit(free, graph.block_bytes, wanted)
+        memory = DeviceMemory(
+            graph.caches, blocks, graph.kv_heads, device=device, session_factory=self._copier(config)
+        )
+        info = RunnerInfo(
+            graph.vocab_size,
+            length,
+            config.max_slots,
+            graph.block_bytes // graph.block_size,
+            batched_multi_token=True,
+        )
+        pool = BlockPool(blocks, graph.block_size, config.max_slots)
+        paged = OrtPagedSession(session, memory)
+        return PagedRunner(paged, pool, info, hidden_size=graph.hidden_size)
 
     def free_memory(self, index: int) -> int:
         """Bytes that a device has to spare now."""

@@ -122,7 +122,7 @@ def _paged_attention(node: Any) -> list[Any]:
     off = _constant(0, np.int32)
     floats, ints, bytes_ = (_empty(kind) for kind in (np.float32, np.int32, np.uint8))
     scale = _constant(node.get_attribute("scale"), np.float32)
-    window = _constant(node.get_attribute("sliding_window"), np.int32)
+    window = _constant(max(node.get_attribute("local_window_size"), 0), np.int32)
     attention = PagedAttentionExtension(
         [
             *operands[:9],
@@ -137,7 +137,7 @@ def _paged_attention(node: Any) -> list[Any]:
             *(ints, bytes_, ints),  # token types and query-query bias
         ]
     )
-    heads, size = node.get_attribute("kv_num_heads"), node.get_attribute("head_size")
+    heads, size = node.get_attribute("kv_num_heads"), operands[3].get_partial_shape()[3].get_length()
     facts = attention.get_rt_info()
     for part in "kv":
         facts[f"num_{part}_heads"], facts[f"{part}_head_size"] = heads, size

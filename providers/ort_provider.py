@@ -70,7 +70,8 @@ class OrtProvider(Provider):
             kernels=self.kernels,
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),
-            top_logits=options.get("top_logits", 0),
+            top_logits=0 if is_paged(options) else options.get("top_logits", 0),
+            paged=is_paged(options),
         )
 
     def _open(
@@ -116,6 +117,18 @@ class OrtProvider(Provider):
                 raise UsageError(
                     f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
                 )
+
+
+def is_paged(options: Mapping[str, Any]) -> bool:
+    """What the option ``kv_memory`` says; a target without it has slots.
+
+    Raises:
+        UsageError: it is none of the known ones.
+    """
+    kind = options.get("kv_memory", "slots")
+    if kind not in ("slots", "paged"):
+        raise UsageError(f"option 'kv_memory' is slots or paged, not '{kind}'")
+    return bool(kind == "paged")
 
 
 def compute_type(name: str | None) -> ir.DataType | None:

@@ -6,8 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import onnx_ir as ir
+from paged_attention_stand_in import PagedStandInPass
+
 from carryall.graph_opt.lower.kernels import CUDA
 from carryall.providers import ort
+from carryall.providers.base import RunnerConfig
 from carryall.providers.cuda import CudaProvider
 from carryall.providers.directml import DirectMLProvider
 from carryall.providers.libraries import Library
@@ -40,6 +44,19 @@ class CudaOnCpu(_OnCpu, CudaProvider):
         return FREE_MEMORY
 
 
+class PagedCudaOnCpu(CudaOnCpu):
+    """Block tables; the operator, which has a kernel for CUDA only, written out."""
+
+    name = "paged-cuda-on-cpu"
+    options: ClassVar[Mapping[str, Any]] = {**CudaOnCpu.options, "kv_memory": "paged"}
+
+    def block_size(self, head_size: int) -> int:
+        return 16
+
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        return [*super().passes(config), PagedStandInPass()]
+
+
 class DirectMLOnCpu(_OnCpu, DirectMLProvider):
     name = "directml-on-cpu"
     options: ClassVar[Mapping[str, Any]] = {**DirectMLProvider.options, "compute": "fp32"}
@@ -68,5 +85,6 @@ class TensorRTOnCpu(_OnCpu, TensorRTProvider):
 
 
 STAND_INS = {
-    provider.name: provider for provider in (CudaOnCpu, DirectMLOnCpu, StaticDirectMLOnCpu, TensorRTOnCpu)
+    provider.name: provider
+    for provider in (CudaOnCpu, PagedCudaOnCpu, DirectMLOnCpu, StaticDirectMLOnCpu, TensorRTOnCpu)
 }

@@ -107,7 +107,7 @@ class GroupQueryAttentionPass(GraphPass):
         ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
         if not self.kernels.rotary_in_attention or len(ropes) != 2:
             return None
-        reason = _rope_misfit(node, ropes[0], ropes[1])
+        reason = rope_misfit(node, ropes[0], ropes[1])
         if reason:
             self.refuse(ropes[0], reason)
             return None
@@ -167,7 +167,7 @@ def _misfit(node: ir.Node) -> str | None:
     return f"the kernel needs a head size divisible by 8, got {size}" if size % 8 else None
 
 
-def _rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
+def rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
     """Say why the kernel cannot rotate q and k as these two nodes do, or None."""
     if list(query.inputs[1:]) != list(key.inputs[1:]):
         return "q and k are rotated by different angles"

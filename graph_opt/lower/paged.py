@@ -1,13 +1,15 @@
 """The list that lowers a portable decoder graph to a paged KV cache: one flat batch of tokens, block tables.
 
-Attention becomes one ``PagedAttention`` node of the domain ``carryall`` a layer (the operator of
-https://arxiv.org/abs/2309.06180), which the provider converts to its own kernel. What the masks mean and what
-the rope tables hold is found by evaluating them (``probe.py``).
+Attention becomes one ``PagedAttention`` node a layer (the operator of https://arxiv.org/abs/2309.06180): of
+the domain ``carryall``, which the provider converts to its own kernel, or in the form that another domain
+has. What the masks mean and what the rope tables hold is found by evaluating them (``probe.py``).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,11 +32,13 @@ from ..edit import (
 from ..layers import HIDDEN_STATES
 from ..passes.base import GraphPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
+from .attention import rope_misfit
 from .capped_attention import CappedAttentionPass
 from .float_compute import FloatComputePass
 from .kv_int8 import CacheScales, TakeCacheScalesPass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
 from .merge import MergeProjectionsPass
+from .rope_tables import RopeTablesPass
 from .weight_only_products import WeightOnlyProductsPass
 
 DOMAIN = "carryall"
@@ -43,7 +47,7 @@ OPERATOR = "PagedAttention"
 # kernels that keep 8 bits compute their own.
 INT8_CACHE = "int8_kv_cache"
 # The block tables, with their shapes; every PagedAttention reads them in this order after its caches.
-TABLES: dict[str, list[str]] = {
+TABLES: dict[str, list[str | int]] = {
     "past_lens": ["rows"],
     "subsequence_begins": ["rows_and_one"],
     "block_indices": ["used_blocks"],
@@ -52,21 +56,61 @@ TABLES: dict[str, list[str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedForm:
+    """How a target's ``PagedAttention`` looks.
+
+    Args:
+        domain: of the operator.
+        tables: its integer inputs, with their shapes, in their order.
+        gap: inputs that are left out in front of the last table.
+        block_axis: where in the shape of a cache the positions of a block are.
+        outputs: the caches are outputs too, on the inputs' memory.
+        softcap: it bounds scores.
+        rotary: it rotates q and k.
+    """
+
+    domain: str = DOMAIN
+    tables: Mapping[str, list[str | int]] = field(default_factory=lambda: TABLES)
+    gap: int = 0
+    block_axis: int = 2
+    outputs: bool = False
+    softcap: bool = False
+    rotary: bool = False
+
+    def nodes(self, graph: ir.Graph) -> list[ir.Node]:
+        """The operator's nodes."""
+        return list(nodes_of(graph, OPERATOR, self.domain))
+
+    def cache_shape(self, heads: object, size: object) -> ir.Shape:
+        """Shape of a cache of [batch, heads, length, size]."""
+        shape: list[Any] = ["blocks", heads, size]
+        shape.insert(self.block_axis, "block_size")
+        return ir.Shape(shape)
+
+
+_PLAIN = PagedForm()
+
+
 class PagedAttentionPass(GraphPass):
-    """Lower every ``Attention`` with a KV cache to ``PagedAttention``, and ropes to tables.
+    """Lower every ``Attention`` with a KV cache to ``PagedAttention``.
 
     Args:
         context_length: most tokens a sequence will have; the length of the rope tables.
         scales: of the caches, filled by an earlier pass; that there are any is noted in the metadata.
+        form: how the target's operator looks.
 
     Raises:
         GraphError: an attention is of a kind that the operator cannot express.
     """
 
-    def __init__(self, context_length: int, scales: CacheScales | None = None) -> None:
+    def __init__(
+        self, context_length: int, scales: CacheScales | None = None, form: PagedForm = _PLAIN
+    ) -> None:
         super().__init__()
         self.context_length = context_length
         self.scales = scales or CacheScales()
+        self.form = form
         self._windows: dict[ir.Value | None, int] = {}
         self._angles: dict[ir.Value, ir.Value] = {}
 
@@ -78,38 +122,60 @@ class PagedAttentionPass(GraphPass):
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every attention and every rope."""
+        """Rewrite every attention."""
         self._windows, self._angles = {}, {}
-        tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in TABLES.items()]
+        tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in self.form.tables.items()]
         for node in nodes_of(graph, "Attention"):
-            _check(node)
+            _check(node, self.form)
             self._lower(graph, node, tables)
             self.fired += 1
-        for node in nodes_of(graph, "RotaryEmbedding"):
-            self._read_table(graph, node)
         if self.fired:
             graph.inputs.extend(tables)
 
     def _lower(self, graph: ir.Graph, node: ir.Node, tables: list[ir.Value]) -> None:
         query, key, value, _, *caches = node.inputs[:6]
-        head_size = static_size(caches[0], 3) or 0
-        attributes: dict[str, Any] = {
-            "num_heads": int_attribute(node, "q_num_heads", 0),
-            "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
-            "head_size": head_size,
-            "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
-            "sliding_window": self._window(graph, node),
-        }
+        attributes = self._attributes(graph, node, caches)
+        rest: list[ir.Value | None] = [None] * self.form.gap
+        ropes = _ropes(node) if self.form.rotary else None
+        if ropes is not None:
+            query, key = (rope.inputs[0] for rope in ropes)
+            rest[:2] = [self._table(graph, angle) for angle in ropes[0].inputs[1:3] if angle is not None]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(ropes[0], "interleaved", 0)}
         axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
         flat = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in (query, key, value)]
-        lowered = insert(node, OPERATOR, [*flat, *caches, *tables], attributes, domain=DOMAIN)
+        operands = [*flat, *caches, *tables[:-1], *rest, tables[-1]]
+        outputs = 3 if self.form.outputs else 1
+        lowered = insert(node, OPERATOR, operands, attributes, domain=self.form.domain, num_outputs=outputs)
         lowered.name = node.name
         attended = insert(node, "Unsqueeze", [lowered.outputs[0], axis])
         replace(node.outputs[0], attended.outputs[0])
+        if self.form.outputs:
+            for old, new in zip(node.outputs[1:3], lowered.outputs[1:], strict=True):
+                replace(old, new)
         for present in node.outputs[1:3]:
             if present.is_graph_output():
                 graph.outputs.remove(present)
         remove_unused(graph, node)
+
+    def _attributes(
+        self, graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value | None]
+    ) -> dict[str, Any]:
+        head_size = static_size(caches[0], 3) or 0
+        window, cap = self._window(graph, node), float_attribute(node, "softcap", 0.0)
+        return {
+            "num_heads": int_attribute(node, "q_num_heads", 0),
+            "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
+            "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
+            "local_window_size": window or -1,
+            **({"softcap": cap} if cap else {}),
+        }
+
+    def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
+        if angle not in self._angles:
+            content = probe.rope_table(graph, angle, self.context_length)
+            table = ir.tensor(content.astype((angle.dtype or ir.DataType.FLOAT).numpy()))
+            self._angles[angle] = add_initializer(graph, f"{angle.name}_paged_table", table)
+        return self._angles[angle]
 
     def _window(self, graph: ir.Graph, node: ir.Node) -> int:
         """Tokens that a token sees, itself included; 0 is no limit."""
@@ -125,40 +191,30 @@ class PagedAttentionPass(GraphPass):
             self._windows[mask] = meaning.window or 0
         return self._windows[mask]
 
-    def _read_table(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Let a rope take its angles from a table, so that no row depends on its neighbours' length."""
-        if len(node.inputs) > 3 and node.inputs[3] is not None:
-            return
-        for index in (1, 2):
-            node.replace_input_with(index, self._angle(graph, node.inputs[index]))
-
-    def _angle(self, graph: ir.Graph, angle: ir.Value | None) -> ir.Value | None:
-        if angle is None or angle in self._angles.values():
-            return angle
-        if angle not in self._angles:
-            content = probe.rope_table(graph, angle, self.context_length)
-            table = add_initializer(graph, f"{angle.name}_table", content)
-            positions = next(value for value in graph.inputs if value.name == "position_ids")
-            gathered = insert(graph[0], "Gather", [table, positions])
-            self._angles[angle] = gathered.outputs[0]
-        return self._angles[angle]
-
 
 class PagedInputsPass(GraphPass):
     """Give the graph the inputs of the paged contract: one flat batch, caches in blocks.
+
+    Args:
+        form: how the target's operator looks.
 
     Raises:
         GraphError: something besides attention still reads ``attention_mask`` or a cache.
     """
 
+    def __init__(self, form: PagedForm = _PLAIN) -> None:
+        super().__init__()
+        self.form = form
+
     def rewrite(self, graph: ir.Graph) -> None:
         """Change inputs and their shapes."""
-        caches = {value for node in nodes_of(graph, OPERATOR, DOMAIN) for value in node.inputs[3:5]}
-        if not caches:
+        nodes = self.form.nodes(graph)
+        if not nodes:
             return
-        for value in list(graph.inputs):
+        caches = {value for node in nodes for value in [*node.inputs[3:5], *node.outputs[1:]]}
+        for value in [*graph.inputs, *graph.outputs]:
             if value in caches and value.shape is not None:
-                value.shape = ir.Shape(["blocks", value.shape[1], "block_size", value.shape[3]])
+                value.shape = self.form.cache_shape(value.shape[1], value.shape[3])
             elif value.name in ("input_ids", "position_ids"):
                 value.shape = ir.Shape(["tokens", 1])
             elif value.name == HIDDEN_STATES and value.shape is not None:
@@ -173,11 +229,18 @@ class FlatLogitsPass(GraphPass):
 
     A compiler that computes in a short type but the last operators in full takes everything that a shape at
     the end is read from for such a last operator, and with it the whole residual stream.
+
+    Args:
+        form: how the target's operator looks.
     """
+
+    def __init__(self, form: PagedForm = _PLAIN) -> None:
+        super().__init__()
+        self.form = form
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite what ``SelectLogitsPass`` wrote for batches."""
-        if next(nodes_of(graph, OPERATOR, DOMAIN), None) is None:
+        if not self.form.nodes(graph):
             return
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
         wanted.shape = ir.Shape(["wanted"])
@@ -212,6 +275,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         common.ShapeInferencePass(),
         CappedAttentionPass(),
         PagedAttentionPass(context_length, scales),
+        RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
         PagedInputsPass(),
         SelectLogitsPass(),
@@ -235,7 +299,14 @@ def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
     return False
 
 
-def _check(node: ir.Node) -> None:
+def _ropes(node: ir.Node) -> list[ir.Node] | None:
+    """The RotaryEmbedding of q and that of k, if the kernel can do their work."""
+    pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
+    ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
+    return ropes if len(ropes) == 2 and rope_misfit(node, *ropes) is None else None
+
+
+def _check(node: ir.Node, form: PagedForm) -> None:
     """Refuse what the operator cannot express."""
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
     if inputs[4] is None or inputs[5] is None:
@@ -247,7 +318,7 @@ def _check(node: ir.Node) -> None:
     size, value_size = (static_size(value, 3) for value in inputs[4:6])
     if size is None or size != value_size:
         raise _unfit(node, f"needs equal, known head sizes of key and value, not {size} and {value_size}")
-    if float_attribute(node, "softcap", 0.0):
+    if float_attribute(node, "softcap", 0.0) and not form.softcap:
         raise _unfit(node, "bounds its scores (softcap), which paged attention cannot")
 
 

@@ -23,6 +23,7 @@ from .merge import MergeProjectionsPass, PackedQKVPass
 from .norms_in_attention import NormsInAttentionPass
 from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
 from .prompt_attention import PromptAttentionPass
+from .ort_paged import ort_paged_passes
 from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
@@ -44,6 +45,7 @@ class SlotOptions:
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
         top_logits: how many of the best logits the graph gives out beside them all; 0 leaves that out.
         compute: FLOAT16 or BFLOAT16 converts a float graph first; None widens one of 16 bits.
+        paged: keep KV in blocks instead of slots, where the target has a kernel for that.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
     """
 
@@ -53,6 +55,7 @@ class SlotOptions:
     compute: ir.DataType | None = None
     wide_products: bool = False
     top_logits: int = 0
+    paged: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -61,19 +64,24 @@ class SlotOptions:
             raise UsageError("the target's attention kernel has no int8 KV cache")
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
+        if self.paged and self.kv_cache == "int8":
+            raise UsageError("a KV cache of 8 bits is not written for blocks; use slots, or a float cache")
 
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
     kernels, scales = options.kernels, CacheScales()
     passes: list[ir.passes.PassBase] = [*_precision_passes(options), common.ShapeInferencePass()]
-    passes += [
-        TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
-        GroupQueryAttentionPass(options.context_length, kernels),
-        common.RemoveUnusedNodesPass(),
-        SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
-        SelectLogitsPass(),
-    ]
+    passes.append(TakeCacheScalesPass(scales, required=options.kv_cache == "int8"))
+    if options.paged:
+        passes += ort_paged_passes(options.context_length, scales)
+    else:
+        passes += [
+            GroupQueryAttentionPass(options.context_length, kernels),
+            common.RemoveUnusedNodesPass(),
+            SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
+            SelectLogitsPass(),
+        ]
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass())
     passes.append(MergeProjectionsPass())
@@ -83,7 +91,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(DynamicProductsPass())
     if kernels.matmul_integer_to_float:
         passes.append(StaticProductsPass())
-    if kernels.int8_kv and options.kv_cache != "float32":
+    if kernels.int8_kv and options.kv_cache != "float32" and not options.paged:
         passes.append(Int8CachePass(scales))
         if kernels.float_prompts:
             passes.append(PromptAttentionPass())

@@ -41,9 +41,9 @@ def test_the_graph_takes_one_flat_batch_and_block_tables(tmp_path: Path) -> None
 
 def test_windows_and_sizes_become_attributes(tmp_path: Path) -> None:
     nodes = list(nodes_of(lowered("gemma3_text", tmp_path).graph, OPERATOR, DOMAIN))
-    assert [node.attributes["sliding_window"].as_int() for node in nodes] == [5, 0, 5]
+    assert [node.attributes["local_window_size"].as_int() for node in nodes] == [5, -1, 5]
     first = {name: attribute.value for name, attribute in nodes[0].attributes.items()}
-    assert (first["num_heads"], first["kv_num_heads"], first["head_size"]) == (4, 2, 8)
+    assert (first["num_heads"], first["kv_num_heads"]) == (4, 2)
     assert first["scale"] == pytest.approx(12**-0.5)
 
 

@@ -1,0 +1,138 @@
+"""A paged graph in ONNX Runtime: caches in blocks on the device, block tables uploaded for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..graph_opt.lower.ort_paged import BEGINS, BOUNDS, PAST, TABLE
+from ..runtime.errors import GraphError, ProviderRuntimeError
+from . import ort
+from .device_memory import DeviceMemory
+from .explicit_runner import known_size
+from .kv_memory import KVSpec
+from .paged_runner import Logits, PagedBatch
+from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, POSITIONS, TYPES
+from .slot_memory import shared_value
+
+
+@dataclass(frozen=True, slots=True)
+class PagedGraph:
+    """What a runner must know of a paged graph.
+
+    Args:
+        caches: a block of each KV input, [block_size, kv_heads, head_size], by name; ``KVSpec.heads`` are
+            the positions of the block.
+        kv_heads: of every layer.
+        block_size: positions a block.
+        vocab_size: columns of the logits.
+        context_length: most tokens a sequence may have.
+        hidden_size: width of the input ``hidden_states``, or None if there is none.
+    """
+
+    caches: Mapping[str, KVSpec]
+    kv_heads: int
+    block_size: int
+    vocab_size: int
+    context_length: int
+    hidden_size: int | None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that a block takes over all layers."""
+        return self.kv_heads * sum(spec.bytes_per_token for spec in self.caches.values())
+
+
+def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]) -> PagedGraph:
+    """Read the contract of a paged graph from its session.
+
+    Args:
+        session: an opened ``onnxruntime.InferenceSession``.
+        source: how error messages call the model.
+        block_size: positions of a block, by the size of the heads.
+
+    Raises:
+        GraphError: the graph has no paged cache, or layers with different numbers of KV heads.
+    """
+    inputs = {value.name: value for value in session.get_inputs()}
+    past = {name: value for name, value in inputs.items() if name.startswith("past_key_values.")}
+    if not past or TABLE not in inputs:
+        raise GraphError(f"{source} has no paged KV cache; lower it with provider.passes()")
+    heads = {value.shape[2] for value in past.values()}
+    if len(heads) > 1:
+        raise GraphError(f"{source} has layers with {sorted(heads)} KV heads; blocks need equal numbers")
+    size = block_size(max(value.shape[3] for value in past.values()))
+    caches = {name: KVSpec(size, value.shape[3], np.dtype(TYPES[value.type])) for name, value in past.items()}
+    logits = next(value for value in session.get_outputs() if value.name == LOGITS)
+    states = inputs.get(HIDDEN_STATES)
+    return PagedGraph(
+        caches,
+        heads.pop(),
+        size,
+        known_size(logits.shape[-1], source),
+        int(session.get_modelmeta().custom_metadata_map[CONTEXT_LENGTH]),
+        None if states is None else states.shape[-1],
+    )
+
+
+class OrtPagedSession:
+    """A ``PagedSession`` on an execution provider.
+
+    Args:
+        session: an opened ``onnxruntime.InferenceSession`` of a paged graph.
+        memory: its caches; every block is a slot of that memory.
+    """
+
+    def __init__(self, session: Any, memory: DeviceMemory) -> None:
+        self._session, self._memory = session, memory
+        self._inputs = {value.name for value in session.get_inputs()}
+
+    def run(self, batch: PagedBatch) -> Logits:
+        """See ``PagedSession``."""
+        binding = self._session.io_binding()
+        try:
+            for name, array in self._feeds(batch).items():
+                binding.bind_ortvalue_input(name, shared_value(array))
+            self._memory.bind_caches(binding, 0, self._memory.slots)
+            binding.bind_output(LOGITS, "cpu")
+            self._session.run_with_iobinding(binding)
+        except ort.runtime_errors() as error:
+            rows = len(batch.past_lens)
+            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+        logits: Logits = binding.get_outputs()[-1].numpy()[:, 0]
+        return logits
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See ``PagedSession``."""
+        self._memory.copy_prefix(source, target, self._memory.length)
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+        """See ``PagedSession``."""
+        raise ProviderRuntimeError("KV on this device cannot be read")
+
+    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``PagedSession``."""
+        raise ProviderRuntimeError("KV on this device cannot be written")
+
+    def _feeds(self, batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
+        widest = max(len(table) for table in batch.tables)
+        table = np.zeros((len(batch.tables), widest), np.int32)
+        for row, blocks in enumerate(batch.tables):
+            table[row, : len(blocks)] = blocks
+        bounds = [int(np.diff(batch.begins).max()), batch.max_context]
+        feeds: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: batch.input_ids[:, None],
+            "position_ids": batch.position_ids[:, None],
+            POSITIONS: batch.logits_positions,
+            BEGINS: batch.begins,
+            PAST: batch.past_lens,
+            TABLE: table,
+            BOUNDS: np.array(bounds, np.int32),
+        }
+        if batch.hidden_states is not None:
+            feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
+        return {name: array for name, array in feeds.items() if name in self._inputs}

@@ -1,0 +1,133 @@
+"""com.microsoft ``PagedAttention`` in standard operators, as its documentation defines it.
+
+Nothing but the CPU is needed, and nothing is shared with what lowers graphs to the operator. Every token
+looks at all positions that its row's block table has room for, so this is for small cases only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from carryall.graph_opt.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace
+from carryall.graph_opt.passes.base import GraphPass
+
+
+class PagedStandInPass(GraphPass):
+    """Write every ``PagedAttention`` out."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        for node in nodes_of(graph, "PagedAttention", MICROSOFT):
+            written = _Written(graph, node)
+            for old, new in zip(node.outputs, written.outputs(), strict=True):
+                replace(old, new)
+            remove_unused(graph, node)
+            self.fired += 1
+
+
+class _Written:
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self.graph, self.node, self.count = graph, node, 0
+        self.facts = {name: attribute.value for name, attribute in node.attributes.items()}
+        cache = node.inputs[3]
+        assert cache is not None
+        assert cache.shape is not None
+        assert cache.dtype is not None
+        self.groups, self.size = self.facts["kv_num_heads"], int(cache.shape[3])  # type: ignore[arg-type]
+        self.dtype = cache.dtype.numpy()
+
+    def op(self, op_type: str, *operands: ir.Value | None, **attributes: object) -> ir.Value:
+        return insert(self.node, op_type, operands, attributes).outputs[0]
+
+    def constant(self, content: Any, dtype: Any = np.int64) -> ir.Value:
+        self.count += 1
+        return add_initializer(self.graph, f"{self.node.name}.{self.count}", np.array(content, dtype))
+
+    def whole(self, value: ir.Value | None) -> ir.Value:
+        return self.op("Cast", value, to=int(ir.DataType.INT64))
+
+    def sizes(self, value: ir.Value | None, start: int, end: int) -> ir.Value:
+        return self.op("Shape", value, start=start, end=end)
+
+    def outputs(self) -> list[ir.Value]:
+        """What the node gives: attended tokens [tokens, hidden], and both caches."""
+        query, key, value, key_cache, value_cache, begins, past, table = self.node.inputs[:8]
+        ends = self.op("Slice", self.whole(begins), self.constant([1]), self.constant([2**40]))
+        starts = self.op("Slice", self.whole(begins), self.constant([0]), self.constant([-1]))
+        token = self.op(
+            "Range", self.constant(0), self.op("Squeeze", self.sizes(query, 0, 1)), self.constant(1)
+        )
+        after = self.op("GreaterOrEqual", self.op("Unsqueeze", token, self.constant([1])), ends)
+        row = self.op("ReduceSum", self.whole(after), self.constant([1]), keepdims=0)
+        offset = self.op("Sub", token, self.op("Gather", starts, row))
+        position = self.op("Add", offset, self.op("Gather", self.whole(past), row))
+        tables = self.op("Gather", self.whole(table), row)  # [tokens, blocks]
+        if self.facts.get("do_rotary"):
+            query = self.rotated(query, position, self.facts["num_heads"])
+            key = self.rotated(key, position, self.groups)
+        caches = [
+            self.stored(cache, part, tables, position)
+            for cache, part in ((key_cache, key), (value_cache, value))
+        ]
+        seen = [self.op("Reshape", self.op("Gather", cache, tables), self.seen_shape()) for cache in caches]
+        return [self.attended(query, seen[0], seen[1], position), *caches]
+
+    def rotated(self, value: ir.Value | None, position: ir.Value, heads: int) -> ir.Value:
+        axis = self.constant([0])
+        operands = [
+            self.op("Unsqueeze", value, axis),
+            *self.node.inputs[8:10],
+            self.op("Unsqueeze", position, axis),
+        ]
+        interleaved = self.facts["rotary_interleaved"]
+        width = self.node.inputs[8].shape[-1] * 2  # type: ignore[union-attr,index]
+        rotary = width if width != self.size else 0
+        rope = self.op(
+            "RotaryEmbedding",
+            *operands,
+            num_heads=heads,
+            interleaved=interleaved,
+            rotary_embedding_dim=rotary,
+        )
+        return self.op("Squeeze", rope, axis)
+
+    def stored(
+        self, cache: ir.Value | None, part: ir.Value | None, tables: ir.Value, position: ir.Value
+    ) -> ir.Value:
+        """The cache with the new tokens in their blocks."""
+        length = self.sizes(cache, 1, 2)
+        place = self.op("Unsqueeze", self.op("Div", position, length), self.constant([1]))
+        block = self.op("GatherElements", tables, place, axis=1)
+        within = self.op("Unsqueeze", self.op("Mod", position, length), self.constant([1]))
+        heads = self.op("Reshape", part, self.constant([-1, self.groups, self.size]))
+        return self.op("ScatterND", cache, self.op("Concat", block, within, axis=1), heads)
+
+    def seen_shape(self) -> ir.Value:
+        return self.constant([0, -1, self.groups, self.size])
+
+    def attended(
+        self, query: ir.Value | None, keys: ir.Value, values: ir.Value, position: ir.Value
+    ) -> ir.Value:
+        """query [tokens, heads * size] on keys and values [tokens, positions, kv_heads, size]."""
+        heads = self.facts["num_heads"] // self.groups
+        split = self.op("Reshape", query, self.constant([0, self.groups, heads, self.size]))
+        scores = self.op("Einsum", split, keys, equation="tghd,tpgd->tghp")
+        scores = self.op("Mul", scores, self.constant(self.facts["scale"], self.dtype))
+        if cap := self.facts.get("softcap"):
+            bound = self.constant(cap, self.dtype)
+            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, bound)), bound)
+        back = self.op("Sub", self.op("Unsqueeze", position, self.constant([1])), self.positions(keys))
+        window = self.facts["local_window_size"]
+        near = self.op("Less", back, self.constant(window if window > 0 else 2**40))
+        visible = self.op("And", near, self.op("GreaterOrEqual", back, self.constant(0)))
+        mask = self.op("Unsqueeze", visible, self.constant([1, 2]))
+        lowest = self.constant(np.finfo(self.dtype).min, self.dtype)
+        weights = self.op("Softmax", self.op("Where", mask, scores, lowest), axis=-1)
+        result = self.op("Einsum", weights, values, equation="tghp,tpgd->tghd")
+        return self.op("Reshape", result, self.constant([0, -1]))
+
+    def positions(self, keys: ir.Value) -> ir.Value:
+        count = self.op("Squeeze", self.sizes(keys, 1, 2))
+        return self.op("Range", self.constant(0), count, self.constant(1))
