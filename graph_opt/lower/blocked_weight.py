@@ -76,20 +76,23 @@ def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
 
 def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
     """Register the kernel's B, scales and perhaps zero points of a weight."""
-    stem, blocks, bits = found.stem, found.inputs // found.block_size, found.bits
+    names = ("packed", "packed_scales", "packed_zero_points")
+    parts = zip(names, packed_tensors(found), strict=False)
+    return [add_initializer(graph, f"{found.stem}.{name}", tensor) for name, tensor in parts]
+
+
+def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
+    """Return the kernel's B, scales and perhaps zero points of a weight."""
+    blocks, bits = found.inputs // found.block_size, found.bits
     shape = (found.outputs, blocks, found.block_size * bits // 8)
     packed = lazy(lambda: _rows(found.values, found.axis), ir.DataType.UINT8, shape)
     scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), found.scales.dtype, shape[:2])
-    operands: list[ir.Value] = [
-        add_initializer(graph, f"{stem}.packed", packed),
-        add_initializer(graph, f"{stem}.packed_scales", scales),
-    ]
     offsets = found.zero_points
-    if offsets is not None:
-        row = (blocks * bits + 7) // 8
-        points = lazy(lambda: _zero_point_rows(offsets, found.axis), ir.DataType.UINT8, (found.outputs, row))
-        operands.append(add_initializer(graph, f"{stem}.packed_zero_points", points))
-    return operands
+    if offsets is None:
+        return [packed, scales]
+    row = (blocks * bits + 7) // 8
+    points = lazy(lambda: _zero_point_rows(offsets, found.axis), ir.DataType.UINT8, (found.outputs, row))
+    return [packed, scales, points]
 
 
 def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:

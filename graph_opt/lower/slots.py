@@ -20,6 +20,7 @@ from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScales
 from .logits import SelectLogitsPass
 from .matmul_nbits import QuantizedWeightsPass
 from .merge import MergeProjectionsPass, PackedQKVPass
+from .moe import FusedExpertsPass
 from .norms_in_attention import NormsInAttentionPass
 from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
 from .prompt_attention import PromptAttentionPass
@@ -84,6 +85,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         ]
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass())
+    if not options.wide_products:
+        passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())

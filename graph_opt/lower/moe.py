@@ -1,0 +1,155 @@
+"""A mixture of experts -> com.microsoft MoE of float weights, or QMoE of blocked ones.
+
+    MoE(x, scores, W1, , W2)      QMoE(x, scores, W1, S1, , W2, S2, , , , , Z1, Z2, , likely)
+
+W1 holds all experts, the rows of gate and up in turn: [experts, 2 * width, hidden]; W2 [experts, hidden,
+width]. Scales S and zero points Z lie as their weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import (
+    MICROSOFT,
+    add_initializer,
+    insert,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    weight,
+)
+from ..lazy import Array, lazy, shape_of, transpose
+from ..mixture import Mixture, find_mixture
+from ..passes.base import GraphPass
+from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
+from .kernels import ExpertKernels
+
+_ROUTER_WEIGHTS = 14  # QMoE's input
+
+_Operands = list[ir.Value | None]
+
+
+class FusedExpertsPass(GraphPass):
+    """Fuse every mixture that the target's kernels take.
+
+    Args:
+        kernels: what they take.
+        accuracy_level: as of ``Kernels``.
+    """
+
+    def __init__(self, kernels: ExpertKernels, *, accuracy_level: int = 0) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.accuracy_level = accuracy_level
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Look at every Split."""
+        for node in nodes_of(graph, "Split"):
+            found = find_mixture(node)
+            if found is None:
+                continue
+            reason = found if isinstance(found, str) else self._fuse(graph, found)
+            if reason is None:
+                self.fired += 1
+            else:
+                self.refuse(node, reason)
+
+    def _fuse(self, graph: ir.Graph, found: Mixture) -> str | None:
+        """Replace the mixture, or return why not."""
+        operands = [product.inputs[1] for one in found.experts for product in (one.gate, one.up, one.down)]
+        floats = [tensor for value in operands if (tensor := weight(value)) is not None]
+        if len(floats) == len(operands):
+            if not self.kernels.float_weights:
+                return "the target has no MoE for float weights that pays off"
+            first, second = _stacked(graph, found, [[transpose(tensor)] for tensor in floats])
+            _replace(graph, found, "MoE", [*first, None, *second], {})
+            return None
+        blocked = [one for value in operands if isinstance(one := blocked_weight(value), BlockedWeight)]
+        reason = self._misfit(blocked, len(operands))
+        if reason is None:
+            stacks = _stacked(graph, found, [packed_tensors(one) for one in blocked])
+            _replace(graph, found, "QMoE", self._operands(found, *stacks), self._attributes(blocked[0]))
+        return reason
+
+    def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
+        if len(weights) < products:
+            return "some experts' weights are float, or of a type without a kernel"
+        kinds = {(one.bits, one.block_size, one.axis, one.zero_points is None) for one in weights}
+        first, kernels = weights[0], self.kernels
+        if len(kinds) > 1 or first.axis != 0:
+            return "the experts' weights differ in width or block size"
+        if first.bits not in kernels.bits:
+            return f"the target has no QMoE for {first.bits} bits that pays off"
+        if any(one.inputs % kernels.multiple or one.inputs == one.block_size for one in weights):
+            return "the target's QMoE takes no experts of this size"
+        if first.zero_points is not None and first.block_size < kernels.zero_point_block:
+            return "the target's QMoE takes no zero points of blocks so small"
+        return None
+
+    def _attributes(self, first: BlockedWeight) -> dict[str, int]:
+        attributes = {"expert_weight_bits": first.bits, "block_size": first.block_size}
+        if self.accuracy_level:
+            attributes["accuracy_level"] = self.accuracy_level
+        return attributes | ({"weights_prepacked": 0} if self.kernels.raw_weights else {})
+
+    def _operands(self, found: Mixture, first: list[ir.Value], second: list[ir.Value]) -> _Operands:
+        points = [stack[2] if len(stack) > 2 else None for stack in (first, second)]
+        operands: _Operands = [*first[:2], None, *second[:2], None, None, None, None, *points]
+        if self.kernels.router_weights and not found.normalize:
+            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [found.likely]
+        return operands
+
+
+def _stacked(
+    graph: ir.Graph, found: Mixture, tensors: Sequence[Sequence[ir.TensorProtocol]]
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Register the tensors of all experts, given for gate, up and down of each in turn, as W1's and W2's."""
+    name = str(found.experts[0].down.inputs[1] and found.experts[0].down.inputs[1].name)
+    openers = zip(zip(*tensors[0::3], strict=True), zip(*tensors[1::3], strict=True), strict=True)
+    first = [_stack([[*pair] for pair in zip(gates, ups, strict=True)]) for gates, ups in openers]
+    second = [_stack([[down] for down in downs]) for downs in zip(*tensors[2::3], strict=True)]
+    return (
+        [add_initializer(graph, f"{name}.experts_in", tensor) for tensor in first],
+        [add_initializer(graph, f"{name}.experts_out", tensor) for tensor in second],
+    )
+
+
+def _stack(experts: Sequence[Sequence[ir.TensorProtocol]]) -> ir.LazyTensor:
+    """Stack experts; the rows of the tensors of each lie in turn."""
+    first = experts[0][0]
+    rows, parts = shape_of(first)[0], len(experts[0])
+    shape = (len(experts), parts * rows, first.size // rows)
+
+    def compute() -> Array:
+        result = np.empty(shape, first.dtype.numpy())
+        for index, tensors in enumerate(experts):
+            for part, tensor in enumerate(tensors):
+                result[index, part::parts] = tensor.numpy().reshape(rows, -1)
+        return result
+
+    return lazy(compute, first.dtype, shape)
+
+
+def _replace(
+    graph: ir.Graph, found: Mixture, op_type: str, operands: _Operands, attributes: dict[str, int]
+) -> None:
+    mix = found.result.producer()
+    if mix is None:
+        raise AssertionError("unreachable: the result is a product's")
+    common = {
+        "k": found.per_token,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "normalize_routing_weights": int(found.normalize),
+    }
+    inputs = [found.tokens, found.scores, *operands]
+    fused = insert(mix, op_type, inputs, {**common, **attributes}, domain=MICROSOFT)
+    fused.name = mix.name
+    axis = shared_constant(graph, "moe.axis", np.array([1], np.int64))
+    replace(found.result, insert(mix, "Unsqueeze", [fused.outputs[0], axis]).outputs[0])
+    remove_unused(graph, mix)
