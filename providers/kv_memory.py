@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
 from .base import Squeeze
-from .kv_selection import largest_keys
+from .kv_selection import distinct_keys
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -113,7 +113,7 @@ class KVMemory:
         for keys, values in _pairs(self.buffers):
             chosen = np.arange(recent.start - count - squeeze.sinks, recent.start - squeeze.sinks)[None]
             if keys not in self._windows:
-                chosen = largest_keys(self.buffers[keys][slot, :, middle], count)
+                chosen = distinct_keys(self.buffers[keys][slot, :, middle], count)
             for name in (keys, values):
                 rows = self.buffers[name][slot]
                 best = np.take_along_axis(rows[:, middle], chosen[..., None], axis=1)

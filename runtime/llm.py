@@ -55,6 +55,7 @@ class LLM(TextModel):
         ep_library: a plugin library of ONNX Runtime to run on, in place of ``provider``.
         allow_fallback: let nodes that the provider cannot run lie on the CPU; see ``fallbacks``.
         prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
+        squeeze_kv: most tokens, roughly, whose KV a request keeps while it generates; lossy. None keeps all.
         engine_config: token budget of a step, KV budget.
         progress: told about every tensor written, as (done, total, name).
 
@@ -81,6 +82,7 @@ class LLM(TextModel):
         ep_library: str | None = None,
         allow_fallback: bool = False,
         prefix_cache: bool = True,
+        squeeze_kv: int | None = None,
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -106,6 +108,8 @@ class LLM(TextModel):
         config = engine_config or EngineConfig()
         if not prefix_cache:
             config = dataclasses.replace(config, prefix_cache=False)
+        if squeeze_kv is not None:
+            config = dataclasses.replace(config, squeeze_kv=squeeze_kv)
         self._engine = Engine(model.runner, config, model.proposer, model.identity)
         self._turn = FairLock()
         self._closed = False

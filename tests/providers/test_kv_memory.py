@@ -9,10 +9,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from carryall.providers import kv_memory
+from carryall.providers.base import Squeeze
 from carryall.providers.kv_memory import KVMemory, KVSpec, padded_length
 from carryall.runtime.errors import ProviderRuntimeError
 
@@ -137,3 +138,45 @@ def test_what_lies_behind_a_window_is_given_back_and_nothing_else() -> None:
     memory.buffers["windowed"][1, :, :600] = 2
     memory.copy_prefix(1, 2, 600)
     assert (memory.buffers["windowed"][2, :, :600] == 2).all()
+
+
+@given(
+    held=st.integers(1, 60),
+    percent=st.tuples(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100)),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_squeezing_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their_values(
+    held: int, percent: tuple[int, int, int], dtype: type
+) -> None:
+    kept = percent[0] * held // 100
+    sinks = percent[1] * kept // 100
+    recent = percent[2] * (kept - sinks) // 100
+    assume(held - sinks - recent != 2)  # two lie equally far from their mean
+    wide = {name: KVSpec(2, 16, np.dtype(dtype)) for name in ("0.key", "0.value")}
+    memory = KVMemory(wide, slots=2, length=60)
+    rng = np.random.default_rng(held)
+    for buffer in memory.buffers.values():
+        buffer[:] = rng.integers(-100, 100, buffer.shape)
+    keys, values = (buffer[1].astype(np.float64) for buffer in memory.buffers.values())
+    other = memory.buffers["0.key"][0].copy()
+    memory.squeeze(1, held, Squeeze(kept, sinks, recent))
+    for head in range(2):
+        middle = keys[head, sinks : held - recent]
+        distances = np.linalg.norm(middle - middle.sum(axis=0) / max(1, len(middle)), axis=1)
+        best = np.sort(np.argsort(-distances)[: kept - sinks - recent]) + sinks
+        rows = [*range(sinks), *best, *range(held - recent, held)]
+        np.testing.assert_array_equal(memory.buffers["0.key"][1, head, :kept], keys[head, rows])
+        np.testing.assert_array_equal(memory.buffers["0.value"][1, head, :kept], values[head, rows])
+    np.testing.assert_array_equal(memory.buffers["0.key"][0], other)
+
+
+@linux
+def test_squeezing_a_long_prompt_gives_memory_back() -> None:
+    wide = {name: KVSpec(4, 64, np.dtype(np.float32)) for name in ("0.key", "0.value")}
+    memory = KVMemory(wide, slots=2, length=8192)
+    for buffer in memory.buffers.values():
+        buffer[:, :, :8000] = 1
+    before = resident_bytes()
+    memory.squeeze(0, 8000, Squeeze(512, 4, 256))
+    assert before - resident_bytes() > 0.9 * 2 * 4 * 256 * (8000 - 1024)
+    assert all((buffer[1, :, :8000] == 1).all() for buffer in memory.buffers.values())

@@ -269,3 +269,7 @@ def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "model.onnx")
     with pytest.raises(GraphError, match=r"is not lowered to slots .*has no input 'logits_positions'"):
         CpuProvider().runner(tmp_path / "model.onnx", RunnerConfig(max_slots=1))
+
+
+def test_a_graph_without_position_inputs_is_not_squeezed(runner: slot_runner.SlotRunner) -> None:
+    assert not runner.info.squeezes

@@ -1,0 +1,118 @@
+"""Squeezed KV on the CPU, against the portable graph with rows cut out of its explicit cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from engines import Array, Feeds, onnxruntime
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_package
+from carryall.exporter.package import Package
+from carryall.providers.base import MovableRunner, Row, Squeeze, SqueezingRunner
+from carryall.runtime.errors import ProviderRuntimeError
+from carryall.runtime.llm import LLM
+from carryall.runtime.loading import load_model
+from carryall.runtime.sampling_params import SamplingParams
+
+pytest.importorskip("onnxruntime")
+
+KEPT, SINKS, RECENT, MOST = 24, 4, 12, 30
+PROMPTS = [np.random.default_rng(n).integers(0, 256, size).tolist() for n, size in enumerate((60, 7, 28))]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},  # its rope stays outside of the kernel
+    "qwen3": {"head_dim": 16},  # its rope is inside
+    "gpt2": {"n_positions": 128},  # positions without a rope
+    "mistral": {"head_dim": 16, "sliding_window": 11},  # which loses nothing
+}
+
+
+def keep_best(past: Feeds) -> Feeds:
+    """Cut caches [1, heads, n, size] down to the sinks, each head's most distinct and the recent keys."""
+    kept: Feeds = {}
+    for name in [name for name in past if name.endswith(".key")]:
+        keys = past[name][0].astype(np.float64)
+        size = keys.shape[1]
+        for kind in ("key", "value"):
+            source = name.replace(".key", f".{kind}")
+            heads = []
+            for own, rows in zip(keys, past[source][0], strict=True):
+                middle = own[SINKS : size - RECENT]
+                distances = np.linalg.norm(middle - middle.mean(axis=0), axis=1)
+                best = np.sort(np.argsort(-distances)[: KEPT - SINKS - RECENT]) + SINKS
+                heads.append(rows[[*range(SINKS), *best, *range(size - RECENT, size)]])
+            kept[source] = np.stack(heads)[None]
+    return kept
+
+
+def squeezed(package: Package, prompt: list[int], count: int) -> list[int]:
+    """What greedy decoding gives if the cache is cut whenever it holds a quarter too much."""
+    run, signature = onnxruntime(package.model_path), package.signature
+    empty: Array = np.zeros((1, signature.num_kv_heads, 0, signature.head_dim), np.float32)
+    kinds = [f"{layer}.{kind}" for layer in range(signature.num_layers) for kind in ("key", "value")]
+    past = {f"past_key_values.{kind}": empty for kind in kinds}
+    output: list[int] = []
+    while len(output) < count:
+        given = output[-1:] or prompt
+        held = past[f"past_key_values.{kinds[0]}"].shape[2]
+        if output and held >= MOST:
+            past, held = keep_best(past), KEPT
+        end = len(prompt) + len(output)
+        logits, *present = run(
+            {
+                "input_ids": np.array([given]),
+                "attention_mask": np.ones((1, held + len(given)), np.int64),
+                "position_ids": np.arange(end - len(given), end)[None],
+                **past,
+            }
+        )
+        past = dict(zip(past, present, strict=True))
+        output.append(int(logits[0, -1].argmax()))
+    return output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_keeps_what_the_rule_says(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    checkpoint = write_tiny(family, tmp_path / "tiny", **FAMILIES[family])
+    package = export_package(checkpoint, tmp_path / "package")
+    expected = [squeezed(package, prompt, 30) for prompt in PROMPTS]
+    with LLM(checkpoint, max_slots=2, num_threads=1, squeeze_kv=KEPT) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
+    with LLM(checkpoint, max_slots=2, num_threads=1) as llm:
+        whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    assert (whole == expected) == (family == "mistral")
+
+
+def test_a_squeezed_slot_moves_whole_and_is_never_cut_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    runner = load_model(write_tiny("qwen3", tmp_path / "tiny"), max_slots=2, num_threads=1).runner
+    tokens = np.array(PROMPTS[0])
+    runner.forward([Row(0, tokens[:50], 0)])
+    squeezing = cast(SqueezingRunner, runner)
+    squeezing.squeeze(0, 50, Squeeze(20, 4, 10))
+    runner.copy_prefix(0, 1, 50)
+    left, right = (
+        logits.copy() for logits in runner.forward([Row(slot, tokens[50:52], 50) for slot in (0, 1)])
+    )
+    np.testing.assert_array_equal(left, right)
+    for fault in (
+        lambda: runner.forward([Row(0, tokens[:1], 49)]),
+        lambda: runner.copy_prefix(0, 1, 49),
+        lambda: squeezing.squeeze(0, 52, Squeeze(23, 4, 10)),
+        lambda: cast(MovableRunner, runner).read_kv(0, 0, 10),
+        lambda: cast(MovableRunner, runner).write_kv(0, 0, 10, []),
+    ):
+        with pytest.raises(ProviderRuntimeError, match="slot 0"):
+            fault()
+    runner.release(0)
+    runner.forward([Row(0, tokens[:1], 0)])
+    runner.close()
