@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from .passes.add_cache import AddCachePass
 from .passes.contract_names import ContractNamesPass
 from .passes.fold_constants import FoldConstantsPass
 from .passes.fold_transposes import FoldTransposesPass
@@ -61,6 +62,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FuseActivationPass(),
         FuseRotaryPass(),
         FuseAttentionPass(),
+        AddCachePass(),
         OneMaskPass(),
         SimplifyShapesPass(),
         *_clean_up(),

@@ -110,6 +110,10 @@ class _Case:
     past: int
     new: int
 
+    def unpadded(self) -> _Case:
+        """Return the same without padding."""
+        return _Case([0] * len(self.padding), self.past, self.new)
+
     def feed(self, inputs: Sequence[ir.Value]) -> dict[str, Array]:
         batch, total = len(self.padding), self.past + self.new
         mask = (np.arange(total) >= np.array(self.padding)[:, None]).astype(np.int64)
@@ -131,12 +135,20 @@ class _Case:
         return near & (key >= start), (query >= start)[..., 0]
 
 
-def mask_meaning(graph: ir.Graph, mask: ir.Value, context_length: int) -> MaskMeaning | str:
+def mask_meaning(
+    graph: ir.Graph, mask: ir.Value, context_length: int, *, padded: bool = True
+) -> MaskMeaning | str:
     """Say what an additive mask [batch, 1, new, total] means, or why it is none of the known kinds.
 
     The window is read off the last row of the longest context; then every entry of several probes, with
     random left padding, must be as that meaning predicts. A graph without caches is probed without a past,
     and one for a fixed number of new tokens with that many.
+
+    Args:
+        graph: a decoder graph.
+        mask: a value of it.
+        context_length: most tokens of a probe.
+        padded: whether the mask must hide padding too.
     """
     probe = Probe(graph, mask)
     unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
@@ -149,7 +161,8 @@ def mask_meaning(graph: ir.Graph, mask: ir.Value, context_length: int) -> MaskMe
         return seen
     count = int(seen[0, -1].sum())
     window = None if count == seen.shape[-1] else count
-    for case in _cases(window, context_length, cached, fixed):
+    cases = _cases(window, context_length, cached, fixed)
+    for case in cases if padded else map(_Case.unpadded, cases):
         seen = _seen(probe, case)
         if isinstance(seen, str):
             return seen

@@ -12,7 +12,7 @@ from dataclasses import replace as changed
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, remove_unused, replace, shared_constant, sole_consumer
+from ..edit import insert, int_attribute, nodes_of, remove_unused, replace, shared_constant, sole_consumer
 from .attention_values import MaskKind, Meaning, Proposal, meaning
 from .base import GraphPass
 from .decoder_inputs import LOWEST
@@ -22,6 +22,7 @@ _SCALING = frozenset({"Mul", "Div"})
 _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Cast", "Identity"}
 _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where", "Max"})
 _MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
+_KEYS = [0, 2, 3, 1]
 _MOST_MASKS = 8  # forms of one mask that are tried
 
 
@@ -35,6 +36,8 @@ class FuseAttentionPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Look at every Softmax and every Attention without a cache."""
         self._masks = {}
+        for node in nodes_of(graph, "Transpose"):
+            _part_transpose(graph, node)
         for node in list(graph):
             if node.graph is not graph or node.domain:
                 continue
@@ -96,6 +99,19 @@ class FuseAttentionPass(GraphPass):
         if (mask, kind) not in self._masks:
             self._masks[mask, kind] = _as_numbers(graph, mask, kind)
         return self._masks[mask, kind]
+
+
+def _part_transpose(graph: ir.Graph, node: ir.Node) -> None:
+    """Let keys on their way to [batch, heads, size, length] come by [batch, heads, length, size]."""
+    source = node.inputs[0]
+    if source is None or "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) != _KEYS:
+        return
+    heads = insert(node, "Transpose", [source], {"perm": [0, 2, 1, 3]}).outputs[0]
+    if source.shape is not None:
+        heads.shape = ir.Shape([source.shape[axis] for axis in (0, 2, 1, 3)])
+    heads.type = source.type
+    replace(node.outputs[0], insert(node, "Transpose", [heads], {"perm": [0, 1, 3, 2]}).outputs[0])
+    graph.remove(node, safe=True)
 
 
 def _as_numbers(graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:

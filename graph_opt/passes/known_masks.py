@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ...runtime.errors import GraphError
 from .. import probe
 from ..edit import insert, int_attribute, shared_constant
-from .decoder_inputs import LOWEST, CausalMasks
+from .decoder_inputs import LOWEST, CausalMasks, find_input
 
 _SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated
 _ENDLESS = 1 << 30  # as an end in a Slice
@@ -16,12 +16,16 @@ _LARGEST_WINDOW = 4096  # masks with larger numbers stay as they are written: ev
 
 
 def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
-    """Return the meaning of a mask of numbers or booleans, or why it is none of the known ones."""
+    """Return the meaning of a mask of numbers or booleans, or why it is none of the known ones.
+
+    It must hide padding where the graph has an ``attention_mask`` that says what is.
+    """
     numbers = numbers_above(mask)
     if any(number > _LARGEST_WINDOW for number in numbers):
         return f"its mask computes with {max(numbers)}, too large to evaluate"
+    length, padded = max([_SHORT, *(n + 2 for n in numbers)]), find_input(graph, "attention_mask") is not None
     try:
-        return probe.mask_meaning(graph, mask, max([_SHORT, *(number + 2 for number in numbers)]))
+        return probe.mask_meaning(graph, mask, length, padded=padded)
     except GraphError as error:
         return str(error)
 
@@ -37,9 +41,9 @@ def numbers_above(mask: ir.Value) -> list[int]:
             continue
         seen.add(value)
         tensor, node = value.const_value, value.producer()
-        if tensor is not None and tensor.size == 1:
-            number = abs(float(tensor.numpy().item()))
-            found |= {int(number)} if 1 < number < _ENDLESS and number.is_integer() else set()
+        if tensor is not None and tensor.size == 1 and tensor.dtype.is_integer():
+            number = abs(int(tensor.numpy().item()))
+            found |= {number} if 1 < number < _ENDLESS else set()
         elif node is not None:
             waiting += [operand for operand in node.inputs if operand is not None]
     return sorted(found)

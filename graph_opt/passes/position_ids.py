@@ -25,16 +25,13 @@ class PositionIdsPass(GraphPass):
         if _NAME in names or "input_ids" not in names:
             return
         facts = ShapeFacts(graph)
-        readers = [node for node in graph if _reads_positions(facts, node)]
+        readers = [(node, found) for node in graph if (found := _counted(facts, node)) is not None]
         if not readers:
             return
         positions = ir.val(_NAME, ir.DataType.INT64, ["batch", "sequence"])
         graph.inputs.append(positions)
-        for node in readers:
-            index = _operand_index(node)
-            operand = node.inputs[index]
-            rank = len(operand.shape) if operand is not None and operand.shape is not None else 2
-            node.replace_input_with(index, _with_rank(graph, node, positions, rank))
+        for node, (rank, axis) in readers:
+            node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, rank, axis))
             self.fired += 1
 
 
@@ -42,27 +39,29 @@ def _operand_index(node: ir.Node) -> int:
     return 1 if node.op_type == "Gather" else 0
 
 
-def _reads_positions(facts: ShapeFacts, node: ir.Node) -> bool:
-    """Whether a node turns counted positions [1, ..., sequence] into angles or looks them up in a table."""
+def _counted(facts: ShapeFacts, node: ir.Node) -> tuple[int, int] | None:
+    """Return rank and token axis of the counted positions that a node makes angles of, or rows of a table."""
     if node.domain or node.op_type not in ("Cast", "Gather"):
-        return False
+        return None
     if node.op_type == "Cast" and node.attributes["to"].as_int() != ir.DataType.FLOAT:
-        return False
-    value = node.inputs[_operand_index(node)]
-    contents = facts.contents(value)
-    if contents is None or contents[0].ndim < 2:
-        return False
-    return all(
-        content.size == content.shape[-1]
-        and np.array_equal(content.reshape(-1), np.arange(probe.past, probe.total))
+        return None
+    contents = facts.contents(node.inputs[_operand_index(node)])
+    if contents is None or any(
+        not np.array_equal(content.reshape(-1), np.arange(probe.past, probe.total))
         for content, probe in zip(contents, facts.probes, strict=True)
-    )
+    ):
+        return None
+    rank = contents[0].ndim
+    axes = [
+        axis for axis in range(1, rank) if all(content.size == content.shape[axis] for content in contents)
+    ]
+    return (rank, axes[-1]) if axes else None
 
 
-def _with_rank(graph: ir.Graph, before: ir.Node, positions: ir.Value, rank: int) -> ir.Value:
-    """Return positions as [batch, 1, ..., sequence]."""
+def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, rank: int, axis: int) -> ir.Value:
+    """Return positions with the rows on the first axis and the tokens on another."""
     if rank == 2:
         return positions
-    name = f"positions.axes_{rank}"
-    axes = shared_constant(graph, name, np.arange(1, rank - 1, dtype=np.int64))
+    others = np.array([other for other in range(1, rank) if other != axis], np.int64)
+    axes = shared_constant(graph, f"positions.axes_{rank}_{axis}", others)
     return insert(before, "Unsqueeze", [positions, axes]).outputs[0]

@@ -136,3 +136,18 @@ def test_scores_scaled_by_another_function_stay() -> None:
     reasons = apply(FuseAttentionPass(), model)
     assert len(reasons) == 1
     assert "Softmax" in {node.op_type for node in model.graph}
+
+
+def test_keys_that_are_split_into_heads_and_turned_at_once() -> None:
+    text = f"""g (float[B, {H}, S, {D}] q, float[B, S, {H}, {D}] k3, float[B, {H}, S, {D}] v)
+        => (float[B, {H}, S, {D}] y) <float[B, {H}, {D}, S] kt, float[B, {H}, S, S] s0, float[B, {H}, S, S] s> {{
+        kt = Transpose <perm = [0, 2, 3, 1]> (k3) s0 = MatMul(q, kt) s = Mul(s0, scale)
+        p = Softmax <axis = -1> (s) y = MatMul(p, v) }}"""
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, H, 3, D), "k3": (2, 3, H, D), "v": (2, H, 3, D)}
+    given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    model = graph(text, **GIVEN)
+    assert apply(FuseAttentionPass(), model) == []
+    fused(model)
+    expected = evaluate(graph(text, **GIVEN), given)[0]
+    np.testing.assert_allclose(evaluate(model, given)[0], expected, rtol=2e-5, atol=2e-5)

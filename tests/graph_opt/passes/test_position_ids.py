@@ -8,7 +8,13 @@ from carryall.graph_opt.passes.position_ids import PositionIdsPass
 
 COUNTED = """s = Shape <start = 1, end = 2> (input_ids) n = Squeeze(s) ps = Shape <start = 2, end = 3> (past)
     p = Squeeze(ps) t = Add(p, n) r = Range(p, t, one) rows = Unsqueeze(r, first)"""
-GIVEN = {"one": np.int64(1), "first": np.array([0]), "table": np.ones((9, 4), np.float32)}
+GIVEN = {
+    "zero": np.int64(0),
+    "column_shape": np.array([1, -1, 1]),
+    "one": np.int64(1),
+    "first": np.array([0]),
+    "table": np.ones((9, 4), np.float32),
+}
 
 
 def counting(body: str, extra: str = "") -> ir.Model:
@@ -43,3 +49,21 @@ def test_a_graph_with_positions_stays_as_it_is() -> None:
     model = counting("y = Gather(table, rows)", ", int64[b, s] position_ids")
     apply(PositionIdsPass(), model)
     assert "Range" in {node.op_type for node in model.graph}
+
+
+def test_positions_on_another_axis_keep_it() -> None:
+    model = counting("column = Reshape(r, column_shape) f = Cast <to = 1> (column) y = Cos(f)")
+    apply(PositionIdsPass(), model)
+    assert [node.op_type for node in model.graph] == ["Unsqueeze", "Cast", "Cos"]
+    axes = next(iter(model.graph)).inputs[1]
+    assert axes is not None
+    assert axes.const_value is not None
+    assert axes.const_value.numpy().tolist() == [2]
+
+
+def test_a_graph_without_a_cache_counts_from_zero() -> None:
+    body = """s = Shape <start = 1, end = 2> (input_ids) n = Squeeze(s) r = Range(zero, n, one)
+        rows = Unsqueeze(r, first) y = Gather(table, rows)"""
+    model = graph(f"g (int64[b, s] input_ids) => (float[b, s, 4] y) {{ {body} }}", **GIVEN)
+    apply(PositionIdsPass(), model)
+    assert inputs(model) == ["input_ids", "position_ids"]

@@ -1,0 +1,166 @@
+"""A decoder traced without a cache -> one with past_key_values.N inputs and present.N outputs.
+
+Such graphs, input_ids -> logits, compute every token anew at every step. Where it is proven that every
+attention looks back only, and that nothing else mixes tokens (``token_axes.py``), keys and values of earlier
+tokens can come from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import insert, int_attribute, nodes_of, replace
+from ..probe import MaskMeaning
+from .base import GraphPass
+from .decoder_inputs import CausalMasks, first_cache, is_decoder
+from .known_masks import joined_mask, known_meaning
+from .region import region
+from .token_axes import Mixed, TokenAxes
+
+_PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
+_KINDS = ("key", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """An attention, and what it looks at."""
+
+    node: ir.Node
+    window: int | None
+    heads: int
+    sizes: tuple[int, int]  # of key and value
+
+    def operand(self, kind: str) -> ir.Value:
+        value = self.node.inputs[1 + _KINDS.index(kind)]
+        if value is None:
+            raise AssertionError("unreachable: its tokens were followed")
+        return value
+
+
+class AddCachePass(GraphPass):
+    """Give a decoder without a cache the inputs and outputs of one."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite all attentions, or none."""
+        nodes = list(nodes_of(graph, "Attention"))
+        if not nodes or not is_decoder(graph) or first_cache(graph) is not None:
+            return
+        try:
+            walk = TokenAxes(graph)
+        except Mixed as mixed:
+            self.refuse(mixed.node, f"the graph has no cache, and none can be added: {mixed}")
+            return
+        found = [_layer(graph, walk, node) for node in nodes]
+        for node, layer in zip(nodes, found, strict=True):
+            if isinstance(layer, str):
+                self.refuse(node, layer)
+        layers = [layer for layer in found if isinstance(layer, _Layer)]
+        if len(layers) < len(nodes):
+            return
+        old = _returned(graph, layers)
+        if isinstance(old, str):
+            self.refuse(nodes[0], old)
+        else:
+            self._add(graph, layers, old)
+
+    def _add(self, graph: ir.Graph, layers: list[_Layer], old: dict[str, ir.Value]) -> None:
+        pasts = [_pasts(number, layer) for number, layer in enumerate(layers)]
+        graph.inputs.extend(past for pair in pasts for past in pair)
+        masks = CausalMasks(graph)
+        for number, (layer, past) in enumerate(zip(layers, pasts, strict=True)):
+            node = layer.node
+            attributes: dict[str, Any] = {name: x.value for name, x in node.attributes.items()}
+            attributes.pop("is_causal", None)
+            operands = [*node.inputs[:3], masks.additive(layer.window), *past]
+            made = insert(node, "Attention", operands, attributes, num_outputs=3)
+            made.name = node.name
+            replace(node.outputs[0], made.outputs[0])
+            graph.remove(node, safe=True)
+            for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
+                name = f"present.{number}.{kind}"
+                new.type, new.shape = given.type, _with_length(given, "total")
+                _return(graph, new, name, old.get(name))
+            self.fired += 1
+
+
+def _layer(graph: ir.Graph, walk: TokenAxes, node: ir.Node) -> _Layer | str:
+    """Return an attention that looks back only, or why it is none."""
+    if any(value is not None for value in node.inputs[4:]) or len(node.outputs) > 1:
+        return "it has a cache of another kind, or returns more than its result"
+    heads = int_attribute(node, "kv_num_heads", 0)
+    if not heads or not int_attribute(node, "q_num_heads", 0):
+        return "its q, k and v are not [batch, sequence, heads * head_dim]"
+    widths = [walk.shapes(walk.operand(node, index))[0][-1] for index in (1, 2)]
+    meaning = _meaning(graph, node)
+    if isinstance(meaning, str):
+        return meaning
+    return _Layer(node, meaning.window, heads, (widths[0] // heads, widths[1] // heads))
+
+
+def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    if given is None:
+        causal = bool(int_attribute(node, "is_causal", 0))
+        return MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
+    mask = joined_mask(graph, CausalMasks(graph), node, unpadded=False)
+    return known_meaning(graph, mask if mask is not None else given)
+
+
+def _returned(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
+    """Return the outputs that are keys and values already, by name."""
+    found: dict[str, ir.Value] = {}
+    for output in graph.outputs:
+        named = _PRESENT.fullmatch(str(output.name))
+        if named is None:
+            continue
+        number, kind = int(named[1]), named[2]
+        if number >= len(layers) or not _are_heads(layers[number], kind, output):
+            return f"the graph's output {output.name} is not the {kind} of its attention {number}"
+        found[str(output.name)] = output
+    return found
+
+
+def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
+    """Whether an output is an operand of an attention as [batch, heads, sequence, head_dim]."""
+    operand, size = layer.operand(kind), layer.sizes[_KINDS.index(kind)]
+    joined = np.random.default_rng(0).standard_normal((2, 3, layer.heads * size)).astype(np.float32)
+    split = joined.reshape(2, 3, layer.heads, size).swapaxes(1, 2)
+    for source, result, given, wanted in (
+        (operand, output, joined, split),
+        (output, operand, split, joined),
+    ):
+        part = region([source], result)
+        if not isinstance(part, str) and np.array_equal(part(given), wanted):
+            return True
+    return False
+
+
+def _pasts(number: int, layer: _Layer) -> list[ir.Value]:
+    return [
+        ir.val(
+            f"past_key_values.{number}.{kind}",
+            layer.operand(kind).dtype or ir.DataType.FLOAT,
+            ["batch", layer.heads, "past", size],
+        )
+        for kind, size in zip(_KINDS, layer.sizes, strict=True)
+    ]
+
+
+def _with_length(past: ir.Value, length: str) -> ir.Shape:
+    axes = list(past.shape or ())
+    return ir.Shape([*axes[:2], length, *axes[3:]])
+
+
+def _return(graph: ir.Graph, new: ir.Value, name: str, old: ir.Value | None) -> None:
+    """Return a cache from the graph, in the place of an output that there is."""
+    if old is None:
+        graph.outputs.append(new)
+    else:
+        graph.outputs[list(graph.outputs).index(old)] = new
+        old.name = f"{name}_new"
+    new.name = name
