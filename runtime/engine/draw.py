@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import whole_rows
 from .top_candidates import Candidates, Integers, Row, candidates_above, top_candidates
-from .whole_rows import exclude_top, inverse, mass, row_weights
+from .whole_rows import Cumulative, exclude_top, inverse, row_weights
 
 Floats = npt.NDArray[np.float64]
 
@@ -133,12 +133,12 @@ def _draw_nucleus(draws: _Draws) -> Integers:
     total, wanted = np.empty(count), np.empty(count)
     tokens = np.full(count, -1, np.int64)
     for i, f in enumerate(draws.filters):
-        weights = draws.weights(i)
-        total[i] = mass(weights)
+        cumulative = Cumulative(draws.weights(i))
+        total[i] = cumulative.total
         wanted[i] = f.top_p * total[i]
         # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
         if wanted[i] > width:
-            tokens[i] = _draw_wide(weights, f, wanted[i], draws.uniforms[i])
+            tokens[i] = _draw_wide(cumulative, f, wanted[i], draws.uniforms[i])
     tried = np.flatnonzero(tokens < 0)
     if len(tried):
         some = draws.those(tried.tolist())
@@ -148,13 +148,14 @@ def _draw_nucleus(draws: _Draws) -> Integers:
         found = choose(candidates, sorted_weights, total[tried], some.filters, some.uniforms)
         tokens[tried[enough]] = found[enough]
     for i in np.flatnonzero(tokens < 0).tolist():
-        tokens[i] = _draw_wide(draws.weights(i), draws.filters[i], wanted[i], draws.uniforms[i])
+        cumulative = Cumulative(draws.weights(i))
+        tokens[i] = _draw_wide(cumulative, draws.filters[i], wanted[i], draws.uniforms[i])
     return tokens
 
 
-def _draw_wide(weights: whole_rows.Row, filters: Filters, nucleus: float, share: float) -> int:
+def _draw_wide(cumulative: Cumulative, filters: Filters, nucleus: float, share: float) -> int:
     return whole_rows.draw_nucleus(
-        weights, float(nucleus), filters.min_p, filters.xtc_threshold, float(share)
+        cumulative, float(nucleus), filters.min_p, filters.xtc_threshold, float(share)
     )
 
 

@@ -63,7 +63,7 @@ class Cumulative:
     """Inverse of a cumulative distribution in two levels: find the block, then the token in it."""
 
     def __init__(self, weights: Row) -> None:
-        self._weights = weights
+        self.weights = weights
         self._sums = block_sums(weights).astype(np.float64)
         self._mass = np.cumsum(self._sums)
 
@@ -76,7 +76,7 @@ class Cumulative:
         """The token at this share of the mass."""
         target = share * self._mass[-1]
         block = min(int((self._mass <= target).sum()), int(np.searchsorted(self._mass, self._mass[-1])))
-        inside = self._weights[block :: len(self._sums)]
+        inside = self.weights[block :: len(self._sums)]
         place = inverse(inside, target - (self._mass[block] - self._sums[block]))
         return block + place * len(self._sums)
 
@@ -119,13 +119,16 @@ def draw_any(weights: Row, min_p: float, xtc_threshold: float, share: float) -> 
     return Cumulative(weights).token(share)
 
 
-def draw_nucleus(weights: Row, nucleus: float, min_p: float, xtc_threshold: float, share: float) -> int:
+def draw_nucleus(
+    cumulative: Cumulative, nucleus: float, min_p: float, xtc_threshold: float, share: float
+) -> int:
     """Draw from the likeliest tokens that together have the mass ``nucleus``."""
-    left = weights
+    weights = cumulative.weights
     if min_p > 0.0 or xtc_threshold < 1.0:
         left = weights * (weights >= min_p)
         if xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
             exclude_top(left, xtc_threshold * nucleus)
+        cumulative = Cumulative(left)
 
     def is_kept(token: int) -> bool:
         weight = weights[token]
@@ -133,7 +136,7 @@ def draw_nucleus(weights: Row, nucleus: float, min_p: float, xtc_threshold: floa
         before += float(weight) * np.count_nonzero(weights[:token] == weight)
         return bool(before < nucleus)
 
-    return Cumulative(left).first_kept(share, is_kept)
+    return cumulative.first_kept(share, is_kept)
 
 
 def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
