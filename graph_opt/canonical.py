@@ -7,6 +7,7 @@ from onnx_ir.passes import common
 
 from .passes.add_cache import AddCachePass
 from .passes.contract_names import ContractNamesPass
+from .passes.drop_handed_on import DropHandedOnPass
 from .passes.fold_constants import FoldConstantsPass
 from .passes.fold_transposes import FoldTransposesPass
 from .passes.fuse_activation import FuseActivationPass
@@ -18,6 +19,7 @@ from .passes.lift_attention import LiftAttentionPass
 from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
+from .passes.lift_static_cache import LiftStaticCachePass
 from .passes.lift_weights import LiftWeightsPass
 from .passes.lower_opset import WriteSwishPass
 from .passes.merge_duplicates import MergeDuplicatesPass
@@ -34,9 +36,11 @@ from .passes.tied_head import TiedHeadPass
 def canonical_passes() -> list[ir.passes.PassBase]:
     """Return the passes, in order: normalise first, then fuse once."""
     return [
+        DropHandedOnPass(),
         ContractNamesPass(),
         common.InlinePass(),
         RaiseOpsetPass(),
+        LiftStaticCachePass(),
         WriteSwishPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         FoldConstantsPass(),

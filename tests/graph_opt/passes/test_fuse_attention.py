@@ -140,7 +140,8 @@ def test_scores_scaled_by_another_function_stay() -> None:
 
 def test_keys_that_are_split_into_heads_and_turned_at_once() -> None:
     text = f"""g (float[B, {H}, S, {D}] q, float[B, S, {H}, {D}] k3, float[B, {H}, S, {D}] v)
-        => (float[B, {H}, S, {D}] y) <float[B, {H}, {D}, S] kt, float[B, {H}, S, S] s0, float[B, {H}, S, S] s> {{
+        => (float[B, {H}, S, {D}] y)
+        <float[B, {H}, {D}, S] kt, float[B, {H}, S, S] s0, float[B, {H}, S, S] s> {{
         kt = Transpose <perm = [0, 2, 3, 1]> (k3) s0 = MatMul(q, kt) s = Mul(s0, scale)
         p = Softmax <axis = -1> (s) y = MatMul(p, v) }}"""
     rng = np.random.default_rng(0)
