@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Unpack
+from typing import Any, BinaryIO
 
 import click
 
@@ -20,7 +20,7 @@ from ..runtime.loading import LoadOptions
 from ..runtime.service.handler import LLMHandler
 from ..runtime.service.served_model import ServedModel, load_served_model
 from .generation import tell_fallbacks
-from .load_options import load_options
+from .load_options import load_options, squeeze_kv_option
 from .options import json_option, print_json, quiet_option
 from .progress import Progress, progress
 
@@ -51,6 +51,7 @@ def command() -> None:
 )
 @click.option("--model", required=True, help="A package, a Hugging Face folder or hub id, or 'demo'.")
 @load_options
+@squeeze_kv_option
 @click.option("--max-tokens", type=click.IntRange(1), help="For lines that do not state it.")
 @click.option("--temperature", type=click.FloatRange(0), help="For lines that do not state it; 0 is greedy.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
@@ -61,13 +62,14 @@ def run(
     source: Path,
     output: Path,
     model: str,
+    squeeze_kv: int | None,
     max_tokens: int | None,
     temperature: float | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,
     quiet: bool,
-    **options: Unpack[LoadOptions],
+    loading: LoadOptions,
 ) -> int:
     """Answer every request in IN, a JSONL file, with one line in OUT.
 
@@ -89,8 +91,8 @@ def run(
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(_open(source))
         with progress("prepare", quiet=silent) as tell:
-            options["progress"] = tell
-            served = load_served_model(model, **options)
+            loading["progress"] = tell
+            served = load_served_model(model, squeeze_kv=squeeze_kv, **loading)
         stack.callback(served.llm.shutdown)
         tell_fallbacks(served.fallbacks)
         stream = stack.enter_context(results.open()) if results else sys.stdout.buffer

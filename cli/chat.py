@@ -10,10 +10,12 @@ import click
 
 from ..runtime.errors import RequestError
 from ..runtime.llm import LLM
+from ..runtime.loading import LoadOptions
 from ..runtime.requests import RequestFactory
 from ..runtime.sampling_params import SamplingParams
 from . import generation
-from .options import model_argument, provider_option, provider_options_option, quiet_option
+from .load_options import single_options, squeeze_kv_option
+from .options import model_argument, quiet_option
 from .sampling import SectionedCommand, sampling_options, sampling_params
 
 PROMPT = "> "
@@ -21,25 +23,15 @@ PROMPT = "> "
 
 @click.command("chat", cls=SectionedCommand)
 @model_argument
-@provider_option
-@provider_options_option
-@generation.quantize_option
-@generation.context_option
-@generation.kv_cache_option
-@generation.speculative_option
-@generation.num_speculative_option
+@single_options
+@squeeze_kv_option
 @sampling_options
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
 def command(
     model: str,
-    provider: str,
-    provider_options: dict[str, Any],
-    quantize: str | None,
-    context_length: int | None,
-    kv_cache: str | None,
-    speculative: str | None,
-    num_speculative_tokens: int | None,
+    loading: LoadOptions,
+    squeeze_kv: int | None,
     system: str | None,
     quiet: bool,
     **sampling: Any,
@@ -54,24 +46,15 @@ def command(
     Examples:
         carryall chat qwen3 --system "Answer in one sentence."
         echo "Why is the sky blue?" | carryall chat qwen3
+        carryall chat qwen3 --provider cuda:1 --provider-option compute=bf16
     """
-    loaded = generation.open_model(
-        model,
-        provider,
-        quantize,
-        context_length,
-        kv_cache=kv_cache,
-        speculative=speculative,
-        num_speculative_tokens=num_speculative_tokens,
-        provider_options=provider_options,
-        quiet=quiet,
-    )
+    loaded = generation.open_model(model, quiet=quiet, **loading)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     RequestFactory(loaded).chat_prompt(
         [*opening, {"role": "user", "content": "?"}]
     )  # fails early without a template
-    with LLM(loaded) as llm:
+    with LLM(loaded, squeeze_kv=squeeze_kv) as llm:
         conversation = Conversation(llm, RequestFactory(loaded), params, opening)
         for message in _messages():
             if message == "/reset":

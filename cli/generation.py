@@ -3,74 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 import click
 
-from ..graph_opt.quantize.methods import METHODS
 from ..providers.placement import Placement
 from ..runtime.errors import ProviderRuntimeError
 from ..runtime.llm import LLM
-from ..runtime.loading import LoadedModel, load_model
+from ..runtime.loading import LoadedModel, LoadOptions, load_model
 from ..runtime.outputs import RequestOutput
 from ..runtime.requests import Prompt
 from ..runtime.sampling_params import SamplingParams
 from .progress import progress
 
-quantize_option = click.option(
-    "--quantize", type=click.Choice(list(METHODS)), help="Quantize first, in the cache."
-)
-context_option = click.option(
-    "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
-)
-kv_cache_option = click.option(
-    "--kv-cache",
-    type=click.Choice(["int8", "float32"]),
-    help="Type of the KV cache; by default int8 where the model was quantized with --kv int8.",
-)
-speculative_option = click.option(
-    "--speculative",
-    metavar="METHOD",
-    help="Propose tokens to check several at a time: prompt-lookup, or draft:MODEL with a smaller model of "
-    "the same tokenizer. Changes the speed, not the text.",
-)
-num_speculative_option = click.option(
-    "--num-speculative-tokens", type=click.IntRange(1), help="Most tokens proposed at a time."
-)
 
-
-def open_model(
-    name: str,
-    provider: str,
-    quantize: str | None,
-    context_length: int | None = None,
-    *,
-    kv_cache: str | None = None,
-    speculative: str | None = None,
-    num_speculative_tokens: int | None = None,
-    provider_options: Mapping[str, Any] | None = None,
-    ep_library: str | None = None,
-    allow_fallback: bool = False,
-    slots: int = 1,
-    quiet: bool = False,
-) -> LoadedModel:
-    """Load a model; preparing it for the provider shows progress."""
+def open_model(name: str, *, quiet: bool = False, **options: Unpack[LoadOptions]) -> LoadedModel:
+    """Load a model, for one request at a time if ``options`` say no other; preparing it shows progress."""
+    options.setdefault("max_slots", 1)
     with progress("prepare", quiet=quiet) as tell:
-        loaded = load_model(
-            name,
-            provider=provider,
-            quantize=quantize,
-            context_length=context_length,
-            max_slots=slots,
-            kv_cache=kv_cache,
-            speculative=speculative,
-            num_speculative_tokens=num_speculative_tokens,
-            provider_options=provider_options,
-            ep_library=ep_library,
-            allow_fallback=allow_fallback,
-            progress=tell,
-        )
+        options["progress"] = tell
+        loaded = load_model(name, **options)
     if loaded.choice is not None and not quiet:
         click.echo(str(loaded.choice), err=True)
     tell_fallbacks(loaded.fallbacks)

@@ -12,35 +12,20 @@ import click
 
 from ..runtime.errors import UsageError
 from ..runtime.llm import LLM
-from ..runtime.loading import LoadedModel
+from ..runtime.loading import LoadedModel, LoadOptions
 from ..runtime.outputs import CompletionOutput, RequestOutput
 from ..runtime.requests import ChatPrompt, Prompt, RequestFactory
 from . import generation
-from .options import (
-    allow_fallback_option,
-    ep_library_option,
-    json_option,
-    model_argument,
-    print_json,
-    provider_option,
-    provider_options_option,
-    quiet_option,
-)
+from .load_options import single_options, squeeze_kv_option
+from .options import json_option, model_argument, print_json, quiet_option
 from .sampling import READABLE, SectionedCommand, samples_options, sampling_options, sampling_params
 
 
 @click.command("run", cls=SectionedCommand)
 @model_argument
 @click.argument("prompt")
-@provider_option
-@provider_options_option
-@ep_library_option
-@allow_fallback_option
-@generation.quantize_option
-@generation.context_option
-@generation.kv_cache_option
-@generation.speculative_option
-@generation.num_speculative_option
+@single_options
+@squeeze_kv_option
 @sampling_options
 @samples_options
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
@@ -52,15 +37,8 @@ from .sampling import READABLE, SectionedCommand, samples_options, sampling_opti
 def command(
     model: str,
     prompt: str,
-    provider: str,
-    provider_options: dict[str, Any],
-    ep_library: str | None,
-    allow_fallback: bool,
-    quantize: str | None,
-    context_length: int | None,
-    kv_cache: str | None,
-    speculative: str | None,
-    num_speculative_tokens: int | None,
+    loading: LoadOptions,
+    squeeze_kv: int | None,
     chat: bool,
     tools: Path | None,
     as_json: bool,
@@ -79,20 +57,10 @@ def command(
         carryall run qwen3 "Why is the sky blue?" --chat --temperature 0.7
         carryall run qwen3 "A user, please." --chat --json-schema user.json
         cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
+        carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
+        carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
     """
-    loaded = generation.open_model(
-        model,
-        provider,
-        quantize,
-        context_length,
-        kv_cache=kv_cache,
-        speculative=speculative,
-        num_speculative_tokens=num_speculative_tokens,
-        provider_options=provider_options,
-        ep_library=ep_library,
-        allow_fallback=allow_fallback,
-        quiet=quiet or as_json,
-    )
+    loaded = generation.open_model(model, quiet=quiet or as_json, **loading)
     params = sampling_params(loaded, sampling)
     if tools is not None and not chat:
         raise UsageError("--tools needs --chat")
@@ -102,7 +70,7 @@ def command(
         asked = _written(loaded, text, tools)
         written = asked if as_json else asked.token_ids  # a reader sees all that the model writes
     output: RequestOutput | None = None
-    with LLM(loaded) as llm:
+    with LLM(loaded, squeeze_kv=squeeze_kv) as llm:
         streamed = params.n == 1 and params.best_of is None and not as_json
         for piece, state in generation.stream_text(llm, written, params):
             output = state

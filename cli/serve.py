@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Unpack
 
 import click
 
@@ -12,7 +11,7 @@ from ..runtime.loading import LoadOptions
 from ..runtime.service.config import ServerConfig
 from ..runtime.service.served_model import ServedModel, load_served_model
 from .generation import tell_fallbacks
-from .load_options import load_options
+from .load_options import load_options, squeeze_kv_option
 from .options import json_option, model_argument, print_json, quiet_option
 from .progress import progress
 
@@ -30,6 +29,7 @@ _DEFAULTS = ServerConfig()
     help="Port for gRPC; 0 takes a free one.",
 )
 @load_options
+@squeeze_kv_option
 @click.option(
     "--max-queue",
     type=click.IntRange(1),
@@ -50,11 +50,12 @@ def command(
     model: str,
     host: str,
     grpc_port: int,
+    squeeze_kv: int | None,
     max_queue: int,
     grace: float,
     as_json: bool,
     quiet: bool,
-    **options: Unpack[LoadOptions],
+    loading: LoadOptions,
 ) -> None:
     """Serve a model over gRPC.
 
@@ -66,6 +67,7 @@ def command(
     Examples:
         carryall serve demo
         carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --grpc-port 9000
+        carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
     """
     try:
         from ..runtime.service.serve import serve
@@ -74,17 +76,17 @@ def command(
 
     def load() -> ServedModel:
         with progress("prepare", quiet=quiet or as_json) as tell:
-            options["progress"] = tell
-            served = load_served_model(model, max_queue=max_queue, **options)
-            options["provider"] = served.info.provider  # "auto" has become the one that was chosen
+            loading["progress"] = tell
+            served = load_served_model(model, max_queue=max_queue, squeeze_kv=squeeze_kv, **loading)
+            loading["provider"] = served.info.provider  # "auto" has become the one that was chosen
         tell_fallbacks(served.fallbacks)
         return served
 
     def on_ready(address: str) -> None:
         if as_json:
-            print_json({"event": "ready", "grpc": address, "model": model, "provider": options["provider"]})
+            print_json({"event": "ready", "grpc": address, "model": model, "provider": loading["provider"]})
         else:
-            click.echo(f"{model} ({options['provider']}): gRPC on {address}, Ctrl-C stops")
+            click.echo(f"{model} ({loading['provider']}): gRPC on {address}, Ctrl-C stops")
 
     config = ServerConfig(host=host, grpc_port=grpc_port, grace_seconds=grace)
     if not asyncio.run(serve(load, config, on_ready)):

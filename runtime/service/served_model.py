@@ -26,13 +26,18 @@ class ServedModel:
 
 
 def load_served_model(
-    model: str | Path, *, max_queue: int | None = None, **options: Unpack[LoadOptions]
+    model: str | Path,
+    *,
+    max_queue: int | None = None,
+    squeeze_kv: int | None = None,
+    **options: Unpack[LoadOptions],
 ) -> ServedModel:
     """Load a model and start its engine.
 
     Args:
         model: see ``load_model``.
         max_queue: most requests that may wait; None is no limit.
+        squeeze_kv: see ``EngineConfig``.
         **options: see ``load_model``.
 
     Raises:
@@ -48,5 +53,5 @@ def load_served_model(
         max_slots=facts.max_slots,
         server_version=importlib.metadata.version("carryall"),
     )
-    llm = AsyncLLM(loaded, engine_config=EngineConfig(max_queue=max_queue))
+    llm = AsyncLLM(loaded, engine_config=EngineConfig(max_queue=max_queue, squeeze_kv=squeeze_kv))
     return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)
