@@ -6,34 +6,21 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 import onnx_ir as ir
 
 from ..graph_opt import graph_facts
-from ..providers import get_provider
-from ..providers.base import RunnerConfig
 from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
 from ..runtime.engine.engine import Engine, EngineConfig
-from ..runtime.fastest import AUTO, fastest_provider
-from ..runtime.loading import check_available
-from ..runtime.lowering import lowered_model, with_context
-from ..runtime.model_source import resolve_model
-from ..runtime.split import name_and_device, with_device
+from ..runtime.loading import LoadOptions, load_model
 from .bench_report import show
-from .generation import context_option, quantize_option
+from .generation import open_model
+from .load_options import measured_options
 from .measure import Sample, Workload, measure, spread
 from .memory import peak_memory, reset_peak
-from .options import (
-    json_option,
-    model_argument,
-    print_json,
-    provider_option,
-    provider_options_option,
-    quiet_option,
-)
+from .options import json_option, model_argument, print_json, quiet_option
 from .progress import progress
 
 
@@ -65,10 +52,7 @@ class Loaded:
 
 @click.command("bench")
 @model_argument
-@provider_option
-@provider_options_option
-@quantize_option
-@context_option
+@measured_options
 @click.option(
     "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Requests that run together."
 )
@@ -81,22 +65,15 @@ class Loaded:
 @click.option(
     "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Timed runs, after a warm-up."
 )
-@click.option(
-    "--num-threads", type=click.IntRange(0), default=0, help="CPU threads; by default the provider chooses."
-)
 @json_option
 @quiet_option
 def command(
     model: str,
-    provider: str,
-    provider_options: dict[str, Any],
-    quantize: str | None,
-    context_length: int | None,
+    loading: LoadOptions,
     batch: list[int],
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
-    num_threads: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -111,17 +88,11 @@ def command(
     Examples:
         carryall bench demo
         carryall bench qwen3 --batch 1,8,32 --prompt-tokens 512 --json
+        carryall bench qwen3 --provider openvino --provider-option inference_precision=auto
     """
-    check_available(provider)
-    silent = quiet or as_json
-    config = RunnerConfig(
-        max_slots=max(batch),
-        context_length=context_length,
-        num_threads=num_threads,
-        options=provider_options,
-    )
+    silent, num_threads = quiet or as_json, loading["num_threads"]
     gigabytes = memory_bandwidth(num_threads or None)
-    loaded = _load(model, provider, quantize, config, silent)
+    loaded = _load(model, loading, max(batch), silent)
     works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
     try:
         results = _measure_all(loaded, works, repeats, gigabytes, silent)
@@ -139,23 +110,20 @@ def command(
     (print_json if as_json else show)(document)
 
 
-def _load(model: str, provider: str, quantize: str | None, config: RunnerConfig, quiet: bool) -> Loaded:
-    with progress("prepare", quiet=quiet) as tell:
-        files = resolve_model(model, quantize=quantize, progress=tell)
-        config = with_context(config, files)
-        if provider == AUTO:
-            provider = fastest_provider(files, config, progress=tell).provider
-        name, device = name_and_device(provider)
-        if device is not None:
-            config = with_device(config, name, device)
-        target = get_provider(name)
-        path: Path = lowered_model(files, target, config, tell)
-    weight_bytes = graph_facts.bytes_per_step(ir.load(path))
+def _load(model: str, loading: LoadOptions, slots: int, quiet: bool) -> Loaded:
+    """Load a model twice, since what the first time exports, lowers and chooses is not to be measured."""
+    loading["max_slots"] = slots
+    first = open_model(model, quiet=quiet, **loading)
+    loading["provider"] = first.provider  # "auto" has become the one that was chosen
+    weight_bytes = sum(graph_facts.bytes_per_step(ir.load(graph)) for graph in first.graphs)
+    first.runner.close()
+    del first
+    gc.collect()
+    reset_peak()
     start = time.perf_counter()
-    reset_peak()  # of exporting and lowering
-    runner = target.runner(path, config)
-    engine = Engine(runner, EngineConfig(prefix_cache=False))
-    return Loaded(provider, engine, time.perf_counter() - start, weight_bytes)
+    loaded = load_model(model, **loading)
+    engine = Engine(loaded.runner, EngineConfig(prefix_cache=False))
+    return Loaded(loading["provider"], engine, time.perf_counter() - start, weight_bytes)
 
 
 def _measure_all(

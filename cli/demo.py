@@ -46,7 +46,7 @@ def command(prompt: str, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
         steps = travel(Path(folder), quiet=as_json)
         _show_steps(console, steps)
-        loaded = open_model(str(steps[-1].package), "cpu", None, quiet=True)
+        loaded = open_model(str(steps[-1].package), quiet=True)
         with LLM(loaded) as llm:
             output = _write(console, llm, prompt)
     if as_json:

@@ -14,17 +14,11 @@ from ..providers.base import Runner
 from ..runtime.calibration import read_text
 from ..runtime.errors import UsageError
 from ..runtime.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict
-from ..runtime.loading import LoadedModel, check_available
+from ..runtime.loading import LoadedModel, LoadOptions
 from ..runtime.model_source import locate_model
-from .generation import context_option, kv_cache_option, open_model, quantize_option
-from .options import (
-    json_option,
-    model_argument,
-    print_json,
-    provider_option,
-    provider_options_option,
-    quiet_option,
-)
+from .generation import open_model
+from .load_options import measured_options
+from .options import json_option, model_argument, print_json, quiet_option
 from .progress import progress
 
 _PROMPT_TOKENS = 32
@@ -61,11 +55,7 @@ HELD_OUT = "heldout.txt"
     show_default=True,
     help="Length of those continuations.",
 )
-@provider_option
-@provider_options_option
-@quantize_option
-@context_option
-@kv_cache_option
+@measured_options
 @json_option
 @quiet_option
 def command(
@@ -77,11 +67,7 @@ def command(
     max_tokens: int | None,
     prompts: int,
     new_tokens: int,
-    provider: str,
-    provider_options: dict[str, Any],
-    quantize: str | None,
-    context_length: int | None,
-    kv_cache: str | None,
+    loading: LoadOptions,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -96,24 +82,17 @@ def command(
         carryall eval demo
         carryall eval qwen3-int4 --text wiki.txt --reference qwen3 --max-tokens 20000
     """
-    check_available(provider)
     content = read_text(text or _held_out(model, reference))
     slots, silent = max(1, prompts), quiet or as_json
     with contextlib.ExitStack() as stack:
-        models = [(model, quantize, kv_cache)] + ([(reference, None, None)] if reference else [])
+        models = [(model, loading["quantize"], loading["kv_cache"])] + (
+            [(reference, None, None)] if reference else []
+        )
         runners: list[Runner] = []
         tokens = np.empty(0, np.int64)
         for name, method, cache in models:
-            one = open_model(
-                name,
-                provider,
-                method,
-                context_length,
-                kv_cache=cache,
-                provider_options=provider_options,
-                slots=slots,
-                quiet=silent,
-            )
+            own = {**loading, "quantize": method, "kv_cache": cache, "max_slots": slots}
+            one = open_model(name, quiet=silent, **LoadOptions(**own))  # type: ignore[typeddict-item]
             stack.callback(one.runner.close)
             tokens = tokens if runners else _tokens(one, content)[:max_tokens]
             runners.append(one.runner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -42,6 +42,7 @@ class LoadedModel:
         provider: where it runs.
         choice: why there, if the provider was to be chosen.
         fallbacks: where the nodes of each session lie that was allowed, and had, to fall back to the CPU.
+        graphs: the lowered graph that runs; of a split model, one a part.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LoadedModel:
     provider: str = ""
     choice: Choice | None = None
     fallbacks: list[Placement] = field(default_factory=list)
+    graphs: Sequence[Path] = ()
 
 
 class LoadOptions(TypedDict, total=False):
@@ -141,8 +143,8 @@ def load_model(
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
     defaults = GenerationDefaults.from_folder(files.folder)
-    runner, identity = _open(files, where, config, progress)
-    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity)
+    runner, identity, graphs = _open(files, where, config, progress)
+    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider, loaded.choice, loaded.fallbacks = where, choice, fallbacks
     loaded.open_encoder = functools.partial(_encoder, files, where, config, progress)
     if speculative is not None:
@@ -158,14 +160,15 @@ def load_model(
 
 def _open(
     files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None
-) -> tuple[Runner, str]:
-    """A runner, and what identifies the model it runs."""
+) -> tuple[Runner, str, Sequence[Path]]:
+    """A runner, what identifies the model it runs, and its lowered graphs."""
     if is_split(provider):
-        return split_runner(files, provider, config, progress), f"{files.content_key} {provider}"
+        runner, graphs = split_runner(files, provider, config, progress)
+        return runner, f"{files.content_key} {provider}", graphs
     target = get_provider(provider)
     lowered = lowered_model(files, target, config, progress)
     identity = files.content_key if lowered == files.model_path else lowered.parent.name
-    return target.runner(lowered, config), identity
+    return target.runner(lowered, config), identity, [lowered]
 
 
 def _encoder(files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:

@@ -123,8 +123,8 @@ def parse_split(text: str, num_layers: int) -> list[SplitPart]:
 
 def split_runner(
     files: ModelFiles, text: str, config: RunnerConfig, progress: Progress | None = None
-) -> Runner:
-    """Lower each part for its provider, and load them all.
+) -> tuple[Runner, list[Path]]:
+    """Lower each part for its provider, and load them all; returns the lowered graphs too.
 
     Args:
         files: a portable model.
@@ -137,20 +137,26 @@ def split_runner(
     """
     caches = [str(value.name) for value in files.load().graph.inputs if _CACHE.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))
+    graphs = [_lower(files, part, part.config(config), progress) for part in parts]
     runners: list[Runner] = []
     try:
-        for part in parts:
-            runners.append(_open(files, part, part.config(config), progress))
+        for part, graph in zip(parts, graphs, strict=True):
+            runners.append(_open(part, graph, part.config(config)))
     except CarryallError:
         _close(runners)
         raise
-    return SplitRunner(runners)
+    return SplitRunner(runners), graphs
 
 
-def _open(files: ModelFiles, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Runner:
+def _lower(files: ModelFiles, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Path:
     provider = get_provider(part.provider)
-    model: Path = lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
-    return ProcessRunner(part.provider, model, config) if part.process else provider.runner(model, config)
+    return lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
+
+
+def _open(part: SplitPart, graph: Path, config: RunnerConfig) -> Runner:
+    if part.process:
+        return ProcessRunner(part.provider, graph, config)
+    return get_provider(part.provider).runner(graph, config)
 
 
 def _close(runners: Sequence[Runner]) -> None:
