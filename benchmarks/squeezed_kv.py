@@ -1,85 +1,131 @@
-"""What dropping old KV costs: perplexity of a portable package with a bounded cache, by criterion.
+"""What ``squeeze_kv`` costs and gains: perplexity and time of the engine's own decoding, beside all KV kept.
 
-    python benchmarks/squeezed_kv.py PACKAGE exporter/demo/pycoder/heldout.txt --keep 128 --keep 64
+    python benchmarks/squeezed_kv.py demo --text exporter/demo/pycoder/heldout.txt --keep 256 --keep 128
+    python benchmarks/squeezed_kv.py MODEL --context 8000 --keep 1024
 
-Windows of text are read in pieces; after each, every layer and head keeps ``--keep`` tokens. Positions go
-on, and keys keep their rotation. The perplexity is that of each window's second half.
+With a text, windows of it are continued as they stand, from their middle on: the engine decodes token by
+token, and a logits processor draws what is written there and notes how likely that was. Other ways to choose
+what stays take the place of the provider's. With a context, random prompts of that length are continued, the
+engines taking turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
-from tokenizers import Tokenizer
 
-SINKS = 4
-PIECE = 16
+from carryall.providers import kv_memory
+from carryall.providers.kv_selection import distinct_keys
+from carryall.runtime.engine.config import EngineConfig
+from carryall.runtime.engine.sampling_state import SamplingState
+from carryall.runtime.llm import LLM
+from carryall.runtime.sampling_params import SamplingParams
 
-Floats = npt.NDArray[np.float32]
+STEPS = 16  # of an engine, before the next one's turn
 
-
-def scores(keys: Floats, criterion: str) -> npt.NDArray[np.float64]:
-    """How much each token is worth keeping, [batch, heads, tokens].
-
-    ``small-keys`` is L2-norm KV compression (Devoto et al., arXiv:2406.11430), ``large-keys`` its opposite.
-    """
-    tokens = keys.shape[2]
-    norms = np.linalg.norm(keys, axis=-1).astype(np.float64)
-    match criterion:
-        case "recent":
-            return np.zeros(norms.shape) + np.arange(tokens)
-        case "small-keys":
-            return -norms
-        case "large-keys":
-            return norms
-        case "random":
-            return np.zeros(norms.shape) + np.random.default_rng(0).random(tokens)
-    raise ValueError(criterion)
+Criterion = Callable[[npt.NDArray[Any], int], npt.NDArray[np.int64]]
 
 
-def kept(keys: Floats, keep: int, criterion: str) -> npt.NDArray[np.int64]:
-    """Indices [batch, heads, keep, 1]: the sinks, the recent half, and the best of the others."""
-    worth = scores(keys, criterion)
-    worth[:, :, :SINKS] = np.inf
-    worth[:, :, keys.shape[2] - keep // 2 :] = np.inf
-    best = np.argsort(-worth, axis=2, kind="stable")[:, :, :keep]
-    return np.sort(best, axis=2)[..., None]
+class Reader:
+    """Lets requests generate a text that is known, and notes the log-probability of every token of it."""
+
+    def __init__(self, windows: npt.NDArray[np.int64]) -> None:
+        self.windows = windows
+        self.losses: list[float] = []
+
+    def wants(self, params: SamplingParams) -> bool:
+        """All."""
+        return True
+
+    def apply(self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState]) -> None:
+        """Leave nothing but the next token of the text."""
+        for row, state in zip(logits, states, strict=True):
+            known = len(state.prompt_token_ids) + len(state.output_token_ids)
+            target = self.windows[state.params.extra_args["window"], known]
+            scores = row.astype(np.float64) - row.max()
+            self.losses.append(float(np.log(np.exp(scores).sum()) - scores[target]))
+            row[:] = -np.inf
+            row[target] = 0.0
 
 
-def perplexity(session: ort.InferenceSession, windows: npt.NDArray[np.int64], keep: int, by: str) -> float:
-    """Perplexity of the second halves of ``windows`` [batch, tokens]; ``keep`` 0 keeps all."""
-    batch, width = windows.shape
-    inputs = [i for i in session.get_inputs() if i.name.startswith("past_key_values")]
-    names = [output.name for output in session.get_outputs()]
-    past = {i.name: np.zeros((batch, i.shape[1], 0, i.shape[3]), np.float32) for i in inputs}
-    losses = []
-    for start in range(0, width - 1, PIECE):
-        tokens = windows[:, start : start + PIECE]
-        held = next(iter(past.values())).shape[2]
-        positions = np.tile(np.arange(start, start + tokens.shape[1]), (batch, 1))
-        mask = np.ones((batch, held + tokens.shape[1]), np.int64)
-        feeds = past | {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
-        results = dict(zip(names, session.run(None, feeds), strict=True))
-        past = {name: results[name.replace("past_key_values", "present")] for name in past}
-        if start >= width // 2:
-            losses.append(_losses(results["logits"], windows[:, start + 1 : start + 1 + PIECE]))
-        if keep and held + tokens.shape[1] > keep:
-            for key in [name for name in past if name.endswith(".key")]:
-                index = kept(past[key], keep, by)
-                for name in (key, key.removesuffix("key") + "value"):
-                    past[name] = np.take_along_axis(past[name], index, axis=2)
-    return float(np.exp(np.concatenate(losses).mean()))
+def by_norm(sign: float) -> Criterion:
+    """Keep large keys (1.0) or small ones (-1.0; Devoto et al., arXiv:2406.11430)."""
+
+    def choose(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+        norms = np.linalg.norm(keys.astype(np.float32), axis=-1)
+        return np.sort(np.argsort(-sign * norms, axis=1)[:, :count], axis=1)
+
+    return choose
 
 
-def _losses(logits: Floats, targets: npt.NDArray[np.int64]) -> Floats:
-    logits = logits[:, : targets.shape[1]]
-    logits = logits - logits.max(-1, keepdims=True)
-    chosen = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return (np.log(np.exp(logits).sum(-1)) - chosen).ravel()
+def newest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    """Keep the last ones: sinks and a recent window (arXiv:2309.17453)."""
+    return np.tile(np.arange(keys.shape[1] - count, keys.shape[1]), (len(keys), 1))
+
+
+CRITERIA: dict[str, Criterion] = {
+    "distinct keys": distinct_keys,
+    "large keys": by_norm(1.0),
+    "newest": newest,
+    "small keys": by_norm(-1.0),
+}
+
+
+def perplexity(
+    model: str, windows: npt.NDArray[np.int64], keep: int | None, criterion: Criterion, **options: Any
+) -> float:
+    """Perplexity of the second halves of ``windows`` [n, tokens], decoded after the first."""
+    reader = Reader(windows)
+    half = windows.shape[1] // 2
+    config = EngineConfig(logits_processors=(reader,), squeeze_kv=keep)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=half, ignore_eos=True, extra_args={"window": n})
+        for n in range(len(windows))
+    ]
+    kv_memory.distinct_keys = criterion
+    with LLM(model, max_slots=8, engine_config=config, **options) as llm:
+        llm.generate(windows[:, :half].tolist(), params)
+    return float(np.exp(np.mean(reader.losses)))
+
+
+def decode_ms(
+    model: str, context: int, batch: int, keeps: Sequence[int | None], rounds: int, **options: Any
+) -> dict[int | None, float]:
+    """Milliseconds of a decode step after ``context`` tokens, medians of rounds in which all take turns."""
+    llms = {keep: LLM(model, max_slots=batch, squeeze_kv=keep, **options) for keep in keeps}
+    steps = {keep: _steps(llm, context, batch) for keep, llm in llms.items()}
+    times: dict[int | None, list[float]] = {keep: [] for keep in keeps}
+    for own in steps.values():
+        next(own)  # prompts
+        next(own)  # what is to go goes
+    for _ in range(rounds):
+        for keep, own in steps.items():
+            begin = time.perf_counter()
+            list(islice(own, STEPS))
+            times[keep].append((time.perf_counter() - begin) / STEPS * 1e3)
+    for llm in llms.values():
+        llm.close()
+    return {keep: statistics.median(own) for keep, own in times.items()}
+
+
+def _steps(llm: LLM, context: int, batch: int) -> Iterator[None]:
+    """Run prompts to their end, then a token of each at a time."""
+    rng = np.random.default_rng(0)
+    params = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
+    prompts = rng.integers(5, 4000, (batch, context)).tolist()
+    streams = [llm.stream(prompt, params) for prompt in prompts]
+    while True:
+        for stream in streams:
+            next(stream)
+        yield
 
 
 def main() -> None:
@@ -87,20 +133,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("package", type=Path)
-    parser.add_argument("text", type=Path)
+    parser.add_argument("model")
     parser.add_argument("--keep", type=int, action="append", required=True)
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--windows", type=int, default=24)
-    parser.add_argument("--width", type=int, default=256)
-    options = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(options.package / "tokenizer.json"))
-    ids = np.array(tokenizer.encode(options.text.read_text()).ids, np.int64)
-    windows = ids[: options.windows * options.width].reshape(options.windows, options.width)
-    session = ort.InferenceSession(options.package / "model.onnx", providers=["CPUExecutionProvider"])
-    print(f"all kept: {perplexity(session, windows, 0, 'recent'):.3f}")
-    for keep in options.keep:
-        for by in ("recent", "large-keys", "random", "small-keys"):
-            print(f"{keep} kept, {by}: {perplexity(session, windows, keep, by):.3f}", flush=True)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--quantize")
+    parser.add_argument("--kv-cache")
+    given = parser.parse_args()
+    options = {"quantize": given.quantize, "kv_cache": given.kv_cache}
+    if given.text is not None:
+        with LLM(given.model, **options) as llm:
+            ids = np.array(llm.encode(given.text.read_text(encoding="utf-8")), np.int64)
+        windows = ids[: given.windows * given.width].reshape(-1, given.width)
+        print(f"all kept: {perplexity(given.model, windows, None, distinct_keys, **options):.3f}")
+        for keep in given.keep:
+            for name, criterion in CRITERIA.items():
+                found = perplexity(given.model, windows, keep, criterion, **options)
+                print(f"{keep} kept, {name}: {found:.3f}", flush=True)
+    if given.context is not None:
+        keeps = [None, *given.keep]
+        room = given.context + (given.rounds + 2) * STEPS
+        found = decode_ms(
+            given.model, given.context, given.batch, keeps, given.rounds, context_length=room, **options
+        )
+        for keep, milliseconds in found.items():
+            print(f"{keep or 'all'} of {given.context} kept, batch {given.batch}: {milliseconds:.1f} ms")
 
 
 if __name__ == "__main__":
