@@ -86,9 +86,8 @@ class OlderOpsetPass(GraphPass):
             reason = missing_form(node, self.version)
             if reason is not None:
                 raise GraphError(
-                    f"{node.op_type} {node.name} cannot be in opset {self.version}, the target's newest: "
-                    f"{reason}; it is of opset {graph.opset_imports['']}. "
-                    f"Export the model again with opset {self.version}"
+                    f"{node.op_type} {node.name} cannot be in opset {self.version}: {reason}; "
+                    f"the graph is of opset {graph.opset_imports['']}, and the target takes no newer one"
                 )
             node.version = None
         graph.opset_imports[""] = self.version
