@@ -7,9 +7,11 @@ from onnx_ir.passes import common
 
 from .passes.add_cache import AddCachePass
 from .passes.contract_names import ContractNamesPass
+from .passes.drop_guards import DropGuardsPass
 from .passes.drop_handed_on import DropHandedOnPass
 from .passes.fold_constants import FoldConstantsPass
 from .passes.fold_transposes import FoldTransposesPass
+from .passes.free_tokens import FreeTokensPass
 from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
 from .passes.fuse_layer_norm import FuseLayerNormPass
@@ -66,8 +68,10 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FuseActivationPass(),
         FuseRotaryPass(),
         FuseAttentionPass(),
+        DropGuardsPass(),
         AddCachePass(),
         OneMaskPass(),
+        FreeTokensPass(),
         SimplifyShapesPass(),
         *_clean_up(),
     ]

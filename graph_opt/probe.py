@@ -27,7 +27,7 @@ class Probe:
     """A part of a graph, cut out between the graph's inputs and one value."""
 
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
-        self.name, self.inputs = value.name, _inputs_of(value)
+        self.name, self.inputs = value.name, inputs_of(value)
         part = ir.convenience.extract(graph, self.inputs, [value])
         hold_in_memory(part)
         model = ir.Model(part, ir_version=11)
@@ -51,7 +51,7 @@ class Probe:
             raise GraphError(f"'{self.name}' cannot be evaluated on probe inputs: {error}") from error
 
 
-def _inputs_of(value: ir.Value) -> list[ir.Value]:
+def inputs_of(value: ir.Value) -> list[ir.Value]:
     """Return the graph inputs upstream of ``value``."""
     found: dict[ir.Value, None] = {}
     seen: set[ir.Node] = set()
@@ -154,7 +154,7 @@ def mask_meaning(
     unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
     if unknown:
         return f"the mask depends on {sorted(unknown)}"
-    cached, fixed = _has_caches(graph), _fixed_tokens(graph)
+    cached, fixed = has_caches(graph), fixed_tokens(graph)
     new = fixed or (1 if cached else context_length)
     seen = _seen(probe, _Case([0], context_length - new if cached else 0, new))
     if isinstance(seen, str):
@@ -172,16 +172,42 @@ def mask_meaning(
     return MaskMeaning(window)
 
 
+def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
+    """Return whether a condition on the rows of a mask, computed with no weights, holds for no real token."""
+    probe = Probe(graph, condition)
+    if {name for name in probe.input_names if name not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(name)}:
+        return False
+    cases = _cases(None, 16, has_caches(graph), fixed_tokens(graph))
+    padded = any(value.name == "attention_mask" for value in graph.inputs)
+    for case in cases if padded else map(_Case.unpadded, cases):
+        found = probe(case.feed(probe.inputs))
+        _, real = case.visible(None)
+        axes = [axis for axis in range(1, found.ndim) if found.shape[axis] == case.new != 1]
+        if axes:
+            shape = [case.new if axis == axes[0] else 1 for axis in range(1, found.ndim)]
+            found = found & real.reshape(len(real), *shape)
+        if found.any():
+            return False
+    return True
+
+
 _KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "input_ids"})
 
 
-def _has_caches(graph: ir.Graph) -> bool:
+def has_caches(graph: ir.Graph) -> bool:
+    """Return whether a decoder takes a past."""
     return any(_PAST_KEY.fullmatch(str(value.name)) for value in graph.inputs)
 
 
-def _fixed_tokens(graph: ir.Graph) -> int | None:
+def fixed_tokens(graph: ir.Graph) -> int | None:
     """Return how many new tokens a graph was traced for, if it takes no other number."""
     return next((static_size(value, 1) for value in graph.inputs if value.name == "input_ids"), None)
+
+
+def sample_lengths(graph: ir.Graph) -> tuple[int, int]:
+    """Return numbers of cached and of new tokens that a decoder takes, seven together."""
+    new = fixed_tokens(graph) or (3 if has_caches(graph) else 7)
+    return (7 - new if has_caches(graph) else 0), new
 
 
 def _cases(window: int | None, context_length: int, cached: bool, fixed: int | None) -> list[_Case]:

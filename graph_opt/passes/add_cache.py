@@ -107,7 +107,7 @@ def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
     if given is None:
         causal = bool(int_attribute(node, "is_causal", 0))
         return MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
-    mask = joined_mask(graph, CausalMasks(graph), node, unpadded=False)
+    mask = joined_mask(graph, CausalMasks(graph), node, padding=False)
     return known_meaning(graph, mask if mask is not None else given)
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ...runtime.errors import GraphError
 from .. import probe
 from ..edit import insert, int_attribute, shared_constant
-from .decoder_inputs import LOWEST, CausalMasks, find_input
+from .decoder_inputs import LOWEST, CausalMasks, find_input, first_cache
 
 _SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated
 _ENDLESS = 1 << 30  # as an end in a Slice
@@ -49,7 +49,7 @@ def numbers_above(mask: ir.Value) -> list[int]:
     return sorted(found)
 
 
-def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, unpadded: bool) -> ir.Value | None:
+def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: bool) -> ir.Value | None:
     """Return one additive mask that says all that an Attention's operand, attribute and graph say.
 
     ``is_causal`` and a mask intersect, whatever the mask's number of rows: query i sees key j where
@@ -60,13 +60,14 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, unpadded: bo
         graph: of the node.
         masks: of the graph.
         node: an Attention.
-        unpadded: whether ``attention_mask`` is to be read too.
+        padding: whether to hide padding too, where the mask does not.
     """
     given = node.inputs[3] if len(node.inputs) > 3 else None
     causal = bool(int_attribute(node, "is_causal", 0))
     if given is None:
         return masks.additive() if causal else None
-    hidden = ([masks.visible()] if causal else []) + ([masks.real()] if unpadded else [])
+    hides_padding = any(value.name == "attention_mask" for value in probe.inputs_of(given))
+    hidden = ([masks.visible()] if causal else []) + ([masks.real()] if padding and not hides_padding else [])
     if given.dtype != ir.DataType.BOOL and not hidden:
         return given
     reader = next(node for node in graph if any(value is given for value in node.inputs))
@@ -81,6 +82,17 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, unpadded: bo
         mask = insert(reader, "Where", [condition, mask, lowest]).outputs[0]
     mask.shape, mask.dtype = given.shape, ir.DataType.FLOAT
     return mask
+
+
+def is_one_way(graph: ir.Graph, mask: ir.Value) -> bool:
+    """Return whether a mask is what ``CausalMasks`` would write of the graph's inputs."""
+    inputs = [find_input(graph, "input_ids"), find_input(graph, "attention_mask"), first_cache(graph)]
+    copies = [ir.val(str(x.name), x.dtype, x.shape) for x in inputs if x is not None]
+    if len(copies) < len(inputs):
+        return False
+    aside = ir.Graph(copies, [], nodes=[ir.node("Identity", copies[:1])], opset_imports=graph.opset_imports)
+    masks = CausalMasks(aside)
+    return any(same_computation(mask, masks.additive(window)) for window in (None, *numbers_above(mask)))
 
 
 def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:

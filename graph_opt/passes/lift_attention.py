@@ -24,9 +24,10 @@ from ..edit import (
     replace,
     static_size,
 )
-from ..probe import Probe
+from ..probe import Probe, has_caches, sample_lengths
 from .base import GraphPass
 from .decoder_inputs import CausalMasks, is_decoder
+from .head_layout import split_heads
 from .rope_rows import RopeRows
 
 _INPUTS = 14
@@ -89,13 +90,15 @@ class LiftAttentionPass(GraphPass):
         for past in inputs[3:5]:
             if past is not None:
                 past.shape = ir.Shape(["batch", heads.key, "past", heads.size])
-        operands = [query, key, value, mask, *inputs[3:5]]
-        made = insert(node, "Attention", operands, attributes, num_outputs=3)
+        cached = inputs[3] is not None
+        operands = [query, key, value, mask, *(inputs[3:5] if cached else [])]
+        made = insert(node, "Attention", operands, attributes, num_outputs=3 if cached else 1)
         made.name = node.name
-        for old, new in zip(node.outputs, made.outputs, strict=False):
+        presents = made.outputs[1:] or [split_heads(node, x, heads.key, heads.size) for x in (key, value)]
+        for old, new in zip(node.outputs, [made.outputs[0], *presents], strict=False):
             replace(old, new)
-        for present in made.outputs[1:]:
-            present.shape = ir.Shape(["batch", heads.key, "total", heads.size])
+        for present in presents:
+            present.shape = ir.Shape(["batch", heads.key, "total" if cached else "sequence", heads.size])
         remove_unused(graph, node)
 
 
@@ -105,7 +108,7 @@ def _misfit(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None]) -> st
         return f"it takes a {given[0]}"
     if int_attribute(node, "smooth_softmax", 0) > 0 or int_attribute(node, "qk_output", 0):
         return "it smooths its softmax or returns its scores"
-    for past in inputs[3:5]:
+    for past in inputs[3:5] if has_caches(graph) else ():
         if past is None or not past.is_graph_input() or not _CACHE.fullmatch(str(past.name)):
             return "its cache is no input past_key_values.N of the graph"
     if int_attribute(node, "do_rotary", 0) and (inputs[7] is None or inputs[8] is None):
@@ -117,14 +120,18 @@ def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
     """Say why the cache lengths, evaluated with and without padding, are not those of the mask, or None."""
     if lengths is None or lengths.is_graph_input():
         return "its cache lengths are an input of the graph"
-    probe = Probe(graph, lengths)
-    mask = np.ones((2, 7), np.int64)
+    probe, (past, new) = Probe(graph, lengths), sample_lengths(graph)
+    mask = np.ones((2, past + new), np.int64)
     cases = [mask] if "attention_mask" not in probe.input_names else [mask, mask.copy()]
-    cases[-1][1, 5:] = 1 if len(cases) == 1 else 0
+    cases[-1][1, past + new // 2 :] = 1 if len(cases) == 1 else 0
     for case in cases:
-        feed: dict[str, Any] = {"attention_mask": case, "input_ids": mask[:, :3], "position_ids": mask[:, :3]}
+        feed: dict[str, Any] = {
+            "attention_mask": case,
+            "input_ids": mask[:, :new],
+            "position_ids": mask[:, :new],
+        }
         for value in probe.inputs:
-            sizes = (2, static_size(value, 1) or 1, 4, static_size(value, 3) or 1)
+            sizes = (2, static_size(value, 1) or 1, past, static_size(value, 3) or 1)
             feed.setdefault(str(value.name), np.zeros(sizes, np.float32))
         if not np.array_equal(probe(feed).reshape(-1), case.sum(1) - 1):
             return "its cache lengths are not those of attention_mask"
@@ -132,10 +139,10 @@ def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
 
 
 def _heads(node: ir.Node) -> _Heads | str:
-    if len(node.inputs) < 4:
-        return "it has no cache"
     query, key = int_attribute(node, "num_heads", 0), int_attribute(node, "kv_num_heads", 0)
-    size, width = static_size(node.inputs[3], 3), static_size(node.inputs[0], -1)
+    cache = node.inputs[3] if len(node.inputs) > 3 else None
+    size = static_size(cache, 3) or (static_size(node.outputs[1], 3) if len(node.outputs) > 1 else None)
+    width = static_size(node.inputs[0], -1)
     if size is None and width is None:
         return "its head size is not known"
     packed = len(node.inputs) < 2 or node.inputs[1] is None

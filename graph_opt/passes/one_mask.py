@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from ..edit import int_attribute, nodes_of, static_size
 from .base import GraphPass
-from .decoder_inputs import CausalMasks, find_input, first_cache, is_decoder
-from .known_masks import joined_mask, known_meaning, numbers_above, same_computation
+from .decoder_inputs import CausalMasks, find_input, is_decoder
+from .known_masks import is_one_way, joined_mask, known_meaning
 
 
 class OneMaskPass(GraphPass):
@@ -22,7 +22,6 @@ class OneMaskPass(GraphPass):
         """Rewrite what has another mask, none, or a graph without padding."""
         if not is_decoder(graph):
             return
-        unpadded = find_input(graph, "attention_mask") is None
         one_token = static_size(find_input(graph, "input_ids"), 1) == 1
         masks, made = CausalMasks(graph), dict[tuple[ir.Value | None, bool], ir.Value | None]()
         for node in nodes_of(graph, "Attention"):
@@ -32,19 +31,19 @@ class OneMaskPass(GraphPass):
                 continue
             key = (given, causal)
             if key not in made:
-                made[key] = self._written(graph, node, masks, unpadded)
+                made[key] = self._written(graph, node, masks)
             mask = made[key]
             if mask is not given or causal:
                 node.replace_input_with(3, mask)
                 node.attributes.pop("is_causal", None)
                 self.fired += 1
 
-    def _written(self, graph: ir.Graph, node: ir.Node, masks: CausalMasks, unpadded: bool) -> ir.Value | None:
+    def _written(self, graph: ir.Graph, node: ir.Node, masks: CausalMasks) -> ir.Value | None:
         """Return the mask written in the one way of its meaning, or as it is."""
         given = node.inputs[3] if len(node.inputs) > 3 else None
-        if given is not None and _is_the_one_way(graph, given):
+        if given is not None and is_one_way(graph, given):
             return given
-        mask = joined_mask(graph, masks, node, unpadded)
+        mask = joined_mask(graph, masks, node, padding=True)
         if mask is None:  # the only new token of a graph sees all that is past
             return masks.additive()
         known = known_meaning(graph, mask)
@@ -56,14 +55,3 @@ class OneMaskPass(GraphPass):
 
 def _is_cached(node: ir.Node) -> bool:
     return len(node.inputs) > 5 and node.inputs[4] is not None and node.inputs[5] is not None
-
-
-def _is_the_one_way(graph: ir.Graph, mask: ir.Value) -> bool:
-    """Return whether a mask is what ``CausalMasks`` would write of the same inputs."""
-    inputs = [find_input(graph, "input_ids"), find_input(graph, "attention_mask"), first_cache(graph)]
-    copies = [ir.val(str(x.name), x.dtype, x.shape) for x in inputs if x is not None]
-    if len(copies) < len(inputs):
-        return False
-    aside = ir.Graph(copies, [], nodes=[ir.node("Identity", copies[:1])], opset_imports=graph.opset_imports)
-    masks = CausalMasks(aside)
-    return any(same_computation(mask, masks.additive(window)) for window in (None, *numbers_above(mask)))

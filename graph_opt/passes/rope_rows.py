@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..edit import insert, static_size
-from ..probe import Probe
+from ..probe import Probe, sample_lengths
 from .decoder_inputs import decoder_input
 from .region import Array
 
-_BATCH, _NEW, _PAST = 2, 3, 4
+_BATCH = 2
 _STEPS = 6
 
 
@@ -57,14 +57,15 @@ class RopeRows:
 
     def _evaluate(self, value: ir.Value) -> Array:
         probe = Probe(self._graph, value)
-        positions = np.arange(_PAST, _PAST + _NEW)[None] + np.arange(_BATCH)[:, None]
+        past, new = sample_lengths(self._graph)
+        positions = np.arange(past, past + new)[None] + np.arange(_BATCH)[:, None]
         feed: dict[str, Array] = {
-            "attention_mask": np.ones((_BATCH, _PAST + _NEW), np.int64),
+            "attention_mask": np.ones((_BATCH, past + new), np.int64),
             "input_ids": positions,
             "position_ids": positions,
         }
         for needed in probe.inputs:
-            sizes = (_BATCH, static_size(needed, 1) or 1, _PAST, static_size(needed, 3) or 1)
+            sizes = (_BATCH, static_size(needed, 1) or 1, past, static_size(needed, 3) or 1)
             feed.setdefault(str(needed.name), np.zeros(sizes, np.float32))
         return probe(feed)
 

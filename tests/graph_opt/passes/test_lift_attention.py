@@ -96,6 +96,28 @@ def test_the_kernel_becomes_standard_operators(tmp_path: Path, packed: bool, mor
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
+def test_a_kernel_without_a_cache_gets_one(tmp_path: Path, packed: bool) -> None:
+    expected = outputs(uncached(packed), tmp_path / "a.onnx", 0, 5)
+    model, report = run(uncached(packed), portable_passes(), debug=True)
+    assert report.after["Attention"] == 1
+    assert [value.name for value in model.graph.inputs if str(value.name).startswith("past")] == [
+        "past_key_values.0.key",
+        "past_key_values.0.value",
+    ]
+    for found, wanted in zip(outputs(model, tmp_path / "b.onnx", 0, 5), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def uncached(packed: bool) -> ir.Model:
+    model = built(packed=packed)
+    node = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
+    for index in (3, 4):
+        node.replace_input_with(index, None)
+    del model.graph.inputs[2:]
+    return model
+
+
 def test_lengths_from_elsewhere_keep_the_kernel() -> None:
     """They count one token less than the mask has."""
     wrong = LENGTHS.replace(
