@@ -166,7 +166,7 @@ class Scheduler:
                 plan.restoring.append(request)
             else:
                 prefilling.append(request)
-        budget = self._prompt_budget(len(plan.rows))
+        budget = self._prompt_budget(len(plan.rows), len(prefilling))
         for request in prefilling:
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
@@ -186,7 +186,7 @@ class Scheduler:
         """Note how long the plan's rows took, unless proposals blur what took the time."""
         if not any(plan.proposed):
             prompts = [len(row.tokens) for row in plan.rows if len(row.tokens) > 1]
-            self.costs.observe(len(plan.rows) - len(prompts), sum(prompts), seconds)
+            self.costs.observe(len(plan.rows) - len(prompts), len(prompts), sum(prompts), seconds)
 
     def lend(self, request: Request, num_tokens: int) -> bool:
         """Make room for KV of tokens that are only proposed, at no running request's cost; tell whether."""
@@ -296,12 +296,18 @@ class Scheduler:
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         return request.num_kept - self._slots.tokens(request.slot)
 
-    def _prompt_budget(self, rows: int) -> int:
-        """Prompt tokens beside ``rows`` running streams: as many as the step may be stretched for."""
+    def _prompt_budget(self, rows: int, prefilling: int) -> int:
+        """Prompt tokens beside ``rows`` running streams: as many as the step may be stretched for.
+
+        A request that waits for its first token counts as much as a stream that waits for its next one: where
+        more wait than stream, prompts get more of the step in proportion.
+        """
         most = self._max_step_tokens - rows
         if not rows or self._stretch == float("inf"):
             return most
-        affordable = self.costs.prompt_tokens(rows, self._stretch)
+        starting = prefilling + min(len(self._waiting), self._slots.num_slots - self._slots.num_used)
+        stretch = 1.0 + (self._stretch - 1.0) * max(1.0, starting / rows)
+        affordable = self.costs.prompt_tokens(rows, stretch)
         return most if affordable is None else min(most, affordable)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:

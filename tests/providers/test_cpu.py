@@ -12,7 +12,7 @@ from slot_models import CONTEXT, save_slot_model
 
 from carryall.providers import machine, ort
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.cpu import CpuProvider, wide_policy
+from carryall.providers.cpu import WIDE_POLICY, CpuProvider
 from carryall.runtime.errors import MissingExtraError, ProviderUnavailableError, UsageError
 from carryall.runtime.loading import load_model
 
@@ -72,9 +72,8 @@ def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
     assert 0 < np.linalg.norm(int8[:2] - stored[:2]) < 0.05 * np.linalg.norm(stored[:2])
 
 
-def test_pieces_are_larger_where_the_cache_is_float() -> None:
-    for int8_cache, pieces in ((False, [(0, 256), (256, 300)]), (True, [(0, 128), (128, 256), (256, 300)])):
-        assert list(wide_policy(int8_cache=int8_cache).pieces(0, 300)) == pieces
+def test_pieces_are_larger_where_products_are_wide() -> None:
+    assert list(WIDE_POLICY.pieces(0, 300)) == [(0, 256), (256, 300)]
 
 
 def test_wide_products_need_vnni(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

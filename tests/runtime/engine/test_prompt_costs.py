@@ -11,19 +11,19 @@ from carryall.runtime.engine.sampler import Sample
 from carryall.runtime.engine.scheduler import Scheduler
 from carryall.runtime.engine.slots import SlotTable
 
-FIXED, ROW, TOKEN = 8e-3, 3e-3, 1.3e-3
+FIXED, ROW, PROMPT, TOKEN = 8e-3, 3e-3, 12e-3, 1.3e-3
 
 
-def seconds(rows: int, tokens: int) -> float:
-    return (FIXED if rows else 0.0) + ROW * rows + TOKEN * tokens
+def seconds(rows: int, tokens: int, prompts: int = 1) -> float:
+    return (FIXED if rows else 0.0) + ROW * rows + (PROMPT * prompts + TOKEN * tokens if tokens else 0.0)
 
 
 def test_nothing_is_known_before_both_were_seen() -> None:
     costs = PromptCosts()
     assert costs.prompt_tokens(1, 2.0) is None
-    costs.observe(0, 100, seconds(0, 100))
+    costs.observe(0, 1, 100, seconds(0, 100))
     assert costs.prompt_tokens(1, 2.0) is None
-    costs.observe(1, 0, seconds(1, 0))
+    costs.observe(1, 0, 0, seconds(1, 0))
     assert costs.prompt_tokens(1, 2.0) is not None
 
 
@@ -33,12 +33,15 @@ def test_steps_become_as_long_as_allowed(rows: int, stretch: float) -> None:
     costs = PromptCosts()
     rng = np.random.default_rng(0)
     for _ in range(60):
-        decoding, tokens = int(rng.integers(0, 33)), int(rng.integers(0, 200))
-        costs.observe(decoding, tokens, seconds(decoding, tokens) * rng.uniform(0.9, 1.1))
+        decoding, tokens, prompts = (int(rng.integers(0, most)) for most in (33, 200, 3))
+        tokens *= prompts
+        took = seconds(decoding, tokens, prompts) * rng.uniform(0.95, 1.05)
+        costs.observe(decoding, prompts, tokens, took)
     chosen = costs.prompt_tokens(rows, stretch)
     assert chosen is not None
     ratio = seconds(rows, chosen) / seconds(rows, 0)
-    assert ratio == pytest.approx(stretch, rel=0.15)
+    smallest = seconds(rows, 4) / seconds(rows, 0)
+    assert ratio == pytest.approx(max(stretch, smallest), rel=0.15)
     assert costs.seconds_per_prompt_token() == pytest.approx(TOKEN, rel=0.1)
 
 
@@ -46,9 +49,16 @@ def test_costs_that_change_are_followed() -> None:
     costs = PromptCosts()
     for factor in (1.0, 5.0):
         for tokens in (0, 30, 60) * 30:
-            costs.observe(4, tokens, seconds(4, 0) + factor * TOKEN * tokens)
-    slow = costs.prompt_tokens(4, 5.0)
-    assert slow == pytest.approx(4 * seconds(4, 0) / (5 * TOKEN), rel=0.2)
+            costs.observe(4, int(tokens > 0), tokens, seconds(4, 0) + factor * (seconds(0, tokens)))
+    slow = costs.prompt_tokens(4, 10.0)
+    assert slow == pytest.approx((9 * seconds(4, 0) / 5 - PROMPT) / TOKEN, rel=0.2)
+
+
+def test_disturbed_steps_make_small_pieces() -> None:
+    costs = PromptCosts()
+    for tokens, took in ((0, 0.05), (10, 0.5), (400, 0.1)):
+        costs.observe(4, int(tokens > 0), tokens, took)
+    assert costs.prompt_tokens(4, 2.0) == 4
 
 
 def drive(scheduler: Scheduler, steps: int) -> list[int]:
@@ -58,7 +68,7 @@ def drive(scheduler: Scheduler, steps: int) -> list[int]:
         plan = scheduler.plan()
         tokens = sum(len(row.tokens) for row in plan.rows if len(row.tokens) > 1)
         rows = sum(len(row.tokens) == 1 for row in plan.rows)
-        scheduler.learn(plan, seconds(rows, tokens))
+        scheduler.learn(plan, seconds(rows, tokens, len(plan.rows) - rows))
         scheduler.commit(plan)
         for row, request in zip(plan.rows, plan.requests, strict=True):
             if row.num_logits:
@@ -73,6 +83,18 @@ def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:
     drive(scheduler, 3)
     scheduler.add(make_request("long", 2000))
     pieces = drive(scheduler, 8)
-    assert all(8 <= size <= 16 for size in pieces)
+    assert all(4 <= size <= 16 for size in pieces)
     scheduler.remove(scheduler.running[0])
     assert drive(scheduler, 1) == [512]
+
+
+def test_many_that_wait_for_a_first_token_outweigh_few_streams() -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+    scheduler.add(make_request("stream", 5))
+    drive(scheduler, 3)
+    scheduler.add(make_request("long", 400))
+    alone = sum(drive(scheduler, 3))
+    for number in range(20):
+        scheduler.add(make_request(str(number), 400))
+    among = sum(drive(scheduler, 3))
+    assert among > 4 * alone
