@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 from rich.console import Console
 from rich.padding import Padding
@@ -31,7 +33,8 @@ def command(
     """Check this machine: what it is, what is installed, and which providers work.
 
     Every provider that can load computes a tiny model, and the result is checked. Where something is missing,
-    the line says what to install. Exit code 0 if at least one provider works, else 1.
+    the line says what to install; the last lines repeat it for the devices that this machine has. Exit code 0
+    if at least one provider works and no wheels are installed over each other, else 1.
 
     With --selftest, a provider generates text with the demo model; logits and tokens are compared with the
     CPU's, and its speed is shown. Exit code 0 if it computes the model, else 1.
@@ -39,6 +42,7 @@ def command(
     \b
     Examples:
         carryall doctor
+        carryall doctor --json
         carryall doctor --provider directml --selftest
     """
     console = Console(stderr=True, quiet=quiet or as_json)
@@ -96,16 +100,19 @@ def show(found: Diagnosis) -> None:
     for report in found.providers:
         mark, style = _mark(report)
         took = f" ({report.milliseconds:.0f} ms)" if report.milliseconds is not None else ""
-        providers.add_row(report.name, Text(mark, style=style), Text(report.detail + took))
+        devices = f"; devices: {', '.join(report.devices)}" if report.devices else ""
+        providers.add_row(report.name, Text(mark, style=style), Text(report.detail + took + devices))
     console.print(Padding(providers, (0, 0, 1, 0)))
     installed = [f"{name} {version}" for name, version in found.packages.items() if version]
     missing = [name for name, version in found.packages.items() if not version]
     packages = Table(box=None, show_header=False, pad_edge=False)
     packages.add_row(Text("installed", style="bold"), ", ".join(installed))
     packages.add_row(Text("missing", style="bold"), ", ".join(missing) or "nothing")
-    console.print(packages)
-    if found.wheel_conflict:
-        console.print(Text(f"\n{found.wheel_conflict}", style="red"))
+    console.print(Padding(packages, (0, 0, 1, 0)))
+    nothing = "nothing: every device that was found has a provider that works"
+    console.print(Text("what to do next", style="bold"))
+    for step in found.next_steps or [nothing]:
+        console.print(Text(f"  {step}", style="red" if found.next_steps else ""))
 
 
 def _machine(found: Diagnosis) -> Table:
@@ -122,6 +129,10 @@ def _machine(found: Diagnosis) -> Table:
         "processor": f"{machine.cpu}, {cores}",
         "features": ", ".join(machine.features) or "unknown",
         "memory": ", ".join(memory),
+        "accelerators": ", ".join(found.accelerators) or "none found",
+        **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
+        "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
+        f"{human_bytes(found.cache.free)} free there",
         "python": found.python,
     }
     for label, text in rows.items():
@@ -129,7 +140,11 @@ def _machine(found: Diagnosis) -> Table:
     return table
 
 
+def _loadable(libraries: Mapping[str, bool]) -> list[str]:
+    return [name if loads else f"{name} MISSING" for name, loads in libraries.items()]
+
+
 def _mark(report: ProviderReport) -> tuple[str, str]:
     if not report.counts:
-        return "test stand-in", "dim"
+        return ("stand-in" if report.works else "takes a name"), "dim"
     return ("works", "green") if report.works else ("no", "red")

@@ -19,10 +19,10 @@ ENTRY_POINT_GROUP = "carryall.providers"
 # Modules of this folder that are parts, not providers.
 _PARTS = frozenset(
     {
-        *("base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory", "kv_selection"),
+        *("accelerators", "base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory"),
         *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
         *("libraries", "ort_paged", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
-        *("slot_memory", "slot_policy", "slot_runner", "split_runner", "tensorrt_options"),
+        *("kv_selection", "slot_memory", "slot_policy", "slot_runner", "split_runner", "tensorrt_options"),
     }
 )
 

@@ -247,10 +247,15 @@ class Provider(abc.ABC):
     execution_provider: str | None = None  # ONNX Runtime's name of it, where it is one of ONNX Runtime's
     takes_argument: bool = False  # whether NAME:ARGUMENT names one, its class taking the argument
     runs_models: bool = True  # False for a stand-in, which "auto" must not choose
+    vendors: frozenset[str] = frozenset()  # whose accelerators it is for; empty for none in particular
 
     @abc.abstractmethod
     def available(self) -> str | None:
         """None if this provider can run here, else why not and what to do about it."""
+
+    def device_names(self) -> list[str]:
+        """Devices to choose from, as the option ``device`` calls them; empty where there is no choice."""
+        return []
 
     @abc.abstractmethod
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:

@@ -46,6 +46,7 @@ class CudaProvider(OrtProvider):
     execution_provider = "CUDAExecutionProvider"
     kernels = CUDA
     device_name = "cuda"
+    vendors = frozenset({"NVIDIA"})
     block_size = staticmethod(block_size)
     options: ClassVar[Mapping[str, Any]] = {
         "device": 0,
@@ -70,6 +71,10 @@ class CudaProvider(OrtProvider):
         except CarryallError as error:
             return str(error)
         return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+
+    def device_names(self) -> list[str]:
+        """Numbers of the CUDA devices."""
+        return [str(index) for index in range(nvidia.device_count())]
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Options of the execution provider itself."""

@@ -34,6 +34,7 @@ class DirectMLProvider(OrtProvider):
     """
 
     name = "directml"
+    vendors = frozenset({"NVIDIA", "AMD", "Intel", "Qualcomm"} if sys.platform == "win32" else ())
     execution_provider = "DmlExecutionProvider"
     kernels = DIRECTML
     device_name = "dml"

@@ -6,9 +6,10 @@ import dataclasses
 import importlib.metadata
 import platform
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..runtime.errors import CarryallError, UsageError
-from . import get_provider, machine, ort, provider_names
+from . import get_provider, libraries, machine, nvidia, ort, provider_names
+from .accelerators import accelerators
 from .base import Provider
 from .machine import memory_bandwidth
 
@@ -37,7 +39,17 @@ class ProviderReport:
     works: bool
     detail: str  # what it did, or why it cannot and what to do about it
     milliseconds: float | None = None  # for opening a tiny model and running it once
+    devices: tuple[str, ...] = ()  # to choose from by the option ``device``
     counts: bool = True  # False for a stand-in that runs no graphs
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """What carryall keeps to start faster; all of it can be deleted."""
+
+    folder: str
+    size: int  # bytes
+    free: int  # bytes left where it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,12 @@ class Diagnosis:
     packages: dict[str, str | None]  # version of each package that carryall can use; None if not installed
     wheel_conflict: str | None  # onnxruntime wheels installed over each other, and the remedy
     providers: list[ProviderReport]
+    accelerators: list[str]  # graphics and neural processors that the machine has
+    libraries: dict[
+        str, bool
+    ]  # NVIDIA's, by file name: whether they can be loaded; empty without its hardware
+    cache: CacheFacts
+    next_steps: list[str]
 
     @property
     def healthy(self) -> bool:
@@ -78,18 +96,68 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
     bandwidth = memory_bandwidth()
     progress("packages")
     packages = installed_packages()
+    present = accelerators()
+    progress("libraries")
+    found = _libraries() if any(name.startswith("NVIDIA") for name in present) else {}
     reports = []
     for name in provider_names():
         progress(f"provider {name}")
         reports.append(_try(name))
+    conflict = ort.wheel_conflict(ort.installed_wheels())
     return Diagnosis(
         machine=machine.describe_machine(),
         memory_bandwidth=bandwidth,
         python=platform.python_version(),
         packages=packages,
-        wheel_conflict=ort.wheel_conflict(ort.installed_wheels()),
+        wheel_conflict=conflict,
         providers=reports,
+        accelerators=present,
+        libraries=found,
+        cache=_cache(),
+        next_steps=next_steps(reports, present, conflict),
     )
+
+
+def next_steps(reports: Sequence[ProviderReport], present: Sequence[str], conflict: str | None) -> list[str]:
+    """What to install or repair for all that this machine has; empty if nothing is lacking.
+
+    Args:
+        reports: of the providers, tried.
+        present: accelerators, by names that begin with the vendor.
+        conflict: about the installed wheels.
+    """
+    if conflict is not None:
+        return [conflict]  # whatever else fails may follow from it
+    steps = [
+        f"{report.name}, for {', '.join(owned)}: {report.detail}"
+        for report in reports
+        if not report.works and (owned := [n for n in present if n.startswith(_vendors(report.name))])
+    ]
+    if not any(report.works and report.counts for report in reports):
+        steps += [f"{r.name}: {r.detail}" for r in reports if r.name == "cpu"]
+    return steps
+
+
+def _vendors(name: str) -> tuple[str, ...]:
+    try:
+        return tuple(get_provider(name).vendors)
+    except CarryallError:  # reported where it was tried
+        return ()
+
+
+def _libraries() -> dict[str, bool]:
+    try:
+        wanted = [*nvidia.cuda_libraries(), nvidia.cudnn(), *nvidia.tensorrt_libraries()]
+    except CarryallError:  # no onnxruntime, which its providers report
+        return {}
+    return {library.file: libraries.load(library.file) is not None for library in wanted}
+
+
+def _cache() -> CacheFacts:
+    folder = machine.cache_root()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return CacheFacts(str(folder), size, shutil.disk_usage(existing).free)
 
 
 def installed_packages() -> dict[str, str | None]:
@@ -115,7 +183,7 @@ def _try(name: str) -> ProviderReport:
         provider = get_provider(name)
         reason = provider.available()
         if reason is not None:
-            return ProviderReport(name, works=False, detail=reason)
+            return ProviderReport(name, works=False, detail=reason, counts=not provider.takes_argument)
         return _selftest(provider)
     except CarryallError as error:
         return ProviderReport(name, works=False, detail=str(error))
@@ -139,4 +207,7 @@ def _selftest(provider: Provider) -> ProviderReport:
     if not np.allclose(y, x @ w, rtol=1e-2):
         detail = f"computes wrong results: {y.tolist()} instead of {(x @ w).tolist()}"
         return ProviderReport(provider.name, works=False, detail=detail, milliseconds=milliseconds)
-    return ProviderReport(provider.name, works=True, detail="a tiny model runs", milliseconds=milliseconds)
+    devices = tuple(provider.device_names())
+    return ProviderReport(
+        provider.name, works=True, detail="a tiny model runs", milliseconds=milliseconds, devices=devices
+    )

@@ -56,6 +56,7 @@ class OpenVinoProvider(Provider):
     """
 
     name = "openvino"
+    vendors = frozenset({"Intel"})
     options: ClassVar[Mapping[str, Any]] = {
         "device": "CPU",
         "inference_precision": "f32",
@@ -75,6 +76,12 @@ class OpenVinoProvider(Provider):
         except ImportError as error:
             return f"openvino cannot be loaded: {error}"
         return None
+
+    def device_names(self) -> list[str]:
+        """What OpenVINO finds here."""
+        from .openvino_model import present_devices
+
+        return present_devices()
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Passes that lower a portable decoder graph to a paged cache, in order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ..graph_opt.lower.paged import DOMAIN, OPERATOR
 from ..runtime.errors import GraphError, ModelNotFoundError, ProviderUnavailableError
+from . import machine
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
 
@@ -42,14 +42,18 @@ def open_core(device: str) -> Any:
     Raises:
         ProviderUnavailableError: there is no such device.
     """
-    core = _core()
-    present = core.available_devices
+    present = present_devices()
     if not any(name == device or name.split(".")[0] == device for name in present):
         raise ProviderUnavailableError(
             f"OpenVINO finds no device '{device}' here, only {', '.join(present) or 'none'}. Choose one of "
             "them by the option 'device', or install the device's driver."
         )
-    return core
+    return _core()
+
+
+def present_devices() -> list[str]:
+    """Devices that OpenVINO finds here."""
+    return list(_core().available_devices)
 
 
 @cache
@@ -101,7 +105,7 @@ def one_line(error: BaseException) -> str:
 
 def _cache_folder() -> Path:
     """Where OpenVINO keeps compiled models: beside the lowered graphs in carryall's cache."""
-    return Path(os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall") / "openvino"
+    return machine.cache_root() / "openvino"
 
 
 def _free_caches(model: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import onnx_ir as ir
 from ..graph_opt.lower.kernels import Kernels
 from ..graph_opt.lower.standard import standard_passes
 from ..runtime.errors import CarryallError, UsageError
-from . import libraries, nvidia, ort
+from . import libraries, machine, nvidia, ort
 from .base import Runner, RunnerConfig
 from .device_memory import Device
 from .explicit_runner import ExplicitRunner
@@ -128,8 +127,7 @@ class TensorRTProvider(OrtProvider):
 
 
 def _cache_root(folder: str) -> Path:
-    base = folder or os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall"
-    return Path(base) / "tensorrt"
+    return (Path(folder) if folder else machine.cache_root()) / "tensorrt"
 
 
 PROVIDER = TensorRTProvider

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 import uuid
@@ -14,6 +13,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from ..providers.machine import cache_root
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "
 
 def cache_folder() -> Path:
     """``CARRYALL_CACHE``, or ``~/.cache/carryall``."""
-    return Path(os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall")
+    return cache_root()
 
 
 def cache_key(**facts: Any) -> str:

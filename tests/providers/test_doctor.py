@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from carryall.providers import doctor, ort
+from carryall.providers import accelerators, doctor, ort
 from carryall.providers.cpu import CpuProvider
 from carryall.providers.openvino import OpenVinoProvider
 from carryall.runtime.errors import ProviderRuntimeError
@@ -74,3 +75,42 @@ def test_whatever_breaks_is_reported(monkeypatch: pytest.MonkeyPatch, error: Exc
     report = cpu_report()
     assert not report.works
     assert "device lost" in report.detail
+
+
+def test_what_to_do_next_is_about_the_devices_that_are_there() -> None:
+    cpu = doctor.ProviderReport("cpu", works=True, detail="a tiny model runs")
+    cuda = doctor.ProviderReport("cuda", works=False, detail="install carryall[cuda]")
+    openvino = doctor.ProviderReport("openvino", works=False, detail="install carryall[openvino]")
+    reports = [cpu, cuda, openvino]
+    assert doctor.next_steps(reports, [], None) == []
+    assert doctor.next_steps(reports, ["NVIDIA GPU (10de:2335)", "AMD GPU (1002:1)"], None) == [
+        "cuda, for NVIDIA GPU (10de:2335): install carryall[cuda]"
+    ]
+    assert doctor.next_steps(reports, ["Intel GPU (8086:1)"], "two wheels") == ["two wheels"]
+    broken = doctor.ProviderReport("cpu", works=False, detail="install carryall[cpu]")
+    assert doctor.next_steps([broken, cuda], [], None) == ["cpu: install carryall[cpu]"]
+
+
+def test_accelerators_are_read_off_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "_PCI", tmp_path)
+    devices = {"0": ("0x030200", "0x10de", "0x2335"), "1": ("0x120000", "0x8086", "0x7d1d")}
+    others = {"2": ("0x020000", "0x8086", "0x1572"), "3": ("0x030000", "0x1234", "0x1111")}
+    for name, facts in (devices | others).items():
+        (tmp_path / name).mkdir()
+        for file, content in zip(("class", "vendor", "device"), facts, strict=True):
+            (tmp_path / name / file).write_text(f"{content}\n")
+    (tmp_path / "4").mkdir()
+    assert accelerators.accelerators() == ["NVIDIA GPU (10de:2335)", "Intel accelerator (8086:7d1d)"]
+
+
+def test_the_cache_and_devices_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "new"))
+    monkeypatch.setattr(CpuProvider, "device_names", lambda self: ["all"])
+    monkeypatch.setattr(OpenVinoProvider, "available", lambda self: "it would keep what it compiles there")
+    assert doctor.diagnose().cache.size == 0
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_bytes(bytes(100))
+    found = doctor.diagnose()
+    assert (found.cache.size, found.cache.folder) == (100, str(tmp_path / "new"))
+    assert found.cache.free > 0
+    assert cpu_report().devices == ("all",)
