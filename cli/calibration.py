@@ -34,7 +34,7 @@ from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
 from .models import default_context_length, graph_file
 from .progress import progress
 
-_LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
+LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # tokens that every weight is judged by, logits of all kept
 
 
@@ -46,16 +46,25 @@ class Calibration:
         model: its graph.
         text: the user's own, or None for the one that comes along.
         scratch: an empty folder that lives as long as the results are needed.
+        tokens: how many of the text are read; None takes what suits the method.
         quiet: no progress.
     """
 
     def __init__(
-        self, source: str, model: ir.Model, text: Path | None, scratch: Path, *, quiet: bool
+        self,
+        source: str,
+        model: ir.Model,
+        text: Path | None,
+        scratch: Path,
+        *,
+        tokens: int | None = None,
+        quiet: bool,
     ) -> None:
         self._source = source
         self._model = model
         self._text = text
         self._scratch = scratch
+        self._tokens = tokens
         self._quiet = quiet
 
     @property
@@ -101,7 +110,7 @@ class Calibration:
                 self._model,
                 CALIBRATED[chosen.algorithm],
                 chosen.forms,
-                self._read(_LAYER_TOKENS),
+                self._read(self._tokens or LAYER_TOKENS),
                 folder,
                 context_length=self._context_length,
                 progress=tell,
@@ -210,7 +219,7 @@ class Calibration:
 
     @cached_property
     def _windows(self) -> list[Tokens]:
-        return self._read(MAX_TOKENS)
+        return self._read(self._tokens or MAX_TOKENS)
 
     def _read(self, max_tokens: int) -> list[Tokens]:
         return calibration_windows(

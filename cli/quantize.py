@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ..graph_opt import graph_facts
 from ..graph_opt.passes.base import GraphPass
 from ..graph_opt.pipeline import run
+from ..graph_opt.quantize.activations import MIN_TOKENS
 from ..graph_opt.quantize.calibrators import CALIBRATOR, CALIBRATORS
 from ..graph_opt.quantize.half import is_half
 from ..graph_opt.quantize.kv_cache import KV_FORMATS, has_quantized_kv
@@ -24,9 +25,10 @@ from ..graph_opt.quantize.sensitivity import dynamic_rounding, static_rounding
 from ..graph_opt.quantize.smooth import SmoothQuantPass
 from ..graph_opt.quantize.weight_only import has_quantized_weights
 from ..graph_opt.report import Report
+from ..runtime.calibration import MAX_TOKENS
 from ..runtime.errors import UsageError
 from ..runtime.model_source import locate_model
-from .calibration import Calibration
+from .calibration import LAYER_TOKENS, Calibration
 from .models import load_graph
 from .options import human_bytes, json_option, print_json, quiet_option
 from .progress import progress
@@ -106,6 +108,11 @@ NO_METHOD = "none"
     help="Text, or .jsonl of prompts, to calibrate on.  [default: one that comes along]",
 )
 @click.option(
+    "--calibration-tokens",
+    type=click.IntRange(MIN_TOKENS),
+    help=f"How many tokens of the text are read.  [default: {MAX_TOKENS}; awq and gptq {LAYER_TOKENS}]",
+)
+@click.option(
     "--report",
     "report_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -128,6 +135,7 @@ def command(
     calibrator: str | None,
     kv: str | None,
     calibration: Path | None,
+    calibration_tokens: int | None,
     report_file: Path | None,
     as_json: bool,
     quiet: bool,
@@ -155,7 +163,7 @@ def command(
             method, block_size=block_size, symmetric=symmetric, algorithm=algorithm, embedding=embedding
         )
     wanted = Wanted(chosen, kv, smooth, max_error, calibrator, bits_of(budget), max_kl)
-    wanted.check(calibration)
+    wanted.check(calibration, calibration_tokens)
     check_report(report_file)
     if report_file is not None:
         check_measurable(source)
@@ -163,7 +171,9 @@ def command(
     _check(model, source, chosen, kv)
     silent = quiet or as_json
     with tempfile.TemporaryDirectory() as scratch:
-        measured = Calibration(source, model, calibration, Path(scratch), quiet=silent)
+        measured = Calibration(
+            source, model, calibration, Path(scratch), tokens=calibration_tokens, quiet=silent
+        )
         passes, record = wanted.passes(measured)
         before = (package.record.quantization if package is not None else None) or {}
         facts, report = _quantize(model, passes, {**before, **record}, source, out, silent)
@@ -187,7 +197,7 @@ class Wanted:
     budget: float | None
     max_kl: float | None
 
-    def check(self, calibration: Path | None) -> None:
+    def check(self, calibration: Path | None, calibration_tokens: int | None) -> None:
         """Refuse options that would have no effect."""
         chosen, about_activations = self.chosen, self.smooth or self.max_error is not None
         if chosen is None and self.kv is None:
@@ -205,7 +215,8 @@ class Wanted:
         measuring = mixing or (chosen is not None and (chosen.needs_calibration or chosen.needs_ranges))
         if self.calibrator is not None and (chosen is None or not chosen.needs_ranges):
             raise UsageError("--calibrator is for --method int8-static")
-        if calibration is not None and not (self.kv or about_activations or measuring):
+        given = calibration is not None or calibration_tokens is not None
+        if given and not (self.kv or about_activations or measuring):
             raise UsageError(
                 "--calibration is for --kv, --method int8-static, --algorithm awq and gptq, --budget, "
                 "--max-kl, --smooth and --max-error; nothing else needs a text"

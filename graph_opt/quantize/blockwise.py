@@ -98,6 +98,23 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     return Quantized(values, scales, zero_points)
 
 
+Choose = Callable[[Floats], tuple[Floats, Floats]]
+"""Receives a panel [blocks, block_size, columns]; returns scales and zero points [blocks, 1, columns]."""
+
+
+def scales_by_panel(weight: Floats, form: BlockFormat, choose: Choose) -> tuple[Floats, Floats]:
+    """Return the scales and zero points [in / block_size, out] that ``choose`` finds, panel by panel."""
+    shape = (len(weight) // form.block_size, weight.shape[1])
+    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
+
+    def fill(columns: slice) -> None:
+        scale, zero_point = choose(panel_of(weight, columns, form))
+        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
+
+    for_each_panel(fill, weight)
+    return scales, zero_points
+
+
 def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tuple[Floats, Floats]:
     """Choose scales and zero points for least squared error, weighted by how large the inputs are.
 
@@ -112,18 +129,8 @@ def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tupl
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    scales, zero_points = (
-        np.empty((len(weight) // form.block_size, weight.shape[1]), np.float32) for _ in "sz"
-    )
     weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
-
-    def choose(columns: slice) -> None:
-        panel = panel_of(weight, columns, form)
-        scale, zero_point = _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), weighing)
-        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
-
-    for_each_panel(choose, weight)
-    return scales, zero_points
+    return scales_by_panel(weight, form, lambda panel: least_squares(panel, form, weighing))
 
 
 def for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
@@ -153,6 +160,22 @@ def full_range(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
         GraphError: the matrix holds NaN or infinity.
     """
     return next(_candidates(panel, form, (1.0,)))
+
+
+def least_squares(
+    panel: Floats, form: BlockFormat, importance: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return the scales and zero points [blocks, 1, columns] of least squared error over a grid of ranges.
+
+    Args:
+        panel: [blocks, block_size, columns].
+        form: how it is stored.
+        importance: weighs the inputs, [blocks, block_size, 1].
+
+    Raises:
+        GraphError: the matrix holds NaN or infinity.
+    """
+    return _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), importance)
 
 
 def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Floats) -> Quantized:

@@ -17,7 +17,7 @@ from ...runtime.errors import GraphError
 from . import awq, gptq
 from .activations import Report, Tokens
 from .blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
-from .layerwise import Stage, walk
+from .layerwise import HELD_BYTES, Stage, walk
 from .weight_only import Forms
 
 Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
@@ -78,6 +78,7 @@ def quantize_layers(
     folder: Path,
     *,
     context_length: int,
+    max_bytes: int = HELD_BYTES,
     progress: Report | None = None,
 ) -> QuantizedLayers:
     """Quantize the weights of a portable float graph on calibration text.
@@ -89,6 +90,7 @@ def quantize_layers(
         windows: token ids, each a sequence of its own.
         folder: an empty one, for the results.
         context_length: windows start at positions all over it.
+        max_bytes: of activations held in memory; the rest waits in files.
         progress: told about every stage.
 
     Raises:
@@ -102,7 +104,15 @@ def quantize_layers(
         return stand_ins if algorithm.follows else {}
 
     embeddings = _embeddings(model.graph, forms) if algorithm.follows else {}
-    walk(model, windows, replace, context_length=context_length, stand_ins=embeddings, progress=progress)
+    walk(
+        model,
+        windows,
+        replace,
+        context_length=context_length,
+        stand_ins=embeddings,
+        max_bytes=max_bytes,
+        progress=progress,
+    )
     return found
 
 

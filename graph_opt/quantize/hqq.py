@@ -14,11 +14,10 @@ from .blockwise import (
     BlockFormat,
     Floats,
     Quantized,
-    for_each_panel,
-    full_range,
+    least_squares,
     levels_of,
-    panel_of,
     reciprocal,
+    scales_by_panel,
 )
 
 _NORM = 0.7
@@ -32,20 +31,13 @@ def quantize(weight: Floats, form: BlockFormat) -> Quantized:
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    shape = (len(weight) // form.block_size, weight.shape[1])
-    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
-
-    def choose(columns: slice) -> None:
-        scale, zero = _optimise(panel_of(weight, columns, form), form)
-        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero[:, 0]
-
-    for_each_panel(choose, weight)
+    scales, zero_points = scales_by_panel(weight, form, lambda panel: _optimise(panel, form))
     return levels_of(weight, form, scales, zero_points)
 
 
 def _optimise(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
     """Return scales and zero points [blocks, 1, columns] of a panel [blocks, block_size, columns]."""
-    scale, zero = full_range(panel, form)
+    scale, zero = least_squares(panel, form)
     # Errors of weights of any size are compared on the scale of weights with a deviation of 0.02.
     unit = 0.02 / np.maximum(np.sqrt(np.square(panel).mean(1, keepdims=True)), 1e-30)
     best_scale, best_zero = scale, zero

@@ -15,14 +15,13 @@ from .blockwise import (
     BlockFormat,
     Floats,
     Quantized,
-    for_each_panel,
     full_range,
     levels_of,
-    panel_of,
     reciprocal,
+    scales_by_panel,
 )
 
-_STEPS = tuple(-1.0 + 0.1 * step for step in range(21))  # levels that a tried range is wider by
+_STEPS = tuple(-1.0 + 0.2 * step for step in range(26))  # levels that a tried range is wider by
 
 
 def quantize(weight: Floats, form: BlockFormat) -> Quantized:
@@ -31,14 +30,7 @@ def quantize(weight: Floats, form: BlockFormat) -> Quantized:
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    shape = (len(weight) // form.block_size, weight.shape[1])
-    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
-
-    def choose(columns: slice) -> None:
-        scale, zero = _fit(panel_of(weight, columns, form), form)
-        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero[:, 0]
-
-    for_each_panel(choose, weight)
+    scales, zero_points = scales_by_panel(weight, form, lambda panel: _fit(panel, form))
     return levels_of(weight, form, scales, zero_points)
 
 

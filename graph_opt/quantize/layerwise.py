@@ -8,6 +8,7 @@ only one stage's weights are in memory.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from ..edit import nodes_of, weight
 from ..lazy import Array, shape_of
 from .activations import Report, Tokens, fresh_sequence, placed
 from .blockwise import Floats
+from .waiting import Values, Waiting
 
-_MAX_BYTES = 1 << 30  # of values kept between two stages, roughly
-Values = dict[str, Array]
+_MAX_BYTES = 4 << 30  # of values kept between two stages, roughly
+HELD_BYTES = 128 << 20  # of them in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,18 @@ def walk(
     *,
     context_length: int,
     stand_ins: Mapping[str, Floats] | None = None,
+    max_bytes: int = HELD_BYTES,
     progress: Report | None = None,
 ) -> None:
     """Call ``replace`` with every stage in the order of the graph.
 
     Args:
         model: a portable float graph; it stays as it is.
-        windows: calibration text, each run as a sequence of its own; as many as fit into 1 GiB are read.
+        windows: calibration text, each run as a sequence of its own; as many are read as 4 GiB of files hold.
         replace: receives the stages.
         context_length: windows start at positions all over it.
         stand_ins: for embeddings in the second version.
+        max_bytes: of values held in memory between two stages; what goes beyond waits in files.
         progress: told about every stage.
 
     Raises:
@@ -75,18 +79,21 @@ def walk(
     read = placed(_affordable(windows, route), context_length)
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
-    versions: list[list[Values]] = [[{} for _ in fed]]
     replaced = dict(stand_ins or {})
-    for number, source in enumerate(route.sources):
-        segment = _Segment(model, route, number, fed[0], versions[0][0])
-        if len(versions) == 1 and any(name in replaced for name in segment.weights):
-            versions.append([dict(values) for values in versions[0]])
-        moments, drift = _advance(segment, fed, versions, replaced, str(source.name))
-        for name in segment.weights:
-            replaced.pop(name, None)
-        replaced |= replace(Stage(source, route.weights[source], moments, drift))
-        if progress is not None:
-            progress(number + 1, len(route.sources), str(source.name))
+    with tempfile.TemporaryDirectory() as folder:
+        waiting = Waiting(Path(folder), max_bytes)
+        for number, source in enumerate(route.sources):
+            sample = waiting.take(0)
+            segment = _Segment(model, route, number, fed[0], sample[0])
+            waiting.put(0, sample)
+            if any(name in replaced for name in segment.weights):
+                waiting.versions = 2
+            moments, drift = _advance(segment, fed, waiting, replaced, str(source.name))
+            for name in segment.weights:
+                replaced.pop(name, None)
+            replaced |= replace(Stage(source, route.weights[source], moments, drift))
+            if progress is not None:
+                progress(number + 1, len(route.sources), str(source.name))
 
 
 class _Route:
@@ -178,26 +185,26 @@ class _Segment:
 
 
 def _advance(
-    segment: _Segment,
-    fed: Sequence[Values],
-    versions: Sequence[list[Values]],
-    replaced: Mapping[str, Floats],
-    source: str,
+    segment: _Segment, fed: Sequence[Values], waiting: Waiting, replaced: Mapping[str, Floats], source: str
 ) -> tuple[Floats, Floats | None]:
-    """Take every window of every version to the segment's end; return moments and drift there."""
-    for version, held in enumerate(versions):
-        matrices = segment.matrices(replaced if version else {})
-        for index, values in enumerate(held):
-            held[index] = segment.run({**fed[index], **values}, matrices)
-    width = versions[0][0][source].shape[-1]
-    moments, drift = (np.zeros((width, width), np.float32) for _ in "md")
-    count = 0
-    for pair in zip(*versions, strict=True):
-        x, y = (values[source].reshape(-1, width) for values in (pair[0], pair[-1]))
-        moments += y.T @ y
-        drift += y.T @ (x - y) if len(pair) > 1 else 0
+    """Take every window to the segment's end, in all versions; return moments and drift there."""
+    matrices = [segment.matrices({})]
+    if waiting.versions > 1:
+        matrices.append(segment.matrices(replaced))
+    moments, drift, count = np.zeros((), np.float32), np.zeros((), np.float32), 0
+    for index, inputs in enumerate(fed):
+        pairs = zip(waiting.take(index), matrices, strict=True)
+        results = [segment.run({**inputs, **values}, weights) for values, weights in pairs]
+        x, y = (_rows(values[source]) for values in (results[0], results[-1]))
+        moments = moments + y.T @ y
+        drift = drift + (y.T @ (x - y) if len(results) > 1 else 0)
         count += len(y)
-    return moments / np.float32(count), drift / np.float32(count) if len(versions) > 1 else None
+        waiting.put(index, results)
+    return moments / np.float32(count), drift / np.float32(count) if len(matrices) > 1 else None
+
+
+def _rows(value: Array) -> Floats:
+    return value.reshape(-1, value.shape[-1])
 
 
 def is_matrix(value: ir.Value) -> bool:

@@ -1,0 +1,59 @@
+"""Values that wait between two stages of a calibration: in memory as far as they fit, else in files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..lazy import Array
+
+Values = dict[str, Array]
+
+
+class Waiting:
+    """Keeps the values of every window, in one or two versions of the model.
+
+    Args:
+        folder: an empty one, for what does not fit.
+        max_bytes: held in memory.
+
+    Attributes:
+        versions: how many of them ``take`` returns; the second begins as a copy of the first.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.versions = 1
+        self._folder = folder
+        self._left = max_bytes
+        self._held: dict[int, list[Values]] = {}
+        self._names: dict[int, list[list[str]]] = {}
+
+    def put(self, index: int, results: Sequence[Values]) -> None:
+        """Keep the values of window ``index``, whose earlier ones were taken."""
+        size = sum(array.nbytes for values in results for array in values.values())
+        if size <= self._left:
+            self._left -= size
+            self._held[index] = list(results)
+            return
+        self._names[index] = [list(values) for values in results]
+        with self._path(index).open("wb") as file:
+            for values in results:
+                for array in values.values():
+                    np.save(file, array)
+
+    def take(self, index: int) -> list[Values]:
+        """Return and forget the values of window ``index`` by version; nothing is known of a new one."""
+        found = self._held.pop(index, None)
+        if found is not None:
+            self._left += sum(array.nbytes for values in found for array in values.values())
+        elif index in self._names:
+            with self._path(index).open("rb") as file:
+                found = [{name: np.load(file) for name in names} for names in self._names.pop(index)]
+        else:
+            found = [{}]
+        return found if len(found) == self.versions else found * self.versions
+
+    def _path(self, index: int) -> Path:
+        return self._folder / str(index)
