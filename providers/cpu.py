@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx_ir as ir
 
+from ..graph_opt.edit import nodes_of
+from ..graph_opt.lower.blocked_weight import BlockedWeight, blocked_weight
 from ..graph_opt.lower.kernels import CPU
 from ..graph_opt.lower.slots import slot_passes
-from ..runtime.errors import ProviderUnavailableError
+from ..runtime.errors import ProviderUnavailableError, UsageError
 from . import machine, ort
 from .base import Runner, RunnerConfig
 from .ort_provider import OrtProvider
 from .slot_policy import SlotPolicy
 from .slot_runner import SlotRunner
 
+_log = logging.getLogger(__name__)
+
 _WIDE = "wide.onnx"
 _NARROW = 12  # for fewer rows int8 weights take longer to read than 4-bit ones to unpack
 _WIDE_PIECE = 256  # tokens; 5 to 7 % faster than 128
 # How steps are cut where int8 products read prompts.
 WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_PIECE)
+_NARROW_BITS = 4  # what 8-bit weights lose by products in int8 is more than they lost by being rounded
+_SHARE = 0.25
+_MODES = ("auto", "on", "off")
 _VNNI = frozenset({"avx_vnni", "avx512_vnni"})
 
 
@@ -32,9 +40,10 @@ class CpuProvider(OrtProvider):
     Options:
         spinning: threads wait for work busily, which shortens every step and heats idle cores for a moment.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the model has scales for it.
-        wide_products: prompts, and steps of more than 12 sequences, compute products with int4 and int8
-            weights in int8: prompts take two thirds of the time. A second graph holds these weights, one byte
-            each. It needs VNNI or an ARM core.
+        wide_products: ``on``: prompts, and steps of more than 12 sequences, compute products with int4 and
+            int8 weights in int8, in half to two thirds of the time. A second graph holds these weights, one
+            byte each. It needs VNNI or an ARM core. ``auto`` is on for int4 weights, where the CPU has VNNI
+            and a quarter of the free memory holds them twice; ``off`` saves that memory.
     """
 
     name = "cpu"
@@ -43,12 +52,26 @@ class CpuProvider(OrtProvider):
     options: ClassVar[Mapping[str, Any]] = {
         "spinning": True,
         "kv_cache": "auto",
-        "wide_products": False,
+        "wide_products": "auto",
     }
+
+    def settle(self, config: RunnerConfig, load: Callable[[], ir.Model]) -> RunnerConfig:
+        """Decide whether ``wide_products`` pay, unless the caller said so."""
+        self._check_options(config.options)
+        if config.options.get("wide_products", "auto") != "auto":
+            return config
+        size, facts = wide_bytes(load().graph), machine.describe_machine()
+        fits = 2 * size <= (facts.memory_available or 0) * _SHARE
+        wide = size > 0 and fits and bool(_VNNI & set(facts.features))
+        if wide:
+            _log.info("prompts are computed in int8, for %d MB of memory (wide_products=off)", size // 10**6)
+        return dataclasses.replace(
+            config, options={**config.options, "wide_products": "on" if wide else "off"}
+        )
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
         """The graph for runs of several tokens, if it is asked for."""
-        if not config.options.get("wide_products"):
+        if config.options.get("wide_products") != "on":
             return {}
         options = dataclasses.replace(self._slot_options(config), wide_products=True)
         return {_WIDE: slot_passes(options)}
@@ -59,7 +82,7 @@ class CpuProvider(OrtProvider):
         Raises:
             ProviderUnavailableError: ``wide_products`` without the instructions that it needs.
         """
-        if not config.options.get("wide_products"):
+        if config.options.get("wide_products") != "on":
             return super().runner(model, config)
         features = machine.describe_machine().features
         if "avx2" in features and not _VNNI & set(features):
@@ -76,9 +99,29 @@ class CpuProvider(OrtProvider):
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
 
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        super()._check_options(options)
+        mode = options.get("wide_products", "auto")
+        if mode not in _MODES:
+            raise UsageError(f"wide_products is one of {', '.join(_MODES)}, not '{mode}'")
+
     def num_threads(self) -> int:
         """One a physical core that this process may use."""
         return machine.usable_cores()
+
+
+def wide_bytes(graph: ir.Graph) -> int:
+    """Bytes of the second copy of a portable graph's int4 weights; 0 where that would not pay.
+
+    A mixture's experts see few tokens each, and one operator computes them all only as they are stored.
+    """
+    found = [blocked_weight(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
+    weights = [one for one in found if isinstance(one, BlockedWeight)]
+    if any(nodes_of(graph, "TopK")):
+        return 0
+    narrow = sum(one.inputs * one.outputs for one in weights if one.bits == _NARROW_BITS)
+    every = sum(one.inputs * one.outputs for one in weights)
+    return every if 2 * narrow > every else 0
 
 
 PROVIDER = CpuProvider

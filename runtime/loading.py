@@ -139,6 +139,8 @@ def load_model(
     if allow_fallback:
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = name if choice is None else choice.provider
+    if not is_split(where):
+        config = get_provider(where).settle(config, files.load)
     tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     chat_template = ChatTemplate.from_folder(files.folder, special_tokens)

@@ -67,4 +67,4 @@ class PromptCosts:
         ridge = _RIDGE * np.trace(moments) / len(kept) * np.eye(len(kept))
         costs = np.zeros(4)
         costs[kept] = np.linalg.solve(moments + ridge, self._products[kept])
-        return costs / _UNITS
+        return np.asarray(costs / _UNITS)

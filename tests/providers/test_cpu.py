@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from graph_asserts import graph
 from slot_models import CONTEXT, save_slot_model
 
 from carryall.providers import machine, ort
@@ -57,7 +60,7 @@ def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
     """Prompts and wide steps run in the second graph, on the same caches as the first."""
     prompt = np.arange(40) % 90
     found = {}
-    for wide in (False, True):
+    for wide in ("off", "on"):
         loaded = load_model("draft", quantize="int4", max_slots=20, provider_options={"wide_products": wide})
         runner = loaded.runner
         prompts = [runner.forward([Row(slot, prompt, 0)])[0].copy() for slot in range(20)]
@@ -68,7 +71,7 @@ def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
         found[wide] = np.concatenate([prompts[0], *steps])
         np.testing.assert_allclose(steps[0], steps[1], atol=0.05 * np.abs(steps[0]).max())
         runner.close()
-    stored, int8 = found[False], found[True]
+    stored, int8 = found["off"], found["on"]
     assert 0 < np.linalg.norm(int8[:2] - stored[:2]) < 0.05 * np.linalg.norm(stored[:2])
 
 
@@ -80,7 +83,47 @@ def test_wide_products_need_vnni(model: Path, monkeypatch: pytest.MonkeyPatch) -
     old = dataclasses.replace(machine.describe_machine(), features=("avx2", "fma"))
     monkeypatch.setattr(machine, "describe_machine", lambda: old)
     with pytest.raises(ProviderUnavailableError, match="wide_products needs VNNI"):
-        CpuProvider().runner(model, RunnerConfig(options={"wide_products": True}))
+        CpuProvider().runner(model, RunnerConfig(options={"wide_products": "on"}))
+
+
+PRODUCT = """g (float[1, S, 64] x) => (float[1, S, 8] y) {
+    w = DequantizeLinear <axis = 0, block_size = 32> (q, s)
+    y = MatMul(x, w) }"""
+
+
+def product(dtype: npt.DTypeLike) -> ir.Model:
+    return graph(PRODUCT, q=np.zeros((64, 8)).astype(dtype), s=np.ones((2, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "memory", "chosen"),
+    [
+        (ml_dtypes.int4, ("avx2", "avx512_vnni"), 10_000, "on"),
+        (ml_dtypes.int4, ("avx2", "avx512_vnni"), 4_000, "off"),
+        (ml_dtypes.int4, ("avx2", "avx512_vnni"), None, "off"),
+        (ml_dtypes.int4, ("avx2",), 10_000, "off"),
+        (np.int8, ("avx2", "avx512_vnni"), 10_000, "off"),
+    ],
+)
+def test_wide_products_are_chosen_by_weights_cpu_and_memory(
+    dtype: npt.DTypeLike,
+    features: tuple[str, ...],
+    memory: int | None,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = dataclasses.replace(machine.describe_machine(), features=features, memory_available=memory)
+    monkeypatch.setattr(machine, "describe_machine", lambda: here)
+    settled = CpuProvider().settle(RunnerConfig(), lambda: product(dtype))
+    assert settled.options == {"wide_products": chosen}
+    for mode in ("on", "off"):
+        asked = RunnerConfig(options={"wide_products": mode})
+        assert CpuProvider().settle(asked, lambda: product(dtype)) is asked
+
+
+def test_wide_products_has_three_modes() -> None:
+    with pytest.raises(UsageError, match="wide_products is one of auto, on, off, not 'yes'"):
+        CpuProvider().settle(RunnerConfig(options={"wide_products": "yes"}), lambda: product(np.int8))
 
 
 def test_lowering_needs_the_context_length() -> None:
