@@ -253,11 +253,10 @@ class Provider(abc.ABC):
     def available(self) -> str | None:
         """None if this provider can run here, else why not and what to do about it."""
 
-<<<<<<< ours
     def device_names(self) -> list[str]:
         """Devices to choose from, as the option ``device`` calls them; empty where there is no choice."""
         return []
-=======
+
     def settle(self, config: RunnerConfig, load: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide what options leave to machine and model; the result is for ``passes`` and ``runner``.
 
@@ -266,7 +265,6 @@ class Provider(abc.ABC):
             load: gives the portable graph.
         """
         return config
->>>>>>> theirs
 
     @abc.abstractmethod
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
