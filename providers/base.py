@@ -145,6 +145,10 @@ class Runner(Protocol):
             ProviderRuntimeError: the run failed; no row of it counts as computed.
         """
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that KV takes up now; what slots share counts once. Any thread may ask."""
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
 

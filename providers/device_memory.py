@@ -115,6 +115,10 @@ class DeviceMemory(SlotMemory):
             run.downloads[name] = (value, results[name])
         return run
 
+    def held_bytes(self, lengths: Array) -> int:
+        """All that is reserved: it stays so."""
+        return self.slots * self.length * sum(spec.bytes_per_token for spec in self._specs.values())
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the whole slot, one contiguous piece of memory a buffer."""
         binding = self._copier.io_binding()

@@ -109,6 +109,12 @@ class ExplicitRunner:
             self._lengths[row.slot] = row.start + len(row.tokens)
         return results
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the caches; of those that slots share, once."""
+        lengths = {id(past): int(self._lengths[slot]) for slot, past in list(self._past.items())}
+        return self.info.kv_bytes_per_token * sum(lengths.values())
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length); where it is all of the slot's, both share it."""
         if length > self._lengths[source]:

@@ -86,6 +86,15 @@ class KVMemory:
         """Whether ``release`` returns memory to the operating system; without madvise it stays for reuse."""
         return _GIVE_BACK is not None
 
+    def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
+        """Bytes of the first ``lengths[slot]`` positions of every slot, less what windows gave back."""
+        per_token = {name: stride // self.length for name, stride in self._stride.items()}
+        gone = sum(
+            per_token[name] * min(count, int(lengths[slot]))
+            for (name, slot), count in list(self._gone.items())
+        )
+        return sum(per_token.values()) * int(lengths.sum()) - gone
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy positions [0, length) of every buffer from slot ``source`` to slot ``target``."""
         for name, buffer in self.buffers.items():

@@ -105,6 +105,11 @@ class NullRunner:
         given = zip(rows, self.forward(rows), strict=True)
         return [self._best(logits[0]) if row.best_suffice else logits for row, logits in given]
 
+    @property
+    def kv_bytes(self) -> int:
+        """What it claims to need."""
+        return self.held_tokens() * self.info.kv_bytes_per_token
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the history of positions [0, length)."""
         rows = length - self._dropped[source]

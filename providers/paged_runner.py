@@ -100,6 +100,12 @@ class PagedRunner:
         ends = np.cumsum([row.num_logits for row in rows])
         return [logits[end - row.num_logits : end] for row, end in zip(rows, ends, strict=True)]
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the blocks in use; of those that slots share, once."""
+        used = self._pool.num_blocks - self._pool.free_blocks
+        return used * self._pool.block_size * self.info.kv_bytes_per_token
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let slot ``target`` hold positions [0, length) of slot ``source``, sharing its blocks."""
         held = self._pool.lengths[source]

@@ -37,6 +37,7 @@ class ProcessRunner:
     """
 
     info: RunnerInfo
+    kv_bytes = 0  # as of the last answer
 
     def __init__(self, provider: str, model: Path, config: RunnerConfig) -> None:
         self._child = subprocess.Popen(
@@ -97,7 +98,7 @@ class ProcessRunner:
         try:
             pickle.dump(message, calls, protocol=pickle.HIGHEST_PROTOCOL)
             calls.flush()
-            kind, value = pickle.load(results)  # noqa: S301 -- our own child
+            kind, value, self.kv_bytes = pickle.load(results)  # noqa: S301 -- our own child
         except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             code = self._child.poll()
             state = "is closed or does not answer" if code is None else f"ended with exit code {code}"
@@ -124,6 +125,7 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
         except EOFError:
             break
         reply: tuple[str | None, Any]
+        held = 0
         try:
             if runner is None:
                 name, model, config = message
@@ -131,9 +133,10 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
                 reply = (None, runner.info)
             else:
                 reply = (None, getattr(runner, message[0])(*message[1:]))
+            held = runner.kv_bytes
         except CarryallError as error:
             reply = (type(error).__name__, str(error))
-        pickle.dump(reply, results, protocol=pickle.HIGHEST_PROTOCOL)
+        pickle.dump((*reply, held), results, protocol=pickle.HIGHEST_PROTOCOL)
         results.flush()
     if runner is not None:
         runner.close()

@@ -105,6 +105,10 @@ class SlotMemory(abc.ABC):
         return BoundRun(binding)
 
     @abc.abstractmethod
+    def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
+        """Memory that the caches take up, where each slot holds so many tokens."""
+
+    @abc.abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy at least positions [0, length) from slot ``source`` to slot ``target``."""
 
@@ -158,6 +162,10 @@ class HostMemory(SlotMemory):
     ) -> BoundRun:
         """See ``SlotMemory``."""
         return self.bind_once(binding, feeds, results)
+
+    def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
+        """See ``SlotMemory``."""
+        return self._kv.held_bytes(lengths)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See ``SlotMemory``."""

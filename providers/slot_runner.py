@@ -136,6 +136,11 @@ class SlotRunner:
             self._lengths[row.slot] = row.start + len(row.tokens)
         return [results[row.slot] for row in rows]
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that KV takes up now."""
+        return self._kv.held_bytes(self._lengths)
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
         held = int(self._lengths[source] + self._dropped[source])

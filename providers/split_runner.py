@@ -47,6 +47,11 @@ class SplitRunner:
             ]
         return self._parts[-1].forward(given)
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that KV takes up in all parts."""
+        return sum(part.kv_bytes for part in self._parts)
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``, in every part."""
         for part in self._parts:

@@ -186,7 +186,7 @@ class Engine:
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
-            kv_bytes=held * self.info.kv_bytes_per_token,
+            kv_bytes=self._runner.kv_bytes,
             kv_bytes_budget=self.config.kv_bytes,
             preemptions=self._scheduler.preemptions,
             **dataclasses.asdict(self._counters),

@@ -13,9 +13,10 @@ class EngineStats:
         running: requests that hold a slot.
         waiting: requests in the queue.
         slots: how many requests may run at once.
-        kv_tokens: tokens held in the KV cache, for running requests or for later ones.
+        kv_tokens: tokens that slots hold, for running requests or for later ones; shared ones count in each.
         idle_kv_tokens: those of them that finished requests left behind.
-        kv_bytes: the same as kv_tokens, in bytes.
+        kv_bytes: memory that the KV cache takes up: less than ``kv_tokens`` would need where slots share it
+            or sliding windows gave some back, more where it is reserved as a whole.
         kv_bytes_budget: most bytes the KV cache may hold; None is no limit beyond the slots' own.
         steps: forward steps run.
         prompt_tokens: prompt tokens of the requests taken in.

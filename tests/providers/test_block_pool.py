@@ -80,7 +80,10 @@ def test_integrity_holds_and_no_slot_writes_into_anothers_tokens(
     expected: list[list[int]] = [[] for _ in range(4)]
     for count, (kind, slot, other, length) in enumerate(steps):
         if kind == "share" and slot != other and length <= len(expected[slot]):
+            pool.truncate(other, 0)
+            free = pool.free_blocks
             pool.share(slot, other, length)
+            assert pool.free_blocks == free
             expected[other] = expected[slot][:length]
         elif kind == "cut" and length <= len(expected[slot]):
             pool.truncate(slot, length)
@@ -92,6 +95,7 @@ def test_integrity_holds_and_no_slot_writes_into_anothers_tokens(
             except ProviderRuntimeError:
                 pool.check_integrity()
                 continue
+            assert len(copies) <= 1
             for source, target in copies:
                 memory |= {(target, i): memory[source, i] for i in range(4) if (source, i) in memory}
             for position in range(start, end):
@@ -101,3 +105,6 @@ def test_integrity_holds_and_no_slot_writes_into_anothers_tokens(
         pool.check_integrity()
         for held, table in zip(expected, pool.tables, strict=True):
             assert [memory[table[i // 4], i % 4] for i in range(len(held))] == held
+    for slot in range(4):
+        pool.truncate(slot, 0)
+    assert pool.free_blocks == pool.num_blocks

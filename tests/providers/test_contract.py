@@ -88,6 +88,19 @@ def test_info_describes_the_model(open_runner: Callable[..., Runner]) -> None:
     assert info.kv_bytes_per_token > 0
 
 
+def test_kv_takes_memory_until_it_is_released(open_runner: Callable[..., Runner]) -> None:
+    runner = open_runner()
+    empty = runner.kv_bytes
+    runner.forward([Row(0, sequence(9, 0), 0)])
+    held = runner.kv_bytes
+    assert held >= 9 * runner.info.kv_bytes_per_token
+    runner.forward([Row(1, sequence(5, 1), 0)])
+    assert runner.kv_bytes >= held
+    runner.release(0)
+    runner.release(1)
+    assert runner.kv_bytes == empty
+
+
 def test_chunked_equals_whole(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(), sequence(13, 0)
     expected = whole(runner, tokens)

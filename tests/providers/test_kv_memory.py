@@ -124,8 +124,10 @@ def test_what_lies_behind_a_window_is_given_back_and_nothing_else() -> None:
     for buffer in memory.buffers.values():
         buffer[1:, :, :8000] = 1
     before = resident_bytes()
+    assert memory.held_bytes(np.array([0, 8000, 8000])) == 4 * 8000 * 4 * 256
     memory.trim(1, 8000)
     gone = 8001 - 512
+    assert memory.held_bytes(np.array([0, 8000, 8000])) == (4 * 8000 - gone) * 4 * 256
     assert before - resident_bytes() > 0.99 * 4 * gone * 256
     assert (memory.buffers["windowed"][1, :, gone:8000] == 1).all()
     assert (memory.buffers["whole"][1, :, :8000] == 1).all()

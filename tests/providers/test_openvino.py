@@ -137,11 +137,16 @@ def test_compressed_weights_give_the_portable_graphs_logits(
 def test_a_copied_prefix_is_independent_of_its_source(length: int, open_runner: Open) -> None:
     runner, ids, other = open_runner(), tokens(50), tokens(50, 1)
     expected = all_logits(runner, ids)
+    assert runner.kv_bytes == 0
     runner.forward([Row(0, ids, 0)])
+    block = 32 * runner.info.kv_bytes_per_token
+    assert runner.kv_bytes == 2 * block
     runner.copy_prefix(0, 1, length)
+    assert runner.kv_bytes == 2 * block
     runner.forward([Row(0, other[length - 3 : 50], length - 3)])
     (got,) = runner.forward([Row(1, ids[length:], length, 50 - length)])
     np.testing.assert_allclose(got, expected[length:], atol=1e-3)
+    assert runner.kv_bytes == (4 if length == 32 else 3) * block
     assert isinstance(runner, PagedRunner)
     runner.check_integrity()
 

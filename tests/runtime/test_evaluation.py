@@ -41,6 +41,8 @@ class Bigram:
             results.append(self.logits(row.tokens, row.start)[len(row.tokens) - row.num_logits :])
         return results
 
+    kv_bytes = 0
+
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
 
     def release(self, slot: int) -> None: ...

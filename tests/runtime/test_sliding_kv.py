@@ -40,10 +40,18 @@ def test_trimmed_equals_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 assert memory[slot, :, length - 69 : length].all()
 
             runner.trim = recording  # type: ignore[method-assign]
+            first = llm.stream(prompts[0], GREEDY)
+            for _ in range(100):
+                next(first)
+            resident.append(llm.stats().kv_bytes / (llm.stats().kv_tokens * runner.info.kv_bytes_per_token))
+            first.close()
             return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)], trimmed
 
+    resident: list[float] = []
     whole, never = generate(prefix_cache=True)
     trimmed, lengths = generate(prefix_cache=False)
     assert never == []
     assert len(lengths) >= 3
     assert trimmed == whole
+    assert resident[0] == 1.0
+    assert resident[1] < 0.15
