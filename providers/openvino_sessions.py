@@ -26,6 +26,7 @@ class OpenVinoPagedSession:
 
     def __init__(self, compiled: Any, caches: Mapping[str, Any]) -> None:
         self._caches = list(caches.values())
+        self._held: dict[str, npt.NDArray[Any]] = {}  # what the request reads its inputs from
         self._request = compiled.create_infer_request()
         for name, tensor in caches.items():
             self._request.set_tensor(name, tensor)
@@ -34,13 +35,22 @@ class OpenVinoPagedSession:
         """See ``PagedSession``."""
         try:
             for name, array in _feeds(batch).items():
-                self._request.set_tensor(name, openvino.Tensor(array))
+                self._feed(name, array)
             self._request.infer()
         except RuntimeError as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
         logits: Logits = self._request.get_tensor("logits").data[:, 0]
         return logits
+
+    def _feed(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Write an input where the request reads it; most steps have the shapes of the one before."""
+        held = self._held.get(name)
+        if held is not None and held.shape == array.shape:
+            held[...] = array
+            return
+        self._held[name] = held = np.array(array)
+        self._request.set_tensor(name, openvino.Tensor(held, shared_memory=True))
 
     def copy_block(self, source: int, target: int) -> None:
         """See ``PagedSession``; works in the memory of any device."""
