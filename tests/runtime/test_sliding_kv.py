@@ -40,11 +40,11 @@ def test_trimmed_equals_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 assert memory[slot, :, length - 69 : length].all()
 
             runner.trim = recording  # type: ignore[method-assign]
-            first = llm.stream(prompts[0], GREEDY)
-            for _ in range(100):
-                next(first)
-            resident.append(llm.stats().kv_bytes / (llm.stats().kv_tokens * runner.info.kv_bytes_per_token))
-            first.close()
+            for output in llm.stream(prompts[0], GREEDY):
+                if len(output.outputs[0].token_ids) == 100:
+                    stats = llm.stats()
+                    resident.append(stats.kv_bytes / (stats.kv_tokens * runner.info.kv_bytes_per_token))
+                    break
             return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)], trimmed
 
     resident: list[float] = []
