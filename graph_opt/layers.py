@@ -74,12 +74,24 @@ class KeepLayersPass(GraphPass):
             _give_out(graph, end)
         if begin is not None:
             _take_in(graph, begin)
+        _measure_kept_cache(graph, self.layers)
         for values in (graph.inputs, graph.outputs):
             for value in list(values):
                 cache = _CACHE.fullmatch(str(value.name))
                 if cache is not None and int(cache[1]) not in self.layers:
                     values.remove(value)
         self.fired += 1
+
+
+def _measure_kept_cache(graph: ir.Graph, layers: LayerRange) -> None:
+    """Let what takes the sizes of a cache take those of one that stays: masks want its batch and length."""
+    caches = {value: _CACHE.fullmatch(str(value.name)) for value in graph.inputs}
+    found = [(value, int(match[1]) in layers) for value, match in caches.items() if match is not None]
+    kept = next(value for value, stays in found if stays)
+    for value in (value for value, stays in found if not stays):
+        for node, index in list(value.uses()):
+            if node.op_type == "Shape":
+                node.replace_input_with(index, kept)
 
 
 def _attentions(graph: ir.Graph) -> list[ir.Node]:
