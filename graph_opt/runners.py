@@ -1,7 +1,7 @@
 """Run a graph on the CPU, for checking and not for speed.
 
-The two input contracts of ``docs/architecture.md`` (portable, and slots of a shared KV buffer) are driven
-behind one face, so that any two stages of a pipeline can be compared.
+The two input contracts of ``docs/architecture.md`` (portable, and slots of a shared KV buffer), and traces
+without a cache, are driven behind one face, so that any two stages of a pipeline can be compared.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .lazy import Array
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+_TOKENS = {"input_ids", "attention_mask", "position_ids"}
 _CACHE_TYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -131,6 +132,35 @@ class PortableRunner(GraphRunner):
         return logits
 
 
+class WholeRunner(GraphRunner):
+    """A graph without a cache: all tokens of a sequence at every step."""
+
+    def __init__(self, model: Path, session: Any = None) -> None:
+        super().__init__(model, session)
+        self._tokens: dict[int, Tokens] = {}
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+        return {row: self._run(row, tokens) for row, tokens in rows.items()}
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """Return nothing: there is none."""
+        return {}
+
+    def _run(self, row: int, tokens: Tokens) -> Logits:
+        ids = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
+        self._tokens[row] = ids
+        feed = {
+            "input_ids": ids[None],
+            "attention_mask": np.ones((1, len(ids)), np.int64),
+            "position_ids": np.arange(len(ids))[None],
+        }
+        with running(self.model):
+            results = self.session.run(["logits"], {name: feed[name] for name in self.inputs})
+        logits: Logits = results[0][0, -len(tokens) :]
+        return logits
+
+
 class SlotRunner(GraphRunner):
     """Slots of one shared buffer: one batched run where the kernel allows it, else a run per sequence."""
 
@@ -192,19 +222,24 @@ class SlotRunner(GraphRunner):
 
 
 def runner(model: Path, *, slots: int = 4, max_length: int = 256) -> GraphRunner:
-    """Open a graph by whichever of the two contracts its inputs follow."""
+    """Open a graph by whichever of the two contracts its inputs follow, or as one without a cache."""
     session = open_session(model)
     names = {value.name for value in session.get_inputs()}
+    if names <= _TOKENS:
+        return WholeRunner(model, session)
     if "seqlens_k" in names and "attention_mask" not in names:
         return SlotRunner(model, session, slots=slots, max_length=max_length)
     return PortableRunner(model, session)
 
 
 def is_decoder(graph: ir.Graph) -> bool:
-    """Return whether a graph follows one of the two contracts."""
-    inputs = [str(value.name) for value in graph.inputs]
-    outputs = [value.name for value in graph.outputs]
-    return "input_ids" in inputs and "logits" in outputs and any(map(_is_cache, inputs))
+    """Return whether a graph follows one of the two contracts, or turns all tokens into logits."""
+    inputs = {str(value.name) for value in graph.inputs}
+    logits = next((value for value in graph.outputs if value.name == "logits"), None)
+    if logits is None or "input_ids" not in inputs:
+        return False
+    of_tokens = logits.shape is not None and len(logits.shape) == 3
+    return any(map(_is_cache, inputs)) or (inputs <= _TOKENS and of_tokens)
 
 
 def _is_cache(name: str) -> bool:
