@@ -56,6 +56,7 @@ class RunnerInfo:
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
     squeezes: bool = False  # whether old KV can be dropped by ``squeeze``
+    kv_tokens: int | None = None  # most tokens that all slots together may hold; None is no limit
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +64,13 @@ class PagedSession(Protocol):
         """Put back what ``read_blocks`` gave."""
 
 
+def _most_tokens(pool: BlockPool, info: RunnerInfo) -> int | None:
+    """How many tokens surely find room, however they are spread over slots; None if slots are the limit."""
+    if pool.num_blocks * pool.block_size >= info.max_slots * info.context_length:
+        return None
+    return max(1, pool.num_blocks - info.max_slots) * pool.block_size  # a slot's last block may be part empty
+
+
 class PagedRunner:
     """Runs flat batches of rows; block tables, keyed by slot, are its own business.
 
@@ -82,7 +90,7 @@ class PagedRunner:
         num_tokens: int | None = None,
         hidden_size: int | None = None,
     ) -> None:
-        self.info = info
+        self.info = dataclasses.replace(info, kv_tokens=_most_tokens(pool, info))
         self._num_tokens, self._hidden_size = num_tokens, hidden_size
         self._pool = pool
         self._session: PagedSession | None = session

@@ -285,7 +285,10 @@ class Engine:
 
 def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
     """For how many tokens there is KV in all; None is no limit beyond the slots'."""
-    return None if config.kv_bytes is None else config.kv_bytes // max(1, info.kv_bytes_per_token)
+    if config.kv_bytes is None:
+        return info.kv_tokens
+    most = config.kv_bytes // max(1, info.kv_bytes_per_token)
+    return most if info.kv_tokens is None else min(most, info.kv_tokens)
 
 
 def _trims(config: EngineConfig, info: RunnerInfo) -> bool:

@@ -151,6 +151,18 @@ def test_a_copied_prefix_is_independent_of_its_source(length: int, open_runner: 
     runner.check_integrity()
 
 
+def test_a_small_pool_says_how_much_it_holds(open_runner: Open) -> None:
+    whole = open_runner()
+    assert whole.info.kv_tokens is None
+    block = whole.info.kv_bytes_per_token * 32
+    slots = whole.info.max_slots
+    runner = open_runner(kv_cache_bytes=(slots + 2) * block)
+    assert runner.info.kv_tokens == 2 * 32
+    for slot in range(slots):  # the worst case: as many blocks as can be partly empty
+        runner.forward([Row(slot, tokens(1), 0)])
+    runner.forward([Row(0, tokens(64 - slots), 1)])
+
+
 def test_an_exhausted_pool_harms_no_other_row(open_runner: Open) -> None:
     block = open_runner().info.kv_bytes_per_token * 32
     runner, ids = open_runner(kv_cache_bytes=2 * block), tokens(40)

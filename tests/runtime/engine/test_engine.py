@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -241,3 +242,14 @@ def test_closing_cuts_everything_off_and_frees_the_runner() -> None:
     assert engine.close() == requests
     assert runner.closed
     assert [r.finish_reason for r in requests] == ["cancelled", "cancelled"]
+
+
+def test_what_the_runner_has_room_for_is_a_budget_too() -> None:
+    runner = make_runner(max_slots=4)
+    runner.info = dataclasses.replace(runner.info, kv_tokens=60)
+    engine = Engine(runner, EngineConfig(prefix_cache=False))
+    assert engine.max_length == 61
+    requests = [make_request(name, 25) for name in "abcd"]
+    assert run(engine, requests) == [alone(request) for request in requests]
+    assert engine.stats().preemptions > 0
+    assert Engine(runner, EngineConfig(kv_bytes=40)).max_length == 41
