@@ -49,13 +49,16 @@ class Trace:
         return [Ask(_tokens(rng, max(1, int(p))), max(1, int(n))) for p, n in zip(prompts, news, strict=True)]
 
     def static_batches(self) -> list[list[Ask]]:
-        """Groups of ``batch`` requests, each padded to its longest prompt and most new tokens."""
-        asks, groups = self.asks(), []
+        """Groups of ``batch`` requests, each padded to its longest prompt and most new tokens.
+
+        Padding is random: equal paddings would be a prefix that an engine's cache serves.
+        """
+        asks, groups, rng = self.asks(), [], np.random.default_rng(self.seed)
         for first in range(0, len(asks), self.batch):
             group = asks[first : first + self.batch]
             width = max(len(ask.tokens) for ask in group)
             count = max(ask.new_tokens for ask in group)
-            padded = [np.concatenate([np.full(width - len(a.tokens), 2), a.tokens]) for a in group]
+            padded = [np.concatenate([_tokens(rng, width - len(a.tokens)), a.tokens]) for a in group]
             groups.append([Ask(tokens, count) for tokens in padded])
         return groups
 
