@@ -57,6 +57,7 @@ class RunnerInfo:
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
     squeezes: bool = False  # whether old KV can be dropped by ``squeeze``
     kv_tokens: int | None = None  # most tokens that all slots together may hold; None is no limit
+    embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 where there are none
 
 
 @dataclass(slots=True)
@@ -72,6 +73,8 @@ class Row:
     num_logits: int = 1  # logits wanted, of the last num_logits of the tokens; any from none to all of them
     # [n, hidden_size]: what the earlier layers gave, where the graph holds the later ones only.
     hidden_states: npt.NDArray[np.float32] | None = None
+    # [n, embedding_size]: where given, the run fills it with what the head reads.
+    last_hidden_states: npt.NDArray[np.float32] | None = None
     best_suffice: bool = False  # for ``forward_best``: of its one position's logits, the best are enough
 
 
@@ -129,6 +132,9 @@ def check_rows(
                 f"{row.slot}, which holds {held[row.slot]} of at most {info.context_length} tokens"
             )
         _check_hidden_states(row, hidden_size)
+        states = row.last_hidden_states
+        if states is not None and states.shape != (len(row.tokens), info.embedding_size):
+            raise ProviderRuntimeError(f"no room of {states.shape} is filled with hidden states here")
 
 
 class Runner(Protocol):

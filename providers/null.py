@@ -33,6 +33,7 @@ class NullOptions:
         step_seconds: how long a run takes.
         seed: another seed is another model.
         top_logits: how many of the best logits ``forward_best`` gives.
+        embedding_size: width of the hidden states it gives; 0 gives none.
     """
 
     vocab_size: int = 256
@@ -40,6 +41,7 @@ class NullOptions:
     step_seconds: float = 0.0
     seed: int = 0
     top_logits: int = 0
+    embedding_size: int = 0
 
 
 class NullRunner:
@@ -64,6 +66,7 @@ class NullRunner:
             batched_multi_token=True,
             kv_layout="hash int64[n]",
             top_logits=options.top_logits,
+            embedding_size=options.embedding_size,
             squeezes=True,
         )
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
@@ -96,6 +99,8 @@ class NullRunner:
             out = self._buffer[used : used + row.num_logits]
             for i, value in enumerate(hashes[len(hashes) - row.num_logits :]):
                 out[i] = self._logits(value)
+            if row.last_hidden_states is not None:
+                row.last_hidden_states[:] = [self._hidden(value) for value in hashes[row.start :]]
             results.append(out)
             used += row.num_logits
         return results
@@ -173,6 +178,9 @@ class NullRunner:
         largest = logits.max()
         logsumexp = float(largest + np.log(np.exp(logits - largest).sum()))
         return BestLogits(best, logits[best], logsumexp, len(logits), whole)
+
+    def _hidden(self, value: int) -> npt.NDArray[np.float32]:
+        return self._logits(value)[: self.info.embedding_size]
 
     def _logits(self, value: int) -> npt.NDArray[np.float32]:
         pattern, shift = value % _PATTERNS, value // _PATTERNS % self.info.vocab_size

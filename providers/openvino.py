@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..graph_opt.edit import static_size
 from ..graph_opt.layers import HIDDEN_STATES
+from ..graph_opt.lower.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
 from ..graph_opt.lower.kv_int8 import KV_CACHE_MODES
 from ..graph_opt.lower.paged import INT8_CACHE, TABLES, paged_passes
 from ..runtime.errors import (
@@ -87,7 +88,10 @@ class OpenVinoProvider(Provider):
         """Passes that lower a portable decoder graph to a paged cache, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        return paged_passes(config.context_length)
+        passes = paged_passes(config.context_length)
+        # OpenVINO computes in full what an output reads up to the products before it: here all residual sums.
+        full = self._checked(config.options)["inference_precision"] == "f32"
+        return [LastHiddenStatePass(), *passes] if full else passes
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on the chosen device; has onnxruntime's ``run(output_names, feeds)``."""
@@ -133,6 +137,7 @@ class OpenVinoProvider(Provider):
             block_bytes // block_size,
             batched_multi_token=True,
             kv_layout=layout if settings["device"] == "CPU" else "",
+            embedding_size=facts.embedding_size,
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
         session = OpenVinoPagedSession(compiled, caches)
@@ -193,6 +198,7 @@ class _Facts:
     """What a lowered graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
 
     Args:
+        embedding_size: as in ``RunnerInfo``.
         caches: shapes of explicit KV; none where the cache is paged.
     """
 
@@ -203,6 +209,7 @@ class _Facts:
     vocab_size: int
     num_tokens: int | None
     hidden_size: int | None
+    embedding_size: int
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
@@ -229,7 +236,17 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
     length = config.context_length or known
     caches = _explicit_caches(inputs) if missing else {}
-    return _Facts(frozenset(inputs), caches, int8_cache, length, vocab_size, num_tokens, hidden_size)
+    outputs = {value.name: value for value in model.graph.outputs}
+    return _Facts(
+        inputs=frozenset(inputs),
+        caches=caches,
+        int8_cache=int8_cache,
+        context_length=length,
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        hidden_size=hidden_size,
+        embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
+    )
 
 
 def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:

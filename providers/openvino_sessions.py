@@ -13,7 +13,7 @@ from ..runtime.errors import ProviderRuntimeError
 from .explicit_runner import ExplicitGraph
 from .openvino_model import one_line
 from .paged_runner import Logits, PagedBatch
-from .slot_graph import LOGITS, present_name
+from .slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
 
 
 class OpenVinoPagedSession:
@@ -40,6 +40,8 @@ class OpenVinoPagedSession:
         except RuntimeError as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
+        if batch.last_hidden_states is not None:
+            batch.last_hidden_states[:] = self._request.get_tensor(LAST_HIDDEN_STATE).data[:, 0]
         logits: Logits = self._request.get_tensor("logits").data[:, 0]
         return logits
 

@@ -29,6 +29,7 @@ class PagedBatch:
         begins: [rows + 1] where each row starts in the batch.
         tables: the blocks of each row, in the order of its positions.
         hidden_states: [tokens, hidden_size], where the graph takes them.
+        last_hidden_states: [tokens, embedding_size], for the run to fill if they are wanted.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ class PagedBatch:
     begins: npt.NDArray[np.int32]
     tables: list[list[int]]
     hidden_states: npt.NDArray[np.float32] | None
+    last_hidden_states: npt.NDArray[np.float32] | None = None
 
     @property
     def max_context(self) -> int:
@@ -102,9 +104,11 @@ class PagedRunner:
             self._pool.truncate(row.slot, row.start)
         copies = self._pool.reserve([(row.slot, row.start + len(row.tokens)) for row in rows])
         self._copy(session, copies)
-        logits = session.run(self._batch(rows))
+        batch = self._batch(rows)
+        logits = session.run(batch)
         for row in rows:
             self._pool.lengths[row.slot] = row.start + len(row.tokens)
+        _fill_hidden_states(rows, batch)
         ends = np.cumsum([row.num_logits for row in rows])
         return [logits[end - row.num_logits : end] for row, end in zip(rows, ends, strict=True)]
 
@@ -183,6 +187,7 @@ class PagedRunner:
         # A graph need not run for no logits at all; the one then computed is given to nobody.
         chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
         positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
+        asked = any(row.last_hidden_states is not None for row in rows)
         states = [row.hidden_states for row in rows if row.hidden_states is not None]
         return PagedBatch(
             input_ids=np.concatenate([row.tokens for row in rows]).astype(np.int64),
@@ -192,4 +197,15 @@ class PagedRunner:
             begins=begins.astype(np.int32),
             tables=[self._pool.tables[row.slot] for row in rows],
             hidden_states=np.concatenate(states) if states else None,
+            last_hidden_states=np.empty((begins[-1], self.info.embedding_size), np.float32)
+            if asked
+            else None,
         )
+
+
+def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch) -> None:
+    """Give the rows that asked for hidden states theirs."""
+    states = batch.last_hidden_states
+    for row, begin in zip(rows, batch.begins.tolist(), strict=False):
+        if states is not None and row.last_hidden_states is not None:
+            row.last_hidden_states[:] = states[begin : begin + len(row.tokens)]

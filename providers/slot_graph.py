@@ -20,6 +20,7 @@ TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
 POSITION_IDS = "position_ids"
 LOGITS = "logits"
+LAST_HIDDEN_STATE = "last_hidden_state"
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 _PAST, _PRESENT = "past_key_values.", "present."
 CONTEXT_LENGTH = "context_length"  # keys in the model's metadata
@@ -44,6 +45,7 @@ class SlotGraph:
         context_length: most tokens a sequence may have, or None if the graph does not say.
         hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
         top_logits: how many of the best logits it gives out beside them all; 0 if it does not.
+        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         takes_positions: whether new tokens' positions are an input; else they follow from the cache's length.
     """
 
@@ -53,6 +55,7 @@ class SlotGraph:
     hidden_size: int | None = None
     top_logits: int = 0
     takes_positions: bool = False
+    embedding_size: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -109,6 +112,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         hidden_size,
         top_logits,
         takes_positions=POSITION_IDS in inputs,
+        embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
     )
 
 

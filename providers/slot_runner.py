@@ -26,6 +26,7 @@ from .kv_memory import KVSpec
 from .slot_graph import (
     HIDDEN_STATES,
     INPUT_IDS,
+    LAST_HIDDEN_STATE,
     LOGITS,
     LOGSUMEXP,
     POSITION_IDS,
@@ -84,6 +85,7 @@ class SlotRunner:
             batched_multi_token=False,
             kv_layout=self._kv.layout,
             top_logits=graph.top_logits,
+            embedding_size=graph.embedding_size,
             squeezes=graph.takes_positions and self._kv.squeezes,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()) * self._kv.trims,
         )
@@ -121,14 +123,14 @@ class SlotRunner:
     def _step(self, rows: Sequence[Row], late: Collection[int]) -> list[Logits]:
         """Run one step; of slots in ``late`` the logits may stay on the device."""
         rows = self._rows_in_cache(rows)
-        singles = [row for row in rows if len(row.tokens) == 1]
+        singles = [row for row in rows if _is_decode(row)]
         results: dict[int, Logits] = {}
         try:
             # Decode first: a prompt row that rode along as a dummy then overwrites what the dummy wrote.
             self._decode(singles, late)
             for row in rows:
                 results[row.slot] = self._logits[row.slot, : row.num_logits]
-                if len(row.tokens) > 1:
+                if not _is_decode(row):
                     results[row.slot] = self._prefill(row, late=row.slot in late)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
@@ -256,6 +258,8 @@ class SlotRunner:
         """Run tokens [begin, end) of a row; fill ``logits`` from the last ones."""
         count = end - begin
         kind = "short" if count <= self._policy.narrow_tokens else "prefill"
+        states = row.last_hidden_states
+        kind = kind if states is None else f"{kind}, hidden states"
         run = self._bound(kind, row.slot, 1)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
@@ -269,6 +273,8 @@ class SlotRunner:
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         results = {LOGITS: logits, **self._best_results(row.slot, logits.shape[1])}
+        if states is not None:
+            results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
         bound.run(self._session_for(kind, 1), late)
         self._latest[row.slot] = bound
@@ -316,7 +322,7 @@ class SlotRunner:
         return self._bindings[key]
 
     def _session_for(self, kind: str, count: int) -> Any:
-        narrow = kind == "short" or (kind == "decode" and count <= self._policy.narrow_rows)
+        narrow = kind.startswith("short") or (kind == "decode" and count <= self._policy.narrow_rows)
         return (self._decode_session if narrow else None) or self._session
 
     def _bound(self, kind: str, first: int, count: int) -> BoundRun:
@@ -329,6 +335,11 @@ class SlotRunner:
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]
+
+
+def _is_decode(row: Row) -> bool:
+    """Whether the row may share a decode run."""
+    return len(row.tokens) == 1 and row.last_hidden_states is None
 
 
 def _best_results(rows: int, wanted: int, count: int) -> dict[str, npt.NDArray[Any]]:

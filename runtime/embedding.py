@@ -1,109 +1,49 @@
-"""Embeddings from a decoder: its hidden states, pooled over a text's tokens."""
+"""Embeddings from a decoder: its hidden states, pooled over a text's tokens, by the engine."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ..providers.base import Row, Runner
-from .errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
+from .engine.request import Pooling as Pooling
+from .errors import ProviderRuntimeError, RequestError
+from .outputs import RequestOutput
+from .requests import PooledPrompt
+from .sampling_params import SamplingParams
+from .scoring import Questions
 
-Pooling = Literal["last", "mean"]
 Vectors = npt.NDArray[np.float32]  # [texts, hidden_size]
 
-_CHUNK = 128
+_NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=1)
 
 
-class Embedder:
-    """Runs texts through a model's own encoder, which is opened at first use. Thread-safe.
+def check_pooling(pooling: str) -> None:
+    """Refuse what is no way to pool.
 
-    Args:
-        open_encoder: opens a runner that gives hidden states as logits; None if there cannot be one.
+    Raises:
+        RequestError: there is none of this name.
     """
-
-    def __init__(self, open_encoder: Callable[[], Runner] | None) -> None:
-        self._open_encoder = open_encoder
-        self._encoder: Runner | None = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling, *, normalize: bool) -> Vectors:
-        """Embed token ids, several texts a run.
-
-        Args:
-            texts: token ids of each.
-            pooling: the hidden state of the last token, or the mean over all tokens.
-            normalize: scale to a length of 1.
-
-        Raises:
-            RequestError: a text is empty or too long, or there is no such pooling.
-            UsageError: the model has no hidden states to give.
-            ProviderRuntimeError: the run failed.
-            EngineClosedError: ``close`` was called.
-        """
-        if pooling not in ("last", "mean"):
-            raise RequestError(f"pooling is 'last' or 'mean', not {pooling!r}")
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError("the model was closed")
-            encoder = self._encoder = self._encoder or self._open()
-            for text in texts:
-                _check(text, encoder.info.context_length)
-            step = encoder.info.max_slots
-            vectors = [
-                vector
-                for start in range(0, len(texts), step)
-                for vector in _run(encoder, texts[start : start + step], pooling)
-            ]
-        stacked = np.array(vectors, np.float32).reshape(len(texts), encoder.info.vocab_size)
-        if normalize:
-            stacked /= np.maximum(np.linalg.norm(stacked, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        return stacked
-
-    def _open(self) -> Runner:
-        if self._open_encoder is None:
-            raise UsageError("this model has no hidden states to give")
-        return self._open_encoder()
-
-    def close(self) -> None:
-        """Free the encoder."""
-        with self._lock:
-            self._closed = True
-            if self._encoder is not None:
-                self._encoder.close()
-                self._encoder = None
+    if pooling not in ("last", "mean"):
+        raise RequestError(f"pooling is 'last' or 'mean', not {pooling!r}")
 
 
-def _check(text: Sequence[int], most: int) -> None:
-    if not text:
-        raise RequestError("a text to embed is empty; give it at least one token")
-    if len(text) > most:
-        raise PromptTooLongError(f"a text to embed has {len(text)} tokens, the context holds {most}")
+def embedding_questions(texts: Sequence[list[int]], pooling: Pooling) -> Questions[Vectors]:
+    """The vectors of texts, each [hidden_size]."""
+    prompts = [PooledPrompt(token_ids, pooling) for token_ids in texts]
+    return Questions(prompts, [_NO_TOKENS] * len(prompts), lambda outputs: [_vector(o) for o in outputs])
 
 
-def _run(encoder: Runner, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[npt.NDArray[np.float64]]:
-    """Pooled hidden states of a few texts, one slot each, a piece of each at a time."""
-    tokens = [np.array(text, np.int64) for text in texts]
-    pooled = [np.zeros(encoder.info.vocab_size) for _ in texts]
-    try:
-        for start in range(0, max(map(len, tokens)), _CHUNK):
-            slots = [slot for slot, text in enumerate(tokens) if start < len(text)]
-            rows = [_row(slot, tokens[slot], start, pooling) for slot in slots]
-            for row, states in zip(rows, encoder.forward(rows), strict=True):
-                pooled[row.slot] += states.sum(axis=0, dtype=np.float64)
-    finally:
-        for slot in range(len(texts)):
-            encoder.release(slot)
-    if pooling == "mean":
-        return [total / len(text) for total, text in zip(pooled, tokens, strict=True)]
-    return pooled
+def stacked(vectors: Sequence[npt.NDArray[np.floating]], size: int, *, normalize: bool) -> Vectors:
+    """Vectors as one array, ``size`` wide even if there are none; ``normalize`` scales each to length 1."""
+    array = np.array(vectors, np.float32).reshape(len(vectors), size)
+    if normalize:
+        array /= np.maximum(np.linalg.norm(array, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return array
 
 
-def _row(slot: int, text: npt.NDArray[np.int64], start: int, pooling: Pooling) -> Row:
-    piece = text[start : start + _CHUNK]
-    last = start + len(piece) == len(text)
-    return Row(slot, piece, start, num_logits=len(piece) if pooling == "mean" else int(last))
+def _vector(output: RequestOutput) -> Vectors:
+    if output.embedding is None:
+        raise ProviderRuntimeError(output.error or "the request ended without a vector")
+    return output.embedding

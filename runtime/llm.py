@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..exporter.package import Progress
 from .beam_search import beam_search
 from .chat_template import Message
-from .embedding import Pooling
+from .embedding import Pooling, check_pooling, embedding_questions, stacked
 from .engine.beam_search import BeamSearchOptions
 from .engine.engine import Engine, EngineConfig
 from .engine.request_group import RequestGroup
@@ -24,7 +24,7 @@ from .errors import EngineClosedError, UsageError
 from .fair_lock import FairLock
 from .loading import LoadedModel, load_model
 from .outputs import RequestOutput
-from .requests import ChatPrompt, Prompt, RequestFactory
+from .requests import ChatPrompt, PooledPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
@@ -253,7 +253,7 @@ class LLM(TextModel):
     ) -> npt.NDArray[np.float32]:
         """Embeddings [prompts, hidden_size] of prompts, from the model's last hidden states.
 
-        The first call opens the model a second time, without its head.
+        Where the provider gives none beside the logits, the first call opens the model a second time.
 
         Args:
             prompts: one or several.
@@ -265,8 +265,11 @@ class LLM(TextModel):
             UsageError: the model runs as it is, without a lowering that could give hidden states.
             ProviderRuntimeError: the model failed to run.
         """
+        check_pooling(pooling)
         tokens = [self._requests.token_ids(prompt) for prompt in _listed(prompts)]
-        return self._requests.embedder.embed(tokens, pooling, normalize=normalize)
+        if not (size := self._engine.info.embedding_size):
+            return stacked(*self._requests.encoder.embed(tokens, pooling), normalize=normalize)
+        return stacked(self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and has done."""
@@ -279,7 +282,7 @@ class LLM(TextModel):
             if not self._closed:
                 self._closed = True
                 self._engine.close()
-                self._requests.embedder.close()
+                self._requests.encoder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -349,4 +352,6 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is one prompt: a text, a conversation, or a list of integers."""
-    return isinstance(prompts, str | ChatPrompt) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    return isinstance(prompts, str | ChatPrompt | PooledPrompt) or (
+        len(prompts) > 0 and isinstance(prompts[0], Integral)
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -67,3 +70,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None  # set when finish_reason is "error"
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one a token, None for the first
+    embedding: npt.NDArray[np.float32] | None = None  # [hidden_size], of a prompt that is to be embedded

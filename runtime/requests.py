@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
-from .embedding import Embedder
-from .engine.request import Grammar, Request
+from .encoder import Encoder
+from .engine.request import Grammar, Pooling, Request
 from .engine.request_group import RequestGroup, sample_params
 from .errors import InvalidSamplingError, RequestError, UsageError
 from .loading import LoadedModel
@@ -36,7 +36,15 @@ class ChatPrompt:
     new_parser: Callable[[], MessageParser | None]
 
 
-Prompt = str | Sequence[int] | ChatPrompt
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """A text of which a vector is wanted."""
+
+    token_ids: list[int]
+    pooling: Pooling
+
+
+Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt
 
 
 class RequestFactory:
@@ -46,7 +54,7 @@ class RequestFactory:
         self._model = model
         self._lock = threading.Lock()
         self._grammars: GrammarCompiler | None = None
-        self.embedder = Embedder(model.open_encoder)
+        self.encoder = Encoder(model.open_encoder)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -102,6 +110,7 @@ class RequestFactory:
             "priority": priority,
             "cache_salt": cache_salt,
             "tenant": tenant,
+            "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
@@ -207,8 +216,8 @@ def _no_parser() -> None:
     return None
 
 
-def _token_ids(prompt: Sequence[int] | ChatPrompt) -> list[int]:
-    if isinstance(prompt, ChatPrompt):
+def _token_ids(prompt: Sequence[int] | ChatPrompt | PooledPrompt) -> list[int]:
+    if isinstance(prompt, ChatPrompt | PooledPrompt):
         return prompt.token_ids
     try:
         return [operator.index(token) for token in prompt]

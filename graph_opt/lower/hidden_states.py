@@ -1,8 +1,10 @@
-"""Hidden states in place of logits: what embeddings are made of.
+"""Hidden states, beside logits or in their place: what embeddings are made of.
 
+    logits = head(norm(x))   ->   logits = head(norm(x)), last_hidden_state = norm(x)
     logits = head(norm(x))   ->   logits = Identity(norm(x))
 
-The output keeps its name, so every lowering and runner takes such a graph for one of a small vocabulary.
+The first costs nothing where the output is not asked for. In the second the output keeps its name, so that
+every lowering and runner takes such a graph for one of a small vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +15,34 @@ from ...runtime.errors import GraphError
 from ..edit import insert, remove_unused, replace, static_size, weight
 from ..passes.base import GraphPass
 from .logits import find_head
+
+LAST_HIDDEN_STATE = "last_hidden_state"
+
+
+class LastHiddenStatePass(GraphPass):
+    """Give out the last norm's output [batch, sequence, hidden_size], fp32, beside the logits.
+
+    To run before ``SelectLogitsPass``. A graph without a head, such as a part of a model, stays as it is.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Add the output."""
+        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        hidden, head = find_head(logits) if logits is not None else (None, [])
+        if hidden is None or not head or hidden.is_graph_output():
+            return
+        size = _size(hidden)
+        if size is None:
+            self.refuse(head[0], "the hidden size is unknown")
+            return
+        if hidden.dtype not in (None, ir.DataType.FLOAT):
+            cast = ir.node("Cast", [hidden], {"to": ir.DataType.FLOAT.value})
+            graph.append(cast)
+            hidden = cast.outputs[0]
+        hidden.name, hidden.type = LAST_HIDDEN_STATE, ir.TensorType(ir.DataType.FLOAT)
+        hidden.shape = ir.Shape(["batch", "sequence", size])
+        graph.outputs.append(hidden)
+        self.fired += 1
 
 
 class HiddenStatesPass(GraphPass):

@@ -15,6 +15,7 @@ from .branchwise_norms import BranchwiseNormsPass
 from .dequantize_weights import DequantizeWeightsPass
 from .dynamic_int8 import DynamicProductsPass
 from .float_compute import FloatComputePass
+from .hidden_states import LastHiddenStatePass
 from .kernels import CPU, Kernels
 from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from .logits import SelectLogitsPass
@@ -23,8 +24,8 @@ from .merge import MergeProjectionsPass, PackedQKVPass
 from .moe import FusedExpertsPass
 from .norms_in_attention import NormsInAttentionPass
 from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
-from .prompt_attention import PromptAttentionPass
 from .ort_paged import ort_paged_passes
+from .prompt_attention import PromptAttentionPass
 from .quick_gelu import QuickGelu
 from .skip_norm import SkipNormPass
 from .slot_inputs import SlotInputsPass
@@ -81,6 +82,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
             GroupQueryAttentionPass(options.context_length, kernels),
             common.RemoveUnusedNodesPass(),
             SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
+            LastHiddenStatePass(),
             SelectLogitsPass(),
         ]
     if kernels.norms_in_attention:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...providers.base import RunnerInfo
-from ..errors import InvalidSamplingError, PromptTooLongError, RequestError
+from ..errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from .request import Request
 
 
@@ -19,6 +19,7 @@ def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
         PromptTooLongError: there is no room.
         RequestError: the prompt is empty or names tokens that do not exist.
         InvalidSamplingError: an option does.
+        UsageError: hidden states are wanted, and the runner has none.
     """
     if not request.prompt_token_ids:
         raise RequestError("the prompt is empty; give it at least one token")
@@ -26,6 +27,8 @@ def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
     if low < 0 or high >= info.vocab_size:
         wrong = low if low < 0 else high
         raise RequestError(f"prompt token id {wrong} is outside the vocabulary [0, {info.vocab_size})")
+    if request.pooling is not None and not info.embedding_size:
+        raise UsageError("this model has no hidden states to give here")
     unknown = [token for token in request.params.token_ids if not 0 <= token < info.vocab_size]
     if unknown:
         raise InvalidSamplingError(

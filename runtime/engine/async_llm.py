@@ -13,7 +13,7 @@ from typing import TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ..embedding import Pooling
+from ..embedding import Pooling, check_pooling, embedding_questions, stacked
 from ..errors import CarryallError, EngineClosedError, RequestError
 from ..loading import LoadedModel, LoadOptions, load_model
 from ..outputs import RequestOutput
@@ -196,9 +196,13 @@ class AsyncLLM(TextModel):
     async def embed(
         self, prompts: Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """Embeddings of prompts, made beside the engine's thread; see ``LLM.embed``."""
+        """Embeddings of prompts; see ``LLM.embed``."""
+        check_pooling(pooling)
         tokens = [self._requests.token_ids(prompt) for prompt in prompts]
-        return await asyncio.to_thread(self._requests.embedder.embed, tokens, pooling, normalize=normalize)
+        if not (size := self._engine.info.embedding_size):
+            found = await asyncio.to_thread(self._requests.encoder.embed, tokens, pooling)
+            return stacked(*found, normalize=normalize)
+        return stacked(await self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
         asked = zip(questions.prompts, questions.params, strict=True)
@@ -223,7 +227,7 @@ class AsyncLLM(TextModel):
             self._closed = self._closed or "the engine was shut down"
             self._wake.notify()
         self._thread.join()
-        self._requests.embedder.close()
+        self._requests.encoder.close()
 
     def _drop(self, stream: RequestStream) -> None:
         """End this very request; another of its id, which made the engine refuse it, lives on."""

@@ -167,7 +167,10 @@ class Engine:
             self._scheduler.learn(plan, ran.seconds)
         self._scheduler.commit(plan)
         self._operations.trim(plan)
-        observe_prompts(plan, ran.logits)
+        embedded = observe_prompts(plan, ran.logits)
+        for request in embedded:
+            self._counters.finished += 1
+            self._retire(request)
         drawing = plan.drawing()
         accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
         self._scheduler.settle(plan)
@@ -175,7 +178,7 @@ class Engine:
             self._endless.slide(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
         self._operations.apply()
-        return expired + refused + failed + [plan.requests[i] for i in drawing]
+        return expired + refused + failed + embedded + [plan.requests[i] for i in drawing]
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""

@@ -88,8 +88,14 @@ def _take_all(
     return accepted
 
 
-def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> None:
-    """Give the logits of prompts to the requests that want them."""
+def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
+    """Give logits and hidden states of prompts to the requests that want them; return those that ended."""
+    ended = []
     for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
         if request.awaits_prompt_logprobs and not isinstance(own, BestLogits) and len(own):
             request.observe_prompt(row.start + len(row.tokens) - len(own), own)
+        if row.last_hidden_states is not None:
+            request.observe_hidden_states(row.start, row.last_hidden_states)
+            if request.finished:
+                ended.append(request)
+    return ended

@@ -64,6 +64,10 @@ class PlanRunner:
         """Run all rows at once; where that fails, each alone."""
         if not plan.rows:
             return Ran(plan)
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            if request.wants_hidden_states(row.start + len(row.tokens)):
+                shape = len(row.tokens), self._runner.info.embedding_size
+                row.last_hidden_states = np.empty(shape, np.float32)
         self.counters.steps += 1
         start = time.perf_counter()
         try:

@@ -63,16 +63,14 @@ class PrefixCache:
 
     def match(self, request: Request) -> PrefixMatch:
         """What is known of a request's tokens, less the last, which must run to give logits."""
-        usable = request.num_tokens - 1
-        if request.awaits_prompt_logprobs:
-            usable = request.first_prompt_logits
+        usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
         return self._tree.match(request.token_slice(0, usable), request.cache_salt)
 
     def stored(self, request: Request) -> int:
         """How many of a request's tokens the tiers hold; looked up once for each time that it queues."""
-        if self._stored is None or not self.enabled or request.awaits_prompt_logprobs:
+        if self._stored is None or not self.enabled or request.usable_prefix < request.num_tokens - 1:
             return 0
         if request.stored is None:
             request.stored = self._stored.available(self._chunk_keys(request, request.num_tokens - 1))

@@ -6,7 +6,7 @@ import enum
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from .kv_tiers.chunk import ChunkKeys
 from .logits_processors import LogitsProcessor
 from .sampler import Sample, TokenLogprob, token_logprobs
 from .sampling_state import SamplingState
+
+# What a text's vector is made of: the hidden state of its last token, or the mean over all of them.
+Pooling = Literal["last", "mean"]
 
 
 class RequestStatus(enum.Enum):
@@ -94,6 +97,7 @@ class Request:
         cache_salt: only requests of the same salt share cached prefixes.
         tenant: slots are shared out fairly between tenants; None takes the salt.
         deadline: the moment, of the monotonic clock, at which the request ends however far it is.
+        pooling: makes the request one for a vector instead of tokens; None generates.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Request:
         cache_salt: str | None = None,
         tenant: str | None = None,
         deadline: float | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -121,6 +126,7 @@ class Request:
         self.cache_salt = cache_salt
         self.tenant = tenant if tenant is not None else cache_salt
         self.deadline = deadline
+        self.pooling = pooling
         self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
         self.end_token_ids = frozenset(end_token_ids)
         self.output_token_ids: list[int] = []
@@ -151,6 +157,8 @@ class Request:
         self._grammar: Grammar | None = None
         self._text = text
         self._logprobs: list[dict[int, Logprob]] = []
+        self._pooled: npt.NDArray[np.float64] | None = None  # sum of hidden states
+        self._num_pooled = 0
         # The first token of a prompt has no probability.
         unwanted = min(max(1, params.prompt_logprobs_start), len(self.prompt_token_ids))
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * unwanted
@@ -241,6 +249,30 @@ class Request:
         """The position of the first logits still wanted of the prompt."""
         return len(self._prompt_logprobs) - 1
 
+    @property
+    def usable_prefix(self) -> int:
+        """Tokens that need not be computed if their KV is at hand: at most all but the last."""
+        if self.awaits_prompt_logprobs:
+            return self.first_prompt_logits
+        return self._num_pooled if self.pooling == "mean" else self.num_tokens - 1
+
+    def wants_hidden_states(self, stop: int) -> bool:
+        """Whether those of tokens up to ``stop`` are part of the vector."""
+        return self.pooling == "mean" or (self.pooling == "last" and stop == self.num_tokens)
+
+    def observe_hidden_states(self, start: int, states: npt.NDArray[np.float32]) -> None:
+        """Pool hidden states [n, size] of the tokens from ``start`` on; after the last the request ends.
+
+        Tokens that are in the sum are passed over: a preempted request is computed again.
+        """
+        stop = start + len(states)
+        fresh = states[-1:] if self.pooling == "last" else states[max(0, self._num_pooled - start) :]
+        found = fresh.sum(axis=0, dtype=np.float64)
+        self._pooled = found if self._pooled is None else self._pooled + found
+        self._num_pooled = max(self._num_pooled, stop)
+        if stop == self.num_tokens:
+            self.finish("stop")
+
     def observe_prompt(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Note the log-probabilities of the prompt's tokens after ``start``, from logits [n, vocab_size].
 
@@ -313,7 +345,13 @@ class Request:
             finished=self.finished,
             metrics=self.metrics,
             error=self.error,
+            embedding=self._embedding() if self.finish_reason == "stop" else None,
         )
+
+    def _embedding(self) -> npt.NDArray[np.float32] | None:
+        if self._pooled is None:
+            return None
+        return (self._pooled / (self.num_tokens if self.pooling == "mean" else 1)).astype(np.float32)
 
     def _push(self, token: int) -> None:
         if self.num_tokens == len(self._tokens):

@@ -54,7 +54,7 @@ class StepPlan:
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         tokens = request.token_slice(start, stop)
-        num_logits = int(stop == request.num_tokens)
+        num_logits = int(stop == request.num_tokens and request.pooling is None)
         if request.awaits_prompt_logprobs:
             num_logits = max(num_logits, stop - max(start, request.first_prompt_logits))
         self.rows.append(Row(request.slot, tokens, start, num_logits))
@@ -67,12 +67,12 @@ class StepPlan:
         return [i for i in self.drawing() if len(self.rows[i].tokens) - self.proposed[i] == 1]
 
     def drawing(self) -> list[int]:
-        """The rows that end with the newest token of their requests."""
+        """The rows that end with the newest token of their requests, and have logits for the next."""
         triples = zip(self.rows, self.requests, self.proposed, strict=True)
         return [
             i
             for i, (row, request, extra) in enumerate(triples)
-            if row.start + len(row.tokens) - extra == request.num_tokens
+            if row.start + len(row.tokens) - extra == request.num_tokens and row.num_logits
         ]
 
     def lengthen(self, index: int, tokens: npt.NDArray[np.int64]) -> None:

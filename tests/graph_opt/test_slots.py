@@ -179,6 +179,7 @@ def test_the_interface_is_the_contract(tmp_path: Path) -> None:
         "total_sequence_length": "[]",
         "logits_positions": "[batch,wanted]",
         "logits": "[batch,wanted,260]",
+        "last_hidden_state": "[batch,sequence,32]",
         **{f"past_key_values.{layer}.{kind}": cache for layer in (0, 1) for kind in ("key", "value")},
         **{f"present.{layer}.{kind}": cache for layer in (0, 1) for kind in ("key", "value")},
     }
