@@ -106,7 +106,12 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
 def _choice(index: int, parts: Sequence[Delta]) -> Choice:
     end = next((part for part in parts if part.finish_reason is not None), None)
     if end is None or end.finish_reason not in ("stop", "length"):
-        raise RequestCancelled("the request was cancelled before it was finished")
+        late = end is not None and end.stop_reason == "deadline"
+        raise RequestCancelled(
+            "the request's timeout passed before it was finished; allow it more time, or fewer tokens"
+            if late
+            else "the request was cancelled before it was finished"
+        )
     return Choice(
         index=index,
         text="".join(part.text for part in parts),

@@ -1,0 +1,96 @@
+"""A timeout given on the wire ends the request, says why, and frees everything."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+from grpc_serving import INFO, read, serving
+from null_llm import null_llm
+
+from carryall.proto import carryall_pb2 as pb
+from carryall.runtime.batch.lines import LineReader
+from carryall.runtime.batch.run import BatchRun
+from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.runtime.errors import RequestCancelled
+from carryall.runtime.service.deltas import collect
+from carryall.runtime.service.handler import LLMHandler
+from carryall.runtime.service.openai import chat_request, completion_request
+from carryall.runtime.service.served_model import ServedModel
+
+SECONDS, TOKENS = 0.05, 4000  # of a thousandth of a second each, so that time is up long before
+SLOW: dict[str, Any] = {"max_slots": 1, "step_seconds": 0.001}
+
+
+def assert_free(llm: AsyncLLM) -> None:
+    """Nothing runs, waits or holds KV for anybody."""
+    stats = llm.stats()
+    assert (stats.running, stats.waiting, stats.cancelled) == (0, 0, 2)
+    assert stats.kv_tokens == stats.idle_kv_tokens
+    llm._engine.check_integrity()
+
+
+def test_grpc_says_that_the_deadline_ended_it() -> None:
+    """Of two requests for one slot, the second is too late before it begins."""
+    request = pb.GenerateRequest(
+        text="def f(x):", timeout_seconds=SECONDS, sampling={"ignore_eos": True, "max_tokens": TOKENS}
+    )
+
+    async def scenario() -> None:
+        async with null_llm(**SLOW) as llm, serving(llm) as served:
+            calls = [served.stub.Generate(request) for _ in range(2)]
+            for messages in await asyncio.gather(*map(read, calls)):
+                assert messages[-1].finish_reason == pb.FINISH_REASON_CANCELLED
+                assert messages[-1].stop_string == "deadline"
+                assert sum(len(message.token_ids) for message in messages) < TOKENS
+            assert_free(llm)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda options: completion_request({"prompt": "x", **options}),
+        lambda options: chat_request({"messages": [{"role": "user", "content": "x"}], **options}),
+    ],
+    ids=["completions", "chat"],
+)
+def test_a_whole_answer_is_refused_with_the_reason(request_of: Any) -> None:
+    request = request_of({"max_tokens": TOKENS, "timeout": SECONDS})
+
+    async def scenario() -> None:
+        async with null_llm(**SLOW) as llm:
+            handler = LLMHandler()
+            handler.ready(ServedModel(llm, INFO))
+            for _ in range(2):
+                with pytest.raises(RequestCancelled, match="timeout passed"):
+                    await collect(handler.generate(request))
+            assert_free(llm)
+
+    asyncio.run(scenario())
+
+
+def test_a_late_batch_line_is_a_failed_one() -> None:
+    late = {"prompt": "x", "max_tokens": TOKENS, "timeout": SECONDS}
+    lines = [late, {"prompt": "in time", "max_tokens": 2}, late]
+    results: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        async with null_llm(**SLOW) as llm:
+            handler = LLMHandler()
+            handler.ready(ServedModel(llm, INFO))
+            data = io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines))
+            summary = await BatchRun(handler, results.append, set()).run(
+                iter(LineReader(data, {"ignore_eos": True})), 3
+            )
+            assert (summary.completed, summary.failed) == (1, 2)
+            assert_free(llm)
+
+    asyncio.run(scenario())
+    errors = [result["error"] for result in results if result["error"]]
+    assert [error["code"] for error in errors] == ["server_error"] * 2
+    assert all("timeout passed" in error["message"] for error in errors)
