@@ -33,11 +33,13 @@ from .passes.raise_opset import RaiseOpsetPass
 from .passes.simplify_shapes import SimplifyShapesPass
 from .passes.split_projections import GemmToMatMulPass, SplitProjectionsPass
 from .passes.tied_head import TiedHeadPass
+from .passes.token_names import TokenNamesPass
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
     """Return the passes, in order: normalise first, then fuse once."""
     return [
+        TokenNamesPass(),
         DropHandedOnPass(),
         ContractNamesPass(),
         common.InlinePass(),

@@ -1,0 +1,44 @@
+"""Token ids and logits get the names of the contract, whatever their exporter called them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..edit import int_attribute, nodes_of, static_size, weight
+from ..lazy import shape_of
+from .base import GraphPass
+from .decoder_inputs import find_input
+
+
+class TokenNamesPass(GraphPass):
+    """Rename the only ids that an embedding is read at, and the only scores of all its rows."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rename both, or nothing."""
+        found = {(ids, rows) for node in nodes_of(graph, "Gather") for ids, rows in _embedded(node)}
+        if len(found) != 1:
+            return
+        ids, rows = found.pop()
+        scores = [
+            value for value in graph.outputs if _is_of_rank(value, 3) and static_size(value, -1) == rows
+        ]
+        named = [value for value in scores if value.name == "logits"] or scores
+        other = find_input(graph, "input_ids")
+        if len(named) != 1 or (other is not None and other is not ids):
+            return
+        for value, name in ((ids, "input_ids"), (named[0], "logits")):
+            self.fired += value.name != name
+            value.name = name
+
+
+def _embedded(node: ir.Node) -> list[tuple[ir.Value, int]]:
+    """Return the graph's input whose ids an embedding is read at, and the embedding's rows."""
+    table, ids = weight(node.inputs[0]), node.inputs[1]
+    if table is None or ids is None or not ids.is_graph_input() or int_attribute(node, "axis", 0):
+        return []
+    rows = shape_of(table)[0] if len(table.shape) == 2 else 0
+    return [(ids, rows)] if rows and _is_of_rank(ids, 2) and ids.name != "position_ids" else []
+
+
+def _is_of_rank(value: ir.Value, rank: int) -> bool:
+    return value.shape is not None and len(value.shape) == rank
