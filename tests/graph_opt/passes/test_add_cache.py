@@ -148,3 +148,13 @@ def test_a_matrix_for_every_token_is_refused() -> None:
         TokenAxes(
             decoder(before="t = Transpose <perm = [0, 2, 1]> (x) s = MatMul(x, t) q = MatMul(s, x)").graph
         )
+
+
+def test_a_fixed_number_of_tokens_cannot_be_continued() -> None:
+    model = decoder()
+    for value in model.graph.inputs:
+        value.shape = ir.Shape(["b", 7])
+    assert apply(AddCachePass(), model) == [
+        "the graph takes exactly 7 tokens, so it cannot be continued; "
+        "export it with a sequence axis that is dynamic"
+    ]
