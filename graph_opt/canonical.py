@@ -14,6 +14,7 @@ from .passes.fold_transposes import FoldTransposesPass
 from .passes.free_tokens import FreeTokensPass
 from .passes.fuse_activation import FuseActivationPass
 from .passes.fuse_attention import FuseAttentionPass
+from .passes.fuse_experts import FuseExpertsPass
 from .passes.fuse_layer_norm import FuseLayerNormPass
 from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
@@ -55,6 +56,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         common.RemoveUnusedNodesPass(),
         LiftRotaryPass(),
         LiftAttentionPass(),
+        FuseExpertsPass(),
         SimplifyShapesPass(),
         *_clean_up(),
         PositionIdsPass(),

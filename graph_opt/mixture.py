@@ -66,21 +66,30 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     return Mixture(tokens, scores, likely, per_token, normalize, tuple(experts), mix.outputs[0])
 
 
+def gated_mlp(sigmoid: ir.Node) -> Expert | None:
+    """Return the gated MLP without biases whose activation is SiLU by ``sigmoid``, None for anything else."""
+    gate = _made_by(sigmoid.inputs[0], "MatMul")
+    silu = sole_consumer(sigmoid.outputs[0])
+    if gate is None or silu is None or silu.op_type != "Mul" or gate.outputs[0] not in silu.inputs:
+        return None
+    product = sole_consumer(silu.outputs[0])
+    down = sole_consumer(product.outputs[0]) if product is not None else None
+    if product is None or product.op_type != "Mul" or down is None or down.op_type != "MatMul":
+        return None
+    other = next((value for value in product.inputs if value is not silu.outputs[0]), None)
+    up = _made_by(other, "MatMul")
+    is_gated = up is not None and up.inputs[0] is gate.inputs[0] and down.inputs[0] is product.outputs[0]
+    return Expert(gate, up, down) if up is not None and is_gated else None
+
+
 def _expert(group: ir.Value) -> Expert | str:
     """Return the expert that computes ``group``."""
     readers = [use.node for use in group.uses()]
     if len(readers) != 2 or any(node.op_type != "MatMul" for node in readers):
         return "an expert is no gated MLP without biases"
-    for gate, up in (readers, readers[::-1]):
-        opened = next((use.node for use in gate.outputs[0].uses() if use.node.op_type == "Sigmoid"), None)
-        silu = sole_consumer(opened.outputs[0]) if opened is not None else None
-        product = sole_consumer(up.outputs[0])
-        if silu is None or product is None or silu.op_type != "Mul" or gate.outputs[0] not in silu.inputs:
-            continue
-        down = sole_consumer(product.outputs[0])
-        if product.op_type == "Mul" and silu.outputs[0] in product.inputs and down is not None:
-            return Expert(gate, up, down) if down.op_type == "MatMul" else "an expert has another end"
-    return "an expert's activation is not SiLU"
+    uses = [use.node for reader in readers for use in reader.outputs[0].uses()]
+    found = [gated_mlp(node) for node in uses if node.op_type == "Sigmoid"]
+    return (found[0] if found else None) or "an expert's activation is not SiLU"
 
 
 def _mixing_product(results: list[ir.Value]) -> ir.Node | None:

@@ -41,33 +41,46 @@ class Region:
         Returns:
             The result; an empty array, and the reason in ``failure``, where those inputs do not fit it.
         """
-        owner = self.nodes[0].graph
-        view = ir.GraphView(
-            self.inputs,
-            [self.output],
-            nodes=self.nodes,
-            initializers=self.constants,
-            opset_imports={} if owner is None else owner.opset_imports,
-        )
-        graph = view.clone()
-        hold_in_memory(graph)
-        evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
-        names = [str(value.name) for value in self.inputs]
         try:
-            with np.errstate(all="ignore"):
-                found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+            return _evaluate([self], arrays)[0]
         except Exception as error:  # noqa: BLE001 -- the evaluator's operators raise whatever numpy does
             self.failure = f"it cannot be evaluated on probe inputs: {error}".splitlines()[0]
             return np.empty(0, np.float32)
-        return np.asarray(found[0])  # type: ignore[index]
 
 
-def region(inputs: Sequence[ir.Value], output: ir.Value) -> Region | str:
+def evaluate_together(parts: Sequence[Region], *arrays: Array) -> list[Array]:
+    """Evaluate regions of the same inputs at once; empty where these inputs do not fit one of them."""
+    try:
+        return _evaluate(parts, arrays) if parts else []
+    except Exception:  # noqa: BLE001 -- as above
+        return []
+
+
+def _evaluate(parts: Sequence[Region], arrays: Sequence[Array]) -> list[Array]:
+    owner, inputs = parts[0].nodes[0].graph, parts[0].inputs
+    view = ir.GraphView(
+        inputs,
+        [part.output for part in parts],
+        nodes=list(dict.fromkeys(node for part in parts for node in part.nodes)),
+        initializers=list(dict.fromkeys(value for part in parts for value in part.constants)),
+        opset_imports={} if owner is None else owner.opset_imports,
+    )
+    graph = view.clone()
+    hold_in_memory(graph)
+    evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
+    names = [str(value.name) for value in inputs]
+    with np.errstate(all="ignore"):
+        found = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+    return [np.asarray(one) for one in found]
+
+
+def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MAX_NODES) -> Region | str:
     """Return what lies between values and a result, or why it cannot be cut out.
 
     Args:
         inputs: the only values, besides constants, that the result may depend on.
         output: the result.
+        max_nodes: larger regions are refused.
     """
     ends = set(inputs)
     order: dict[ir.Node, None] = {}
@@ -87,7 +100,7 @@ def region(inputs: Sequence[ir.Value], output: ir.Value) -> Region | str:
             order[node] = None
         elif any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
             return f"it contains {node.op_type}, which has a subgraph"
-        elif node.domain or len(order) >= _MAX_NODES:
+        elif node.domain or len(order) >= max_nodes:
             return f"it contains {node.domain}.{node.op_type}" if node.domain else "it is too large"
         else:
             stack.append((value, True))

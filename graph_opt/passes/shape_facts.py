@@ -167,6 +167,7 @@ class ShapeFacts:
 
     def _learn_node(self, node: ir.Node) -> None:
         if node.domain or any(value is not None and value not in self._shapes for value in node.inputs):
+            self._learn_target(node)
             return
         contents = list(self._compute(node))
         if contents and all(content is not None for content in contents):
@@ -178,6 +179,14 @@ class ShapeFacts:
             return
         if not self._apply_rule(node):
             self._infer(node)
+
+    def _learn_target(self, node: ir.Node) -> None:
+        """Take a Reshape's word for its result where what it reads depends on data, as experts' tokens do."""
+        target = self._contents.get(node.inputs[1]) if node.op_type == "Reshape" and node.inputs[1] else None
+        output = node.outputs[0]
+        if target is not None and output.dtype is not None and all((sizes > 0).all() for sizes in target):
+            self._shapes[output] = tuple(tuple(map(int, sizes)) for sizes in target)
+            self._types[output] = int(output.dtype)
 
     def _apply_rule(self, node: ir.Node) -> bool:
         """Find shapes and type by a rule of our own, if there is one."""

@@ -1,0 +1,182 @@
+"""Mixtures of experts as traces write them reach the canonical form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from graph_asserts import apply, evaluate, graph
+
+from carryall.graph_opt.mixture import Mixture, find_mixture
+from carryall.graph_opt.passes.fuse_experts import FuseExpertsPass
+
+HIDDEN, WIDTH, EXPERTS = 8, 6, 4
+RNG = np.random.default_rng(0)
+SIZES = {"gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+WEIGHTS = {
+    f"{name}{expert}": RNG.standard_normal(size).astype(np.float32)
+    for expert in range(EXPERTS)
+    for name, size in SIZES.items()
+} | {"router": RNG.standard_normal((HIDDEN, EXPERTS)).astype(np.float32)}
+CONSTANTS: dict[str, npt.NDArray[Any]] = {
+    "two": np.array([2]),
+    "last": np.array([-1]),
+    "first": np.array([0]),
+    "flat": np.array([-1, HIDDEN]),
+    "count": np.array(EXPERTS),
+    "off_on": np.array([0, 1]),
+    "column": np.array([1]),
+    "nothing": np.array(0, np.float32),
+    "shared_gate": RNG.standard_normal((HIDDEN, 1)).astype(np.float32),
+    **{f"n{expert}": np.array(expert) for expert in range(EXPERTS)},
+}
+NORMALIZE = """total = ReduceSum(best, last)
+    shares = Div(best, total)"""
+
+
+def expert(number: int, x: str) -> str:
+    return f"""g{number} = MatMul({x}, gate{number})
+    s{number} = Sigmoid(g{number})
+    a{number} = Mul(g{number}, s{number})
+    u{number} = MatMul({x}, up{number})
+    p{number} = Mul(a{number}, u{number})
+    y{number} = MatMul(p{number}, down{number})"""
+
+
+def dense(
+    shares: str = NORMALIZE, order: tuple[int, ...] = (0, 1, 2, 3), after: str = "y = Neg(sum3)"
+) -> ir.Model:
+    """Every expert computes every token, as mobius writes it."""
+    parts = []
+    for place, number in enumerate(order):
+        added = f"sum{place} = Add(sum{place - 1}, w{place})" if place else "sum0 = Identity(w0)"
+        parts.append(f"""{expert(number, "x")}
+    is{place} = Equal(chosen, n{place})
+    as{place} = Cast<to = 1>(is{place})
+    hers{place} = Mul(shares, as{place})
+    share{place} = ReduceSum(hers{place}, last)
+    w{place} = Mul(y{number}, share{place})
+    {added}""")
+    body = "\n    ".join(parts)
+    return graph(
+        f"""g (float[batch, sequence, {HIDDEN}] x) => (float[batch, sequence, {HIDDEN}] y) {{
+    scores = MatMul(x, router)
+    likely = Softmax<axis = -1>(scores)
+    best, chosen = TopK(likely, two)
+    {shares}
+    {body}
+    {after}
+}}""",
+        **CONSTANTS,
+        **WEIGHTS,
+    )
+
+
+def gathered() -> ir.Model:
+    """Each expert's tokens are gathered, and its results added in place, as TorchScript traces write it."""
+    parts = ["sum = Expand(nothing, shape)"]
+    total = "sum"
+    for number in range(EXPERTS):
+        parts.append(f"""mine{number} = Gather<axis = 0>(by_expert, n{number})
+    where{number} = NonZero(mine{number})
+    slot{number}, token{number} = Split<axis = 0, num_outputs = 2>(where{number})
+    row{number} = Squeeze(token{number}, first)
+    x{number} = Gather<axis = 0>(tokens, row{number})
+    {expert(number, f"x{number}")}
+    pair{number} = Concat<axis = 0>(token{number}, slot{number})
+    place{number} = Transpose(pair{number})
+    share{number} = GatherND(shares, place{number})
+    part{number} = Unsqueeze(share{number}, last)
+    w{number} = Mul(y{number}, part{number})
+    at{number} = Unsqueeze(row{number}, column)
+    sum{number} = ScatterND<reduction = "add">({total}, at{number}, w{number})""")
+        total = f"sum{number}"
+    body = "\n    ".join(parts)
+    return graph(
+        f"""g (float[batch, sequence, {HIDDEN}] x) => (float[batch, sequence, {HIDDEN}] y) {{
+    tokens = Reshape(x, flat)
+    scores = MatMul(tokens, router)
+    likely = Softmax<axis = -1>(scores)
+    best, chosen = TopK(likely, two)
+    {NORMALIZE}
+    hot = OneHot(chosen, count, off_on)
+    by_expert = Transpose<perm = [2, 1, 0]>(hot)
+    shape = Shape(tokens)
+    {body}
+    x_shape = Shape(x)
+    back = Reshape({total}, x_shape)
+    y = Neg(back)
+}}""",
+        **CONSTANTS,
+        **WEIGHTS,
+    )
+
+
+def mixtures(model: ir.Model) -> list[Mixture]:
+    found = [find_mixture(node) for node in model.graph if node.op_type == "Split"]
+    return [one for one in found if isinstance(one, Mixture)]
+
+
+@pytest.mark.parametrize(
+    ("model", "normalize"),
+    [(dense(), True), (dense("shares = Identity(best)"), False), (gathered(), True)],
+    ids=["dense", "dense-unnormalized", "gathered"],
+)
+def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 7, HIDDEN)).astype(np.float32)
+    expected = evaluate(model, {"x": x})[0]
+    assert apply(FuseExpertsPass(), model) == []
+    (found,) = mixtures(model)
+    assert (found.per_token, found.normalize, len(found.experts)) == (2, normalize, EXPERTS)
+    counts = Counter(node.op_type for node in model.graph)
+    assert counts["MatMul"] == 3 * EXPERTS + 2
+    assert not {"Equal", "NonZero", "ScatterND"} & set(counts)
+    np.testing.assert_allclose(evaluate(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
+    assert apply(FuseExpertsPass(), model) == []  # the canonical form stays
+    assert len(mixtures(model)) == 1
+
+
+def test_what_is_added_beside_stays_beside() -> None:
+    shared = """gs = MatMul(x, gate0)
+    ss = Sigmoid(gs)
+    as = Mul(gs, ss)
+    us = MatMul(x, up0)
+    ps = Mul(as, us)
+    ys = MatMul(ps, down0)
+    gate = MatMul(x, shared_gate)
+    open = Sigmoid(gate)
+    shared = Mul(open, ys)
+    y = Add(sum3, shared)"""
+    model = dense(after=shared)
+    x = np.random.default_rng(1).standard_normal((1, 3, HIDDEN)).astype(np.float32)
+    expected = evaluate(model, {"x": x})[0]
+    assert apply(FuseExpertsPass(), model) == []
+    assert len(mixtures(model)[0].experts) == EXPERTS
+    np.testing.assert_allclose(evaluate(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (dense("shares = Sqrt(best)"), "another mixture than the router's best"),
+        (dense(order=(0, 1, 2), after="y = Neg(sum2)"), "3 experts are mixed, and the router knows 4"),
+    ],
+)
+def test_another_mixture_stays(model: ir.Model, reason: str) -> None:
+    before = [node.op_type for node in model.graph]
+    refused = apply(FuseExpertsPass(), model)
+    assert len(refused) == 1
+    assert reason in refused[0]
+    assert [node.op_type for node in model.graph] == before
+
+
+def test_a_choice_of_something_else_is_no_router() -> None:
+    text = """g (float[n, 4] x) => (float[n, 2] best, int64[n, 2] chosen) {
+    likely = Softmax(x)
+    best, chosen = TopK(likely, two)
+}"""
+    assert apply(FuseExpertsPass(), graph(text, two=np.array([2]))) == []
