@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 Array = npt.NDArray[np.generic]
 _SLOT_LENGTH = 512
-_WARM_UP, _ROUNDS, _STEPS = 3, 60, 4
+_BLOCKS, _WARM_UP, _ROUNDS, _STEPS = 4, 3, 15, 4
 
 
 class Decoder:
@@ -99,22 +99,29 @@ def head_size(path: Path) -> int:
     return next((2 * value.dims[-1] for value in initializers if value.name.startswith("cos_cache")), 0)
 
 
-def steps_ms(decoders: Mapping[str, Decoder], past: int) -> dict[str, list[float]]:
-    """Return the processor time of a decode step of each decoder, round by round.
+def steps_ms(models: Mapping[str, Path], head_size: int, past: int) -> dict[str, list[float]]:
+    """Return the processor time of a decode step of each model, round by round.
 
-    A round gives every decoder a few steps, of which the fastest counts, and begins with another decoder each
+    A round gives every model a few steps, of which the fastest counts, and begins with another model each
     time; so what else the machine does meets all alike, and only figures of one round are to be compared.
+    Sessions are opened anew in another order a few times: where weights happen to lie is worth percents.
     """
-    bound = {name: decoder.bind_step(past) for name, decoder in decoders.items()}
-    times: dict[str, list[float]] = {name: [] for name in decoders}
-    names = list(decoders)
-    for round_ in range(_WARM_UP + _ROUNDS):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            fastest = min(_step_ms(decoders[name], bound[name]) for _ in range(_STEPS))
-            if round_ >= _WARM_UP:
-                times[name].append(fastest)
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for block in range(_BLOCKS):
+        names = _rotated(list(models), block * len(models) // _BLOCKS)
+        decoders = {name: Decoder(models[name], head_size) for name in names}
+        bound = {name: decoder.bind_step(past) for name, decoder in decoders.items()}
+        for round_ in range(_WARM_UP + _ROUNDS):
+            for name in _rotated(names, round_):
+                fastest = min(_step_ms(decoders[name], bound[name]) for _ in range(_STEPS))
+                if round_ >= _WARM_UP:
+                    times[name].append(fastest)
     return times
+
+
+def _rotated(names: list[str], start: int) -> list[str]:
+    first = start % max(1, len(names))
+    return names[first:] + names[:first]
 
 
 def _step_ms(decoder: Decoder, binding: ort.IOBinding) -> float:

@@ -7,8 +7,8 @@
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
 fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
 took, and with --latency the time of one decode step on 256 cached tokens: processor time on one thread, the
-optimizers of one trace interleaved in 60 rounds, and the ratio to that of --reference in the same round, its
-median and quartiles. Optimizers that are not installed are left out.
+optimizers of one trace interleaved in 60 rounds, sessions opened anew every 15, and the ratio to that of
+--reference in the same round, its median and quartiles. Optimizers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def compete(
             if reference is None:
                 yield rows[-1]
         if reference is not None:
-            size = head_size(source)
-            decoders = {r.optimizer: Decoder(targets[r.optimizer], size) for r in rows if not r.failure}
-            times = steps_ms(decoders, _PAST) if decoders else {}
+            running = {row.optimizer: targets[row.optimizer] for row in rows if not row.failure}
+            times = steps_ms(running, head_size(source), _PAST)
             yield from (timed(row, times, reference) for row in rows)
 
 
@@ -205,7 +204,7 @@ def chart(rows: list[Row]) -> str:
         groups.setdefault(exporter, {})[optimizer] = statistics.median(row.nodes for row in done)
         attention, layers = sum(row.attention for row in done), sum(row.layers for row in done)
         equal = sum(bool(row.tokens_equal) for row in done)
-        notes[f"{exporter}/{optimizer}"] = f"attention {attention}/{layers}, equal {equal}/{len(chosen)}"
+        notes[f"{exporter}/{optimizer}"] = f"(attention {attention}/{layers}, equal {equal}/{len(chosen)})"
     return bars("Nodes left in two-layer decoders", groups, unit="median over the families", notes=notes)
 
 
@@ -217,7 +216,7 @@ def speed_chart(rows: list[Row]) -> str:
         ratios = [row.ratio for row in chosen if row.ratio is not None]
         if ratios:
             groups.setdefault(exporter, {})[optimizer] = round(statistics.median(ratios), 3)
-            notes[f"{exporter}/{optimizer}"] = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            notes[f"{exporter}/{optimizer}"] = f"({min(ratios):.2f} to {max(ratios):.2f})"
     return bars(
         "Time of a decode step",
         groups,
