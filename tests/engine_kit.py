@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.request import Pooling, Request
 from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.sampling_params import SamplingParams
@@ -21,7 +22,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 def make_runner(*, max_slots: int = 4, context_length: int = 256, kv_bytes_per_token: int = 1) -> NullRunner:
     """A toy model with a byte of KV a token, unless asked otherwise."""
     config = RunnerConfig(max_slots=max_slots, context_length=context_length)
-    return NullRunner(config, NullOptions(vocab_size=VOCAB, kv_bytes_per_token=kv_bytes_per_token))
+    options = NullOptions(vocab_size=VOCAB, kv_bytes_per_token=kv_bytes_per_token, embedding_size=4)
+    return NullRunner(config, options)
 
 
 def make_engine(
@@ -89,6 +91,15 @@ def alone(request: Request) -> list[int]:
         request.request_id, request.prompt_token_ids, request.params, end_token_ids=request.end_token_ids
     )
     return run(engine, [copy])[0]
+
+
+def vector(tokens: Sequence[int], pooling: Pooling) -> npt.NDArray[np.float32]:
+    """What the toy model makes of a text, by one run of its own."""
+    runner = make_runner(max_slots=1)
+    states = np.empty((len(tokens), runner.info.embedding_size), np.float32)
+    runner.forward([Row(0, np.array(tokens, np.int64), 0, 0, last_hidden_states=states)])
+    pooled: npt.NDArray[np.float32] = states[-1] if pooling == "last" else states.mean(axis=0)
+    return pooled
 
 
 class FailWhen:

@@ -1,18 +1,18 @@
-"""Random arrivals, cancellations and failures: nothing leaks, nobody starves, the books stay right."""
+"""Random arrivals, forks, deadlines, cancellations and failures: nothing leaks, nobody starves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from engine_kit import VOCAB, alone, make_engine, make_request
+from engine_kit import VOCAB, alone, make_engine, make_request, vector
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from speculation_kit import Oracle
 
 from carryall.providers.base import Row, Squeeze
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.request import Pooling, Request
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.errors import ProviderRuntimeError
@@ -127,6 +127,30 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.add(request)
         return request
 
+    @rule(target=requests, parent=requests, seed=st.integers(0, 99))
+    def fork(self, parent: Request, seed: int) -> Request:
+        """Another sample of the same prompt, as ``n`` and beams are."""
+        params = SamplingParams(max_tokens=parent.params.max_tokens, seed=seed)
+        request = make_request(str(len(self.all)), parent.prompt_token_ids, params)
+        self.all.append(request)
+        self.engine.add(request)
+        return request
+
+    @rule(target=requests, size=st.integers(1, CONTEXT - 1), pooling=st.sampled_from(["last", "mean"]))
+    def embed(self, size: int, pooling: Pooling) -> Request:
+        prompt = np.random.default_rng(size).integers(0, POISON, size).tolist()
+        request = Request(str(len(self.all)), prompt, SamplingParams(max_tokens=1), pooling=pooling)
+        self.all.append(request)
+        self.engine.add(request)
+        return request
+
+    @rule(request=requests)
+    def let_time_run_out(self, request: Request) -> None:
+        """Whether it waits, runs or has ended; the next step must notice."""
+        if not request.finished:
+            request.deadline = 0.0
+            self.engine._deadlines.add(request)
+
     @rule(request=consumes(requests))
     def cancel(self, request: Request) -> None:
         was_finished = request.finished
@@ -144,6 +168,7 @@ class EngineMachine(RuleBasedStateMachine):
                 grown = len(request.output_token_ids) - before[request.request_id]
                 assert 0 <= grown <= 1 + self.most_proposed
                 assert request in changed or not grown
+                assert request.finished or request.deadline is None
 
     @rule(count=st.integers(1, 3))
     def fail_spuriously(self, count: int) -> None:
@@ -190,13 +215,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.clear_prefix_cache()
         assert self.runner.held_tokens() == 0, "a slot's memory leaks"
         for request in self.all:
-            if POISON in request.prompt_token_ids:
+            if request.pooling is not None and request.finish_reason == "stop":
+                found = request.snapshot().embedding
+                assert found is not None
+                assert np.allclose(found, vector(request.prompt_token_ids, request.pooling), atol=1e-5)
+            elif POISON in request.prompt_token_ids:
                 assert request.finish_reason in ("error", "cancelled")
             elif request.finish_reason == "error":
                 assert POISON in request.output_token_ids
             elif request.finish_reason != "cancelled":
                 assert request.output_token_ids == _expected(request)
             else:
+                assert request.stop_reason == "deadline" or request.deadline is None
                 count = len(request.output_token_ids)
                 assert request.output_token_ids == _expected(request)[:count]
 
