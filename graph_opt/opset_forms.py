@@ -27,8 +27,9 @@ def invalid(node: ir.Node, version: int) -> str | None:
         stated = schema.attributes.get(name)
         if stated is None:
             return f"it has no attribute {name}"
-        if attribute.type.value != stated.type.value:
-            return f"its attribute {name} is of type {attribute.type.name}, not {stated.type.name}"
+        wanted = str(stated.type).rpartition(".")[2]
+        if attribute.type.name != wanted:
+            return f"its attribute {name} is of type {attribute.type.name}, not {wanted}"
     for name, stated in schema.attributes.items():
         if stated.required and name not in node.attributes:
             return f"it lacks the attribute {name}"
