@@ -18,6 +18,7 @@ from .passes.fuse_experts import FuseExpertsPass
 from .passes.fuse_layer_norm import FuseLayerNormPass
 from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
+from .passes.head_norms import HeadNormsPass
 from .passes.lift_attention import LiftAttentionPass
 from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
@@ -68,6 +69,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         SplitProjectionsPass(),
         FuseRMSNormPass(),
         FuseLayerNormPass(),
+        HeadNormsPass(),
         NormBeforeTransposePass(),
         FuseActivationPass(),
         FuseRotaryPass(),
