@@ -151,7 +151,7 @@ def test_a_tier_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
     fill(tmp_path)
     engine, _ = open_engine(tmp_path)
     engine._mover._seconds_per_token = 1.0
-    engine._scheduler.costs.observe(0, 100, 0.1)
+    engine._scheduler.costs.observe(0, 1, 100, 0.1)
     assert run(engine, [request := ask("second")]) == [alone(request)]
     assert engine.stats().kv_restored_tokens == 0
     engine.close()
