@@ -51,6 +51,15 @@ def _blocks(size: int) -> list[Method]:
         Method(kind, f"{name}/{size}", "carryall", (*blocks, "--algorithm", name))
         for name in ("hqq", "kquant", "awq", "gptq", "awq+gptq")
     ]
+    ours += [  # on the references' text, others on eight times as much
+        Method(
+            kind,
+            f"{name}/{size}, 8k tokens",
+            "carryall",
+            (*blocks, "--algorithm", name, "--calibration-tokens", "8192"),
+        )
+        for name in ("gptq", "awq+gptq")
+    ]
     nearest = (*blocks, "--asymmetric", "--embedding", "int8")
     theirs = [
         Method(kind, f"{name}/{size}", "onnxruntime", (name, str(size)))
@@ -83,6 +92,12 @@ METHODS = [
     *_blocks(32),
     *_blocks(128),
     Method("int8 weights", "int8/32", "carryall", ("--method", "int8")),
+    Method(
+        "int8 weights",
+        "int8/32, float embedding",
+        "carryall",
+        ("--method", "int8", "--asymmetric", "--embedding", "float"),
+    ),
     Method("int8 weights", "int8/32", "onnxruntime", ("int8", "32")),
     Method("int8 weights", "int8, columns", "nncf", ("int8",)),
     Method("dynamic int8", "dynamic", "carryall", ("--method", "int8-dynamic")),

@@ -20,7 +20,7 @@ from ..graph_opt.quantize.activations import MIN_TOKENS
 from ..graph_opt.quantize.calibrators import CALIBRATOR, CALIBRATORS
 from ..graph_opt.quantize.half import is_half
 from ..graph_opt.quantize.kv_cache import KV_FORMATS, has_quantized_kv
-from ..graph_opt.quantize.methods import ALGORITHMS, METHODS, Quantization, quantization
+from ..graph_opt.quantize.methods import ALGORITHMS, EMBEDDINGS, METHODS, Quantization, quantization
 from ..graph_opt.quantize.sensitivity import dynamic_rounding, static_rounding
 from ..graph_opt.quantize.smooth import SmoothQuantPass
 from ..graph_opt.quantize.weight_only import has_quantized_weights
@@ -67,7 +67,7 @@ NO_METHOD = "none"
 )
 @click.option(
     "--embedding",
-    type=click.Choice(["int4", "int8"]),
+    type=click.Choice(list(EMBEDDINGS)),
     help="What the embedding, and a head tied to it, becomes.  [default: with --algorithm rtn as the other "
     "weights, else int8]",
 )

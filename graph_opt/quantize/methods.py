@@ -34,6 +34,8 @@ UNCALIBRATED: dict[str, Quantizer] = {
 ALGORITHMS = (*UNCALIBRATED, *CALIBRATED)
 _DYNAMIC, _STATIC = "int8-dynamic", "int8-static"
 _BITS = {"int4": 4, "int8": 8}
+FLOAT = "float"
+EMBEDDINGS = (*_BITS, FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Quantization:
         algorithm: how they are rounded, one of ``ALGORITHMS``.
         embedding: format of the embedding; None takes ``form``.
         overrides: formats of single weights; None leaves one float.
+        float_embedding: the embedding, and a head tied to it, stay float.
     """
 
     method: str
@@ -53,6 +56,7 @@ class Quantization:
     algorithm: str = "rtn"
     embedding: BlockFormat | None = None
     overrides: Mapping[str, BlockFormat | None] = field(default_factory=dict)
+    float_embedding: bool = False
 
     @property
     def needs_calibration(self) -> bool:
@@ -73,7 +77,7 @@ class Quantization:
         """
         if self.form is None:
             raise UsageError(f"method {self.method} does not quantize weights")
-        return Forms(self.form, self.embedding, self.overrides)
+        return Forms(self.form, self.embedding, self.overrides, self.float_embedding)
 
     @property
     def computes_in_integers(self) -> bool:
@@ -122,6 +126,7 @@ class Quantization:
             self.form,
             embedding=self.embedding,
             overrides=self.overrides,
+            float_embedding=self.float_embedding,
             quantizer=UNCALIBRATED.get(self.algorithm, round_to_nearest),
             calibrated=None if layers is None else layers.quantizer,
         )
@@ -135,6 +140,8 @@ class Quantization:
             facts["algorithm"] = self.algorithm
         if self.embedding is not None:
             facts["embedding_bits"] = self.embedding.bits
+        if self.float_embedding:
+            facts["embedding_bits"] = 32
         return facts
 
 
@@ -169,5 +176,5 @@ def quantization(
             raise UsageError(f"method {method} has neither blocks, algorithms nor a format of the embedding")
         return Quantization(method, None)
     form = dataclasses.replace(base, **changes)
-    own = None if embedding is None else dataclasses.replace(form, bits=_BITS[embedding])
-    return Quantization(method, form, algorithm, own)
+    own = dataclasses.replace(form, bits=_BITS[embedding]) if embedding in _BITS else None
+    return Quantization(method, form, algorithm, own, float_embedding=embedding == FLOAT)

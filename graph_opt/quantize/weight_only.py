@@ -25,16 +25,20 @@ class Forms:
         form: of all weights that ``overrides`` does not name.
         embedding: of the embedding and a head tied to it; None takes ``form``.
         overrides: other formats by weight name; None leaves the weight float.
+        float_embedding: the embedding and a head tied to it stay float.
     """
 
     form: BlockFormat
     embedding: BlockFormat | None = None
     overrides: Mapping[str, BlockFormat | None] = field(default_factory=dict)
+    float_embedding: bool = False
 
     def wanted(self, value: ir.Value) -> BlockFormat | None:
         """Return the format asked for, None for float."""
-        own = self.embedding if any(use.node.op_type == "Gather" for use in value.uses()) else None
-        return self.overrides.get(str(value.name), own or self.form)
+        usual: BlockFormat | None = self.form
+        if any(use.node.op_type == "Gather" for use in value.uses()):
+            usual = None if self.float_embedding else self.embedding or self.form
+        return self.overrides.get(str(value.name), usual)
 
     def of(self, value: ir.Value) -> BlockFormat | None:
         """Return the format that the weight can have, None if it stays float."""
@@ -51,6 +55,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         form: of all weights that ``overrides`` does not name.
         embedding: of the embedding and a head tied to it; None takes ``form``.
         overrides: other formats by weight name; None leaves the weight float.
+        float_embedding: the embedding and a head tied to it stay float.
         quantizer: chooses values and scales.
         calibrated: a better quantizer by weight name, or None where there is none.
     """
@@ -61,11 +66,12 @@ class WeightOnlyQuantizationPass(GraphPass):
         *,
         embedding: BlockFormat | None = None,
         overrides: Mapping[str, BlockFormat | None] | None = None,
+        float_embedding: bool = False,
         quantizer: Quantizer = round_to_nearest,
         calibrated: Callable[[str], Quantizer | None] | None = None,
     ) -> None:
         super().__init__()
-        self.forms = Forms(form, embedding, dict(overrides or {}))
+        self.forms = Forms(form, embedding, dict(overrides or {}), float_embedding)
         self.quantizer = quantizer
         self.calibrated = calibrated
         self._late: deque[ir.Value] = deque()

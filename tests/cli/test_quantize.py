@@ -133,6 +133,7 @@ def test_algorithms_are_recorded_and_run(tiny_package: Path, tmp_path: Path, alg
     record = Package.open(out).record
     assert record.quantization is not None
     assert record.quantization["algorithm"] == algorithm
+    assert (record.quantization["symmetric"], record.quantization["embedding_bits"]) == (False, 8)
     assert ("SmoothQuant" in record.passes) == algorithm.startswith("awq")
     assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
 
@@ -186,3 +187,39 @@ def test_smoothing_is_recorded(tiny_package: Path, tmp_path: Path) -> None:
     assert record.quantization is not None
     assert record.quantization["smooth"] is True
     assert record.passes[-2:] == ("SmoothQuant", "DynamicQuantization")
+
+
+def test_the_embedding_may_stay_float(tiny_package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--method", "int8", "--block-size", 16, "--embedding", "float")
+    assert run("quantize", tiny_package, out, *options).exit_code == 0
+    types = {name: value.dtype for name, value in Package.open(out).load().graph.initializers.items()}
+    assert types["model.embed_tokens.weight"] == ir.DataType.FLOAT
+    assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.INT8
+
+
+@pytest.mark.parametrize("first", ["int4", "int8", "int8-dynamic", "int8-static", "fp16", "bf16"])
+def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: str) -> None:
+    once = tmp_path / "once"
+    blocks = ("--block-size", 16) if first == "int4" else ()
+    assert run("quantize", tiny_package, once, "--method", first, *blocks).exit_code == 0
+    for second in ("int4", "int8-static", "fp16"):
+        result = run("quantize", once, tmp_path / "twice", "--method", second)
+        assert result.exit_code == 2
+        assert re.search(r"is (quantized|in 16 bits) already; start from the float model", result.stderr)
+        assert not (tmp_path / "twice").exists()
+
+
+def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words " * 100)
+    text.with_suffix(".short").write_text("some words " * 100 + "\x00" * 999)
+    outs = []
+    for path in (text, text.with_suffix(".short")):  # they differ behind what is read
+        outs.append(tmp_path / path.suffix)
+        options = ("--algorithm", "gptq", "--block-size", 16, "--calibration", path)
+        assert run("quantize", tiny_package, outs[-1], *options, "--calibration-tokens", 600).exit_code == 0
+    one, other = ((out / "model.onnx.data").read_bytes() for out in outs)
+    assert one == other
+    result = run("quantize", tiny_package, tmp_path / "no", "--calibration-tokens", 600)
+    assert "nothing else needs a text" in " ".join(result.stderr.split())
