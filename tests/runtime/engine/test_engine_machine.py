@@ -144,7 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.add(request)
         return request
 
-    @rule(request=requests)
+    @rule(request=consumes(requests))
     def let_time_run_out(self, request: Request) -> None:
         """Whether it waits, runs or has ended; the next step must notice."""
         if not request.finished:
