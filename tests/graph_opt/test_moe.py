@@ -122,7 +122,7 @@ def refusals(model: ir.Model, kernels: Kernels) -> set[str]:
     [
         (CPU, {}, None, "no MoE for float weights"),
         (DIRECTML, {}, BlockFormat(block_size=16), "no QMoE for 4 bits"),
-        (CPU, {}, BlockFormat(bits=8, block_size=16), "no QMoE for 8 bits"),
+        (DIRECTML, {}, BlockFormat(bits=8, block_size=16), "no QMoE for 8 bits"),
         (CPU, {}, BlockFormat(block_size=32), "experts of this size"),
         (CUDA, {}, BlockFormat(block_size=16), "experts of this size"),
         (CUDA, WIDE, BlockFormat(block_size=16, symmetric=False), "blocks so small"),
