@@ -1,0 +1,83 @@
+"""Calibration streams: four times the text takes no more memory, measured as the process's own peak."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_package
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+}
+FEW, MANY = 16, 64  # windows of 256 tokens
+HELD = 4 << 20
+KEPT = 4 * FEW * 256 * (128 + 512) * 2  # bytes that wait between two stages, were all of the short text held
+
+# A process of its own: its peak counts what onnxruntime allocates too, and never falls.
+SCRIPT = """
+import resource, sys, tempfile
+from pathlib import Path
+import numpy as np
+from carryall.exporter.package import Package
+from carryall.graph_opt.quantize.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibrated import CALIBRATED, quantize_layers
+from carryall.graph_opt.quantize.ranges import input_histograms
+from carryall.graph_opt.quantize.smooth import largest_activations
+from carryall.graph_opt.quantize.weight_only import Forms
+
+package, method, held = Package.open(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+texts = [
+    [np.random.default_rng(i).integers(0, 256, 256) for i in range(int(count))] for count in sys.argv[4:]
+]
+
+
+def calibrate(windows):
+    if method in CALIBRATED:
+        with tempfile.TemporaryDirectory() as folder:
+            quantize_layers(
+                package.load(), CALIBRATED[method], Forms(BlockFormat()), windows, Path(folder),
+                context_length=256, max_bytes=held,
+            )
+    else:
+        measure = {"static": input_histograms, "smooth": largest_activations}[method]
+        measure(package.path / "model.onnx", windows, context_length=256)
+
+
+for windows in (texts[0], *texts):  # once to warm up
+    calibrate(windows)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    checkpoint = write_tiny("llama", folder / "checkpoint", max_position_embeddings=256, **SIZES)
+    return export_package(checkpoint, folder / "package").path
+
+
+def growth(package: Path, method: str, held: int) -> int:
+    """Return how many bytes more the long text takes than the short one."""
+    command = [sys.executable, "-c", SCRIPT, str(package), method, str(held), str(FEW), str(MANY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    _, few, many = map(int, done.stdout.split())
+    return many - few
+
+
+@pytest.mark.parametrize("method", ["static", "smooth", pytest.param("awq", marks=pytest.mark.slow), "gptq"])
+def test_more_text_takes_no_more_memory(package: Path, method: str) -> None:
+    assert growth(package, method, HELD) < KEPT / 2
+
+
+@pytest.mark.slow
+def test_holding_everything_would_be_noticed(package: Path) -> None:
+    assert growth(package, "gptq", 1 << 30) > 1.5 * KEPT
