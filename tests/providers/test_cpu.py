@@ -76,7 +76,7 @@ def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
 
 
 def test_pieces_are_larger_where_products_are_wide() -> None:
-    assert list(WIDE_POLICY.pieces(0, 300)) == [(0, 256), (256, 300)]
+    assert list(WIDE_POLICY.pieces(0, 600)) == [(0, 512), (512, 600)]
 
 
 def test_wide_products_need_vnni(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
