@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
 import time
 import uuid
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ..providers.machine import cache_root
+from .errors import UsageError
 
 _log = logging.getLogger(__name__)
 
 _RECORD = "entry.json"
 _ABANDONED_SECONDS = 24 * 3600
+_IN_USE_SECONDS = 3600  # whoever was given a folder this lately may yet open its files
+_DEFAULT_LIMIT_GB = 32.0
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
@@ -39,16 +43,22 @@ def cache_key(**facts: Any) -> str:
 def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     """The folder of that key, built if there is none or its files are not what was written.
 
-    Several processes may ask at once: each builds under a temporary name, and the first rename wins.
+    Several processes may ask at once: each builds under a temporary name, and the first rename wins. Where a
+    kind then takes more than ``CARRYALL_CACHE_GB`` (32), its folders unused for longest go.
 
     Args:
         kind: a folder of the cache, such as ``lowered``.
         key: see ``cache_key``.
         build: writes files into the empty folder it is given.
+
+    Raises:
+        UsageError: ``CARRYALL_CACHE_GB`` is no size.
     """
+    limit = _limit_bytes()
     folder = cache_folder() / kind / key
     if folder.is_dir():
         if _intact(folder):
+            _mark_used(folder)
             return folder
         _log.warning("cache entry %s is damaged and made again", folder)
         _discard(folder)
@@ -62,7 +72,37 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         _publish(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    _evict(folder.parent, limit)
     return folder
+
+
+def _limit_bytes() -> float:
+    text = os.environ.get("CARRYALL_CACHE_GB") or str(_DEFAULT_LIMIT_GB)
+    with contextlib.suppress(ValueError):
+        if (size := float(text)) >= 0:
+            return size * 1e9
+    raise UsageError(f"CARRYALL_CACHE_GB is {text!r}; it must be a number of gigabytes, 0 or more")
+
+
+def _mark_used(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a cache that may only be read, or an entry evicted just now
+        os.utime(folder / _RECORD)
+
+
+def _evict(parent: Path, limit: float) -> None:
+    """Delete what was used longest ago, until the rest fits; what is in use stays."""
+    entries = []
+    for record in parent.glob(f"[!.]*/{_RECORD}"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # gone, damaged
+            files = json.loads(record.read_text(encoding="utf-8"))
+            entries.append((record.stat().st_mtime, record.parent, sum(f["size"] for f in files.values())))
+    excess = sum(size for _, _, size in entries) - limit
+    for used, folder, size in sorted(entries):
+        if excess <= 0 or time.time() - used < _IN_USE_SECONDS:
+            return
+        _log.info("cache entry %s goes: the cache is %.1f GB over its limit", folder, excess / 1e9)
+        _discard(folder)
+        excess -= size
 
 
 def _publish(scratch: Path, folder: Path) -> None:
@@ -84,7 +124,9 @@ def _sweep(parent: Path) -> None:
 def _discard(folder: Path) -> None:
     """Move a folder out of the way before deleting it, so that nobody opens half of it."""
     doomed = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
-    with contextlib.suppress(FileNotFoundError):  # another process found the same and was faster
+    with contextlib.suppress(
+        FileNotFoundError, PermissionError
+    ):  # another was faster; open files, on Windows
         folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 

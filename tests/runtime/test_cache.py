@@ -12,6 +12,7 @@ import pytest
 
 from carryall.runtime import cache
 from carryall.runtime.cache import cache_folder, cache_key, cached_folder
+from carryall.runtime.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +133,40 @@ def test_keys_depend_on_facts_versions_and_code(monkeypatch: pytest.MonkeyPatch)
 def test_folder_is_in_the_home_unless_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CARRYALL_CACHE")
     assert cache_folder() == Path.home() / ".cache" / "carryall"
+
+
+def age(folder: Path, hours: float) -> None:
+    used = time.time() - hours * 3600
+    os.utime(folder / "entry.json", (used, used))
+
+
+def test_what_was_used_longest_ago_goes_first(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Builder()
+    folders = [cached_folder("kind", name, build) for name in ("old", "used again", "young")]
+    other = cached_folder("other", "old", build)
+    for folder, hours in zip((*folders, other), (30, 40, 20, 50), strict=True):
+        age(folder, hours)
+    cached_folder("kind", "used again", build)
+    monkeypatch.setenv("CARRYALL_CACHE_GB", "0.0000032")  # three entries of 1,010 bytes
+    cached_folder("kind", "new", build)
+    assert {path.name for path in (own_cache / "kind").iterdir()} == {"used again", "young", "new"}
+    assert other.is_dir()
+
+
+def test_what_may_be_in_use_stays(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE_GB", "0")
+    first, second = (cached_folder("kind", name, Builder()) for name in ("first", "second"))
+    assert first.is_dir()
+    assert second.is_dir()
+    age(first, 2)
+    third = cached_folder("kind", "third", Builder())
+    assert not first.exists()
+    assert second.is_dir()
+    assert third.is_dir()
+
+
+@pytest.mark.parametrize("size", ["many", "-1", "nan"])
+def test_a_limit_that_is_no_size_is_an_error(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE_GB", size)
+    with pytest.raises(UsageError, match="CARRYALL_CACHE_GB"):
+        cached_folder("kind", "key", Builder())
