@@ -96,6 +96,8 @@ class CpuProvider(OrtProvider):
         """Portable int4 graphs compute in int8, as lowered ones do."""
         return {
             "session.intra_op.allow_spinning": str(int(options["spinning"])),
+            # Two graphs run in turn: threads of one that still spin would hold the cores of the other.
+            "session.force_spinning_stop": str(int(options["wide_products"] == "on")),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
 
