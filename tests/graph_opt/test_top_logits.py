@@ -55,7 +55,7 @@ def test_it_is_an_option_of_the_slot_lowering(tmp_path: Path) -> None:
     names = [value.name for value in model.graph.outputs]
     pipeline.run(model, slot_passes(SlotOptions(context_length=64, top_logits=8)))
     added = [value.name for value in model.graph.outputs if value.name not in names]
-    assert added == ["top_logits", "top_token_ids", "logsumexp"]
+    assert added == ["last_hidden_state", "top_logits", "top_token_ids", "logsumexp"]
 
 
 def test_a_graph_without_logits_has_no_best() -> None:
