@@ -29,7 +29,7 @@ class TensorRTProvider(OrtProvider):
 
     Options:
         device: which of several; CUDA_VISIBLE_DEVICES counts.
-        compute: ``fp16``, or ``fp32``.
+        compute: ``fp16``, ``bf16``, or ``fp32``.
         chunk: most new tokens of a run; engines are built for up to as many.
         cache_folder: where engines are kept; empty is ``CARRYALL_CACHE`` or ``~/.cache/carryall``.
     """
@@ -76,6 +76,7 @@ class TensorRTProvider(OrtProvider):
         return {
             "device_id": str(options["device"]),
             "trt_fp16_enable": str(int(options["compute"] == "fp16")),
+            "trt_bf16_enable": str(int(options["compute"] == "bf16")),
             "trt_layer_norm_fp32_fallback": "1",
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": str(folder / "engines"),

@@ -232,6 +232,15 @@ def test_tensorrt_needs_to_know_the_context(tmp_path: Path) -> None:
         TensorRTProvider().shape_options(tmp_path, RunnerConfig(), TensorRTProvider.options)
 
 
+@pytest.mark.parametrize("compute", ["fp16", "bf16", "fp32"])
+def test_builders_are_allowed_the_types_of_the_graph(compute: str) -> None:
+    own = TensorRTProvider().provider_options(
+        {**TensorRTProvider.options, "compute": compute}, generating=True
+    )
+    allowed = {name for name in ("fp16", "bf16") if own[f"trt_{name}_enable"] == "1"}
+    assert allowed == {compute} - {"fp32"}
+
+
 def test_int8_is_enabled_where_activations_are_quantized(tmp_path: Path) -> None:
     for operator, expected in (("QuantizeLinear", {"trt_int8_enable": "1"}), ("Floor", {})):
         scale = ", one" if operator == "QuantizeLinear" else ""
