@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import GraphError
-from ..edit import insert, nodes_of, replace, shared_constant
+from ..edit import MICROSOFT, insert, nodes_of, replace, shared_constant
 from ..passes.base import GraphPass
 from .attention import SEQLENS_K, TOTAL_LENGTH
 
@@ -30,7 +30,8 @@ class SlotInputsPass(GraphPass):
         position_inputs: let ``position_ids`` stay an input, where anything reads it.
 
     Raises:
-        GraphError: an ``Attention`` is left, or something else still reads ``attention_mask``.
+        GraphError: an ``Attention`` is left or has no cache, or something else still reads
+            ``attention_mask``.
     """
 
     def __init__(self, *, padded_prompts: bool = True, position_inputs: bool = False) -> None:
@@ -46,6 +47,9 @@ class SlotInputsPass(GraphPass):
                 f"attention {left[0]} (one of {len(left)}) was not lowered to GroupQueryAttention, "
                 "so it cannot share a KV buffer; the report's refusals say why"
             )
+        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            if len(node.inputs) < 5 or node.inputs[3] is None:
+                raise GraphError(f"attention {node.name} has no KV cache, so it cannot go on from a slot's")
         inputs = {str(value.name): value for value in graph.inputs}
         positions = inputs.get("position_ids")
         unwanted = ["attention_mask", "position_ids"]

@@ -65,3 +65,11 @@ def test_positions_may_stay_an_input_if_anything_reads_them() -> None:
         model = graph(text.format(body))
         SlotInputsPass(position_inputs=True)(model)
         assert ("position_ids" in {value.name for value in model.graph.inputs}) == kept
+
+
+def test_attention_without_a_cache_is_an_error() -> None:
+    attention = "com.microsoft.GroupQueryAttention<num_heads: int = 1, kv_num_heads: int = 1>"
+    call = f"{attention}(x, x, x, , , seqlens_k, total_sequence_length)"
+    text = f"g (float[B, S, 16] x, {LENGTHS}) => (float[B, S, 16] y) {{ y = {call} }}"
+    with pytest.raises(GraphError, match="has no KV cache"):
+        SlotInputsPass()(graph(text))
