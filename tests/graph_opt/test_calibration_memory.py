@@ -24,9 +24,10 @@ KEPT = 4 * FEW * 256 * (128 + 512) * 2  # bytes that wait between two stages, we
 
 # A process of its own: its peak counts what onnxruntime allocates too, and never falls.
 SCRIPT = """
-import resource, sys, tempfile
+import sys, tempfile
 from pathlib import Path
 import numpy as np
+from carryall.cli.memory import peak_memory
 from carryall.exporter.package import Package
 from carryall.graph_opt.quantize.blockwise import BlockFormat
 from carryall.graph_opt.quantize.calibrated import CALIBRATED, quantize_layers
@@ -54,7 +55,7 @@ def calibrate(windows):
 
 for windows in (texts[0], *texts):  # once to warm up
     calibrate(windows)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(peak_memory())  # not ru_maxrss, which begins with that of the parent on Linux
 """
 
 
