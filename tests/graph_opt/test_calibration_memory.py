@@ -74,7 +74,7 @@ def growth(package: Path, method: str, held: int) -> int:
     return many - few
 
 
-@pytest.mark.parametrize("method", ["static", "smooth", pytest.param("awq", marks=pytest.mark.slow), "gptq"])
+@pytest.mark.parametrize("method", ["static", "smooth", "awq", "gptq"])
 def test_more_text_takes_no_more_memory(package: Path, method: str) -> None:
     assert growth(package, method, HELD) < KEPT / 2
 
