@@ -6,12 +6,13 @@ provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from worker import Timing, Work, serve
 
 import carryall
-from carryall import LLM, RequestOutput, SamplingParams
+from carryall import LLM, SamplingParams
 from carryall.runtime.engine.config import EngineConfig
 
 
@@ -24,19 +25,20 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
     config = EngineConfig() if stretch is None else EngineConfig(step_stretch=float(stretch))
     llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options, engine_config=config)
 
+    def generate(work: Work, new_tokens: int) -> tuple[float, int]:
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+        prompts = [row.tolist() for row in work.prompts()]
+        start = time.perf_counter()
+        outputs = llm.generate(prompts, params)
+        return time.perf_counter() - start, sum(len(output.outputs[0].token_ids) for output in outputs)
+
     def measure(work: Work) -> Timing:
-        params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
-        return _timing(llm.generate([row.tolist() for row in work.prompts()], params))
+        """As for peers that do not tell when a first token came: prompts with one new token, then all."""
+        first, _ = generate(work, 1)
+        whole, generated = generate(work, work.new_tokens)
+        return Timing(first, whole - first, generated)
 
     return " ".join([f"carryall {carryall.__version__}", provider, *settings]), measure
-
-
-def _timing(outputs: list[RequestOutput]) -> Timing:
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
-    start = min(m.arrival for m in metrics)
-    first = max(m.first_token or 0.0 for m in metrics)
-    last = max(m.finished or 0.0 for m in metrics)
-    return Timing(first - start, last - first, sum(len(o.outputs[0].token_ids) for o in outputs))
 
 
 serve(load)
