@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from logits_agreement import worst
 from onnx.reference import ReferenceEvaluator
 from tiny_models import write_tiny
 
@@ -92,17 +93,6 @@ def lower(model: ir.Model, kernels: Kernels, compute: ir.DataType | None) -> ir.
     report = pipeline.run(model, slot_passes(options), debug=True)[1]
     assert "Attention" not in report.after
     return model
-
-
-def worst(first: GraphRunner, second: GraphRunner) -> float:
-    """Largest difference of logits, of the largest: a prompt, single tokens, a piece on a cache."""
-    rng, result = np.random.default_rng(0), 0.0
-    for run in ({0: 5}, {1: 3}, {0: 1, 1: 1}, {1: 4}, {0: 1, 1: 1}):
-        rows = {row: rng.integers(0, 256, count) for row, count in run.items()}
-        left, right = first.forward(rows), second.forward(rows)
-        for row in rows:
-            result = max(result, float(np.abs(left[row] - right[row]).max() / np.abs(left[row]).max()))
-    return result
 
 
 def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, ir.Model]:
