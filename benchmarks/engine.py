@@ -26,6 +26,7 @@ from peers import Worker
 _SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
 _STATIC_BATCHES = (8, 32)
 _SHARED_REQUESTS = 16
+_FIRST_SEED = 1  # each round has texts of its own, or an engine's prefix cache would know them from the last one
 
 
 def measurements(requests: int, scale: float) -> dict[str, dict[str, Any]]:
@@ -57,7 +58,7 @@ def run(workers: list[Worker], works: dict[str, dict[str, Any]], rounds: int) ->
                     continue
                 time.sleep(_SETTLE_SECONDS)
                 warm_up = {"requests": min(4, work["requests"])} if number < 0 else {}
-                answer = worker.ask(work | warm_up)
+                answer = worker.ask(work | warm_up | {"seed": _FIRST_SEED + number})
                 if number >= 0:
                     records.append({"work": name, "engine": worker.name, "round": number, **answer})
                     print(f"{name} {worker.name}: {answer}", file=sys.stderr, flush=True)
