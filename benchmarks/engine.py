@@ -26,7 +26,7 @@ from peers import Worker
 _SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
 _STATIC_BATCHES = (8, 32)
 _SHARED_REQUESTS = 16
-_FIRST_SEED = 1  # each round has texts of its own, or an engine's prefix cache would know them from the last one
+_FIRST_SEED = 1  # texts of its own each round: an engine's prefix cache may know those of the last
 
 
 def measurements(requests: int, scale: float) -> dict[str, dict[str, Any]]:
