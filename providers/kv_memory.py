@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
 from .base import Squeeze
-from .kv_selection import distinct_keys
+from .kv_selection import chosen_rows
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -117,17 +117,14 @@ class KVMemory:
 
         Layers with a sliding window look at none but recent ones, so there the last stay.
         """
-        count = squeeze.kept - squeeze.sinks - squeeze.recent
-        middle, recent = slice(squeeze.sinks, held - squeeze.recent), slice(held - squeeze.recent, held)
+        best_end, recent = squeeze.kept - squeeze.recent, slice(held - squeeze.recent, held)
         for keys, values in _pairs(self.buffers):
-            chosen = np.arange(recent.start - count - squeeze.sinks, recent.start - squeeze.sinks)[None]
-            if keys not in self._windows:
-                chosen = distinct_keys(self.buffers[keys][slot, :, middle], count)
+            own = self.buffers[keys][slot, :, :held]
+            chosen = chosen_rows(own, squeeze, windowed=keys in self._windows)
             for name in (keys, values):
                 rows = self.buffers[name][slot]
-                best = np.take_along_axis(rows[:, middle], chosen[..., None], axis=1)
-                rows[:, squeeze.sinks : squeeze.sinks + count] = best
-                rows[:, squeeze.sinks + count : squeeze.kept] = rows[:, recent]
+                rows[:, squeeze.sinks : best_end] = np.take_along_axis(rows, chosen[..., None], axis=1)
+                rows[:, best_end : squeeze.kept] = rows[:, recent]
                 self._gone.pop((name, slot), None)
                 # Less would be touched again soon.
                 self._give_back(name, slot, 2 * squeeze.kept, held)
