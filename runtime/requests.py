@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .chat_template import Message
 from .encoder import Encoder
+from .engine.admission import check_token_ids
 from .engine.request import Grammar, Pooling, Request
 from .engine.request_group import RequestGroup, sample_params
 from .errors import InvalidSamplingError, RequestError, UsageError
@@ -89,10 +90,11 @@ class RequestFactory:
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
-            RequestError: the prompt is neither text nor token ids.
+            RequestError: the prompt is neither text nor token ids, or names tokens that do not exist.
         """
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.token_ids(prompt)
+        check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
         new_parser = prompt.new_parser if isinstance(prompt, ChatPrompt) else _no_parser
         tokenizer = self._model.tokenizer
         if params.stop and tokenizer is None:

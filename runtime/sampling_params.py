@@ -216,12 +216,14 @@ def _logit_bias(value: Any) -> dict[int, float]:
         bias = {int(token): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {value!r}") from error
-    if any(number != number or number == _INF for number in bias.values()):
-        raise InvalidSamplingError(f"logit_bias must be finite, or -inf, not {value!r}")
+    if not all(abs(number) <= _MOST_LOGIT or number == -_INF for number in bias.values()):
+        raise InvalidSamplingError(f"logit_bias must be within {_MOST_LOGIT}, or -inf, not {value!r}")
     return bias
 
 
 _INF = float("inf")
+_MOST_LOGIT = 1e30  # sums of a few such numbers are still float32
+_MOST_COUNT = 2**31 - 1  # no text is longer, and arrays of int64 can be compared with it
 _OPTIONAL = ("best_of", "max_tokens", "seed", "logprobs", "prompt_logprobs")
 _WHOLE = (
     *_OPTIONAL,
@@ -239,9 +241,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "n": (1, MAX_SAMPLES, True),
     "best_of": (1, MAX_SAMPLES, True),
     "max_tokens": (1, _INF, True),
-    "min_tokens": (0, _INF, True),
+    "min_tokens": (0, _MOST_COUNT, True),
     "temperature": (0.0, _INF, True),
-    "top_k": (0, _INF, True),
+    "top_k": (0, _MOST_COUNT, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, True),
     "typical_p": (0.0, 1.0, False),
@@ -252,14 +254,14 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "xtc_threshold": (0.0, 1.0, False),
     "dry_multiplier": (0.0, 1e6, True),
     "dry_base": (1.0, 1e6, True),
-    "dry_allowed_length": (1, _INF, True),
-    "dry_penalty_last_n": (0, _INF, True),
-    "no_repeat_ngram_size": (0, _INF, True),
-    "repetition_penalty": (0.0, _INF, False),
+    "dry_allowed_length": (1, _MOST_COUNT, True),
+    "dry_penalty_last_n": (0, _MOST_COUNT, True),
+    "no_repeat_ngram_size": (0, _MOST_COUNT, True),
+    "repetition_penalty": (1e-6, 1e6, True),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
     "seed": (0, 2**63 - 1, True),
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
-    "prompt_logprobs_start": (0, _INF, True),
+    "prompt_logprobs_start": (0, _MOST_COUNT, True),
 }

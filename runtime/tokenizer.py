@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from .errors import PackageError
+from .errors import PackageError, RequestError
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -72,7 +72,17 @@ class Tokenizer:
         }
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Token ids of a text.
+
+        Raises:
+            RequestError: it is no Unicode text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text cannot be encoded, it has half a surrogate pair: {error}"
+            ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...providers.base import RunnerInfo
 from ..errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
+from ..sampling_params import SamplingParams
 from .request import Request
+
+
+def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
+    """Refuse what names tokens that do not exist, whatever their size.
+
+    Raises:
+        RequestError: the prompt is empty or does.
+        InvalidSamplingError: an option does.
+    """
+    if not prompt:
+        raise RequestError("the prompt is empty; give it at least one token")
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise RequestError(f"prompt token id {wrong} is outside the vocabulary [0, {vocab_size})")
+    unknown = [token for token in params.token_ids if not 0 <= token < vocab_size]
+    if unknown:
+        raise InvalidSamplingError(
+            f"the options name token id {unknown[0]}, outside the vocabulary [0, {vocab_size})"
+        )
 
 
 def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
@@ -21,19 +44,9 @@ def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
         InvalidSamplingError: an option does.
         UsageError: hidden states are wanted, and the runner has none.
     """
-    if not request.prompt_token_ids:
-        raise RequestError("the prompt is empty; give it at least one token")
-    low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
-    if low < 0 or high >= info.vocab_size:
-        wrong = low if low < 0 else high
-        raise RequestError(f"prompt token id {wrong} is outside the vocabulary [0, {info.vocab_size})")
+    check_token_ids(request.prompt_token_ids, request.params, info.vocab_size)
     if request.pooling is not None and not info.embedding_size:
         raise UsageError("this model has no hidden states to give here")
-    unknown = [token for token in request.params.token_ids if not 0 <= token < info.vocab_size]
-    if unknown:
-        raise InvalidSamplingError(
-            f"the options name token id {unknown[0]}, outside the vocabulary [0, {info.vocab_size})"
-        )
     room: int = max_length - request.num_tokens
     if room < 1:
         limit = "the context" if max_length == info.context_length else "the KV cache's byte budget"

@@ -38,7 +38,7 @@ class Dry:
         self._most = params.dry_allowed_length
         if params.dry_base > 1.0:  # from some length on, the penalty does not grow any more
             self._most += math.ceil(
-                max(math.log(_LARGEST / params.dry_multiplier), 0.0) / math.log(params.dry_base)
+                max(math.log(_LARGEST) - math.log(params.dry_multiplier), 0.0) / math.log(params.dry_base)
             )
 
     def observe(self, token: int) -> None:
