@@ -8,6 +8,7 @@ each; callers hold the object and never ask for its name.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,9 @@ class RunnerInfo:
     max_slots: int
     kv_bytes_per_token: int
     batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
-    sliding_window: int = 0  # the widest window of layers whose KV ``trim`` gives back; 0 is none
+    sliding_window: int = 0  # the widest window of layers that have one; 0 is none
+    trim_step: int = 0  # ``trim`` gives back what lies behind windows, so many tokens at a time; 0 is never
+    window_bytes_per_token: int = 0  # how much of ``kv_bytes_per_token`` that is
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
     squeezes: bool = False  # whether old KV can be dropped by ``squeeze``
@@ -137,6 +140,29 @@ def check_rows(
             raise ProviderRuntimeError(f"no room of {states.shape} is filled with hidden states here")
 
 
+def rows_in_cache(
+    rows: Sequence[Row], dropped: npt.NDArray[np.int32], settled: npt.NDArray[np.int32]
+) -> list[Row]:
+    """Rows that start where their tokens go in the cache, in place of their positions.
+
+    Args:
+        rows: by positions.
+        dropped: tokens that have left each slot's cache.
+        settled: the positions from which on none has that later tokens need.
+
+    Raises:
+        ProviderRuntimeError: a row starts before those.
+    """
+    for row in rows:
+        if row.start < settled[row.slot]:
+            raise ProviderRuntimeError(
+                f"slot {row.slot} has dropped tokens that a row from {row.start} needs"
+            )
+    if not dropped.any():
+        return list(rows)
+    return [dataclasses.replace(row, start=row.start - int(dropped[row.slot])) for row in rows]
+
+
 class Runner(Protocol):
     """Runs rows of tokens against KV storage that it owns. Not thread-safe: one engine thread drives it."""
 
@@ -214,12 +240,17 @@ class BestLogitsRunner(Runner, Protocol):
 
 
 class TrimmingRunner(Runner, Protocol):
-    """A runner whose ``info.sliding_window`` is not 0."""
+    """A runner whose ``info.trim_step`` is not 0."""
 
     def trim(self, slot: int, length: int) -> None:
         """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
 
-        Prefixes shorter than ``length`` are lost.
+        Afterwards no row may start before ``length``, no shorter prefix be copied, and no KV before it be
+        read or written.
+
+        Args:
+            slot: whose.
+            length: a multiple of ``info.trim_step``, no more than the slot holds.
         """
 
 

@@ -54,12 +54,7 @@ class BlockPool:
         Raises:
             ProviderRuntimeError: the pool is exhausted; nothing was changed.
         """
-        missing = sum(self._missing(slot, end) for slot, end in ends)
-        if missing > self.free_blocks:
-            raise ProviderRuntimeError(
-                f"the KV pool is exhausted: {missing} more blocks of {self.block_size} tokens are needed, "
-                f"{self.free_blocks} of {self.num_blocks} are free. Give it more memory or use fewer slots."
-            )
+        self._require(sum(self._missing(slot, end) for slot, end in ends))
         copies: Copies = []
         for slot, end in ends:
             table = self.tables[slot]
@@ -80,12 +75,44 @@ class BlockPool:
         self.tables[target] = list(blocks)
         self.lengths[target] = length
 
+    def drop_first(self, slot: int, count: int) -> None:
+        """Forget what lies in the slot's first ``count`` blocks, which must be full."""
+        for block in self.tables[slot][:count]:
+            self._drop(block)
+        del self.tables[slot][:count]
+        self.lengths[slot] -= count * self.block_size
+
+    def replace(self, slot: int, length: int) -> list[int]:
+        """Give the slot blocks of its own for ``length`` tokens in place of those it has.
+
+        Returns:
+            The blocks it had. What is in them may be read until somebody writes; the new ones may be among
+            them.
+
+        Raises:
+            ProviderRuntimeError: the pool is exhausted; nothing was changed.
+        """
+        old = list(self.tables[slot])
+        own = sum(self._readers[block] == 1 for block in old)
+        self._require(-(-length // self.block_size) - own)
+        self.truncate(slot, 0)
+        self.reserve([(slot, length)])
+        self.lengths[slot] = length
+        return old
+
     def check_integrity(self) -> None:
         """Raise ProviderRuntimeError unless every block is free, or held as often as it is counted."""
         held = Counter(block for table in self.tables for block in table)
         wrong = [block for block in range(self.num_blocks) if held[block] != self._readers[block]]
         if wrong or sorted(self._free) != [block for block in range(self.num_blocks) if not held[block]]:
             raise ProviderRuntimeError(f"block table corrupt: blocks {wrong} are counted wrongly")
+
+    def _require(self, blocks: int) -> None:
+        if blocks > self.free_blocks:
+            raise ProviderRuntimeError(
+                f"the KV pool is exhausted: {blocks} more blocks of {self.block_size} tokens are needed, "
+                f"{self.free_blocks} of {self.num_blocks} are free. Give it more memory or use fewer slots."
+            )
 
     def _missing(self, slot: int, end: int) -> int:
         return -(-end // self.block_size) - len(self.tables[slot]) + self._writes_shared(slot)

@@ -100,6 +100,7 @@ class KVMemory:
         for name, buffer in self.buffers.items():
             gone = self._gone.get((name, source), 0)
             buffer[target, :, gone:length] = buffer[source, :, gone:length]
+            self._gone.pop((name, target), None)
             if gone:
                 self._gone[name, target] = gone
 

@@ -13,7 +13,7 @@ from ..graph_opt.edit import static_size
 from ..graph_opt.layers import HIDDEN_STATES
 from ..graph_opt.lower.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
 from ..graph_opt.lower.kv_int8 import KV_CACHE_MODES
-from ..graph_opt.lower.paged import INT8_CACHE, TABLES, paged_passes
+from ..graph_opt.lower.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
 from ..runtime.errors import (
     GraphError,
     MissingExtraError,
@@ -37,6 +37,7 @@ _PROPERTIES = {
 # What every device and model knows; the others are for generation.
 _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
+_TRIM_STEP = 256  # tokens, a multiple of every device's block
 
 
 class OpenVinoProvider(Provider):
@@ -130,17 +131,23 @@ class OpenVinoProvider(Provider):
             for name, shape in shapes.items()
         }
         layout = "; ".join(f"{name} {types[name]} blocks {shape[1:]}" for name, shape in shapes.items())
+        session, on_host = OpenVinoPagedSession(compiled, caches, facts.layers), settings["device"] == "CPU"
+        windows = [layer.window for layer in facts.layers]
         info = RunnerInfo(
             facts.vocab_size,
             facts.context_length,
             config.max_slots,
             block_bytes // block_size,
             batched_multi_token=True,
-            kv_layout=layout if settings["device"] == "CPU" else "",
+            kv_layout=layout if on_host else "",
             embedding_size=facts.embedding_size,
+            squeezes=on_host and session.rows_are_whole,
+            sliding_window=max(windows),
+            # Layers share their blocks, so one that sees all positions keeps all of all.
+            trim_step=_TRIM_STEP if all(windows) else 0,
+            window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
-        session = OpenVinoPagedSession(compiled, caches)
         return PagedRunner(session, pool, info, facts.num_tokens, facts.hidden_size)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
@@ -200,6 +207,7 @@ class _Facts:
     Args:
         embedding_size: as in ``RunnerInfo``.
         caches: shapes of explicit KV; none where the cache is paged.
+        layers: of a paged cache.
     """
 
     inputs: frozenset[str]
@@ -210,6 +218,7 @@ class _Facts:
     num_tokens: int | None
     hidden_size: int | None
     embedding_size: int
+    layers: list[PagedLayer]
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
@@ -246,6 +255,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         num_tokens=num_tokens,
         hidden_size=hidden_size,
         embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
+        layers=paged_layers(model),
     )
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
+from ..graph_opt.lower.paged import PagedLayer
 from ..runtime.errors import ProviderRuntimeError
+from .base import Squeeze
 from .explicit_runner import ExplicitGraph
+from .kv_blocks import AFFINE_BYTES, BlockLayer
 from .openvino_model import one_line
 from .paged_runner import Logits, PagedBatch
 from .slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
@@ -22,10 +25,12 @@ class OpenVinoPagedSession:
     Args:
         compiled: an ``openvino.CompiledModel`` of a paged graph.
         caches: its KV tensors by input name, [blocks, ...] each.
+        layers: of the graph.
     """
 
-    def __init__(self, compiled: Any, caches: Mapping[str, Any]) -> None:
+    def __init__(self, compiled: Any, caches: Mapping[str, Any], layers: Sequence[PagedLayer]) -> None:
         self._caches = list(caches.values())
+        self._layers = [(caches[layer.key], caches[layer.value], layer) for layer in layers]
         self._held: dict[str, npt.NDArray[Any]] = {}  # what the request reads its inputs from
         self._request = compiled.create_infer_request()
         for name, tensor in caches.items():
@@ -73,6 +78,18 @@ class OpenVinoPagedSession:
         """See ``PagedSession``."""
         for tensor, part in zip(self._caches, parts, strict=True):
             tensor.data[blocks] = part
+
+    @property
+    def rows_are_whole(self) -> bool:
+        """Whether a row of a cache on the host can be read and moved without its neighbours."""
+        return all(_rows_are_whole(*layer) for layer in self._layers)
+
+    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+        """See ``PagedSession``."""
+        for keys, values, layer in self._layers:
+            bfloat = keys.element_type == openvino.Type.bf16
+            view = BlockLayer(keys.data, values.data, bfloat, layer.window > 0)
+            view.squeeze(blocks, targets, held, squeeze)
 
 
 class OpenVinoExplicitSession:
@@ -127,6 +144,14 @@ def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
         return core.get_default_context(device).create_tensor(dtype, openvino.Shape(shape), {})
     except RuntimeError as error:
         raise ProviderRuntimeError(f"no memory for a KV cache of shape {shape}: {error}") from error
+
+
+def _rows_are_whole(keys: Any, values: Any, layer: PagedLayer) -> bool:
+    """Whether rows have their own scales, not those of a block, one each, and are made of whole bytes."""
+    small = keys.element_type == openvino.Type.u8
+    plain = keys.element_type in (openvino.Type.f32, openvino.Type.f16, openvino.Type.bf16)
+    row = [values.shape[2], layer.head_size + AFFINE_BYTES * small]
+    return (plain or small) and list(keys.shape)[2:] == list(values.shape)[2:] == row
 
 
 def _feeds(batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..graph_opt.lower.ort_paged import BEGINS, BOUNDS, PAST, TABLE
 from ..runtime.errors import GraphError, ProviderRuntimeError
 from . import ort
+from .base import Squeeze
 from .device_memory import DeviceMemory
 from .explicit_runner import known_size
 from .kv_memory import KVSpec
@@ -117,6 +118,10 @@ class OrtPagedSession:
     def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
         """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be written")
+
+    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+        """See ``PagedSession``. The operator rotates keys by where they lie, so none may move."""
+        raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
 
     def _feeds(self, batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
         widest = max(len(table) for table in batch.tables)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError
-from .base import Row, RunnerInfo, check_rows
+from .base import Row, RunnerInfo, Squeeze, check_rows, rows_in_cache
 from .block_pool import BlockPool, Copies
 
 Logits = npt.NDArray[np.float32]
@@ -65,6 +65,9 @@ class PagedSession(Protocol):
     def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
         """Put back what ``read_blocks`` gave."""
 
+    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+        """See ``BlockLayer.squeeze``, for all layers; only where ``RunnerInfo.squeezes`` is set."""
+
 
 def _most_tokens(pool: BlockPool, info: RunnerInfo) -> int | None:
     """How many tokens surely find room, however they are spread over slots; None if slots are the limit."""
@@ -96,17 +99,19 @@ class PagedRunner:
         self._num_tokens, self._hidden_size = num_tokens, hidden_size
         self._pool = pool
         self._session: PagedSession | None = session
+        self._dropped = np.zeros(info.max_slots, np.int32)  # tokens that have left the cache
+        self._settled = np.zeros(info.max_slots, np.int32)  # the positions from which on none has
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
-        session = self._check(rows)
-        for row in rows:
+        session, placed = self._check(rows)
+        for row in placed:
             self._pool.truncate(row.slot, row.start)
-        copies = self._pool.reserve([(row.slot, row.start + len(row.tokens)) for row in rows])
+        copies = self._pool.reserve([(row.slot, row.start + len(row.tokens)) for row in placed])
         self._copy(session, copies)
-        batch = self._batch(rows)
+        batch = self._batch(placed)
         logits = session.run(batch)
-        for row in rows:
+        for row in placed:
             self._pool.lengths[row.slot] = row.start + len(row.tokens)
         _fill_hidden_states(rows, batch)
         ends = np.cumsum([row.num_logits for row in rows])
@@ -120,31 +125,57 @@ class PagedRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let slot ``target`` hold positions [0, length) of slot ``source``, sharing its blocks."""
-        held = self._pool.lengths[source]
-        if length > held:
+        gone = int(self._dropped[source])
+        held = self._pool.lengths[source] + gone
+        if not self._settled[source] <= length <= held:
             raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
-        self._pool.share(source, target, length)
+        self._pool.share(source, target, length - gone)
+        self._dropped[target], self._settled[target] = gone, self._settled[source]
+
+    def trim(self, slot: int, length: int) -> None:
+        """Give back blocks behind the windows, which all layers have; see ``TrimmingRunner``.
+
+        Windows are counted in rows of the cache, so the blocks may as well not have been there.
+        """
+        behind = length - int(self._dropped[slot]) + 1 - self.info.sliding_window
+        count = max(0, behind) // self._pool.block_size
+        self._pool.drop_first(slot, count)
+        self._dropped[slot] += count * self._pool.block_size
+        self._settled[slot] = max(length, int(self._settled[slot]))
+
+    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+        """Drop KV of tokens before ``length``; see ``SqueezingRunner``."""
+        session, held = self._opened(), length - int(self._dropped[slot])
+        if not squeeze.sinks + squeeze.recent <= squeeze.kept <= held <= self._pool.lengths[slot]:
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {self._pool.lengths[slot]} tokens; no {squeeze} of {held}"
+            )
+        blocks = self._pool.replace(slot, squeeze.kept)
+        session.squeeze(blocks, self._pool.tables[slot], held, squeeze)
+        self._dropped[slot] = length - squeeze.kept
+        self._settled[slot] = length
 
     def release(self, slot: int) -> None:
         """Give the slot's blocks back to the pool. Its content is lost."""
         self._pool.truncate(slot, 0)
+        self._dropped[slot] = self._settled[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Whole blocks of positions [start, start + length); see ``Runner.read_kv``."""
-        held = self._pool.lengths[slot]
-        if start % self._pool.block_size or start + length > held:
+        begin, held = self._row(slot, start), self._pool.lengths[slot]
+        if begin is None or begin + length > held:
             raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length} in blocks")
-        return self._opened().read_blocks(self._blocks(slot, start, length))
+        return self._opened().read_blocks(self._blocks(slot, begin, length))
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Let a slot hold ``start + length`` positions; see ``Runner.write_kv``."""
-        held = self._pool.lengths[slot]
-        if start % self._pool.block_size or start > held or start + length > self.info.context_length:
+        begin, held = self._row(slot, start), self._pool.lengths[slot]
+        if begin is None or begin > held or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
-        self._pool.truncate(slot, start)
-        self._pool.reserve([(slot, start + length)])
-        self._opened().write_blocks(self._blocks(slot, start, length), parts)
-        self._pool.lengths[slot] = start + length
+        self._pool.truncate(slot, begin)
+        self._pool.reserve([(slot, begin + length)])
+        self._opened().write_blocks(self._blocks(slot, begin, length), parts)
+        self._pool.lengths[slot] = begin + length
 
     def check_integrity(self) -> None:
         """Raise ProviderRuntimeError if the block tables contradict each other."""
@@ -159,15 +190,24 @@ class PagedRunner:
             raise ProviderRuntimeError("the runner is closed")
         return self._session
 
-    def _check(self, rows: Sequence[Row]) -> PagedSession:
-        """Refuse a step that needs KV that is not there, before anything is changed."""
+    def _check(self, rows: Sequence[Row]) -> tuple[PagedSession, list[Row]]:
+        """The session, and the rows as they start in the cache.
+
+        Raises:
+            ProviderRuntimeError: a row needs KV that is not there; nothing was changed.
+        """
         session = self._opened()
-        check_rows(rows, self.info, self._pool.lengths, self._hidden_size)
+        check_rows(rows, self.info, self._dropped + self._pool.lengths, self._hidden_size)
         known = self._num_tokens
         for row in rows:
             if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
                 raise ProviderRuntimeError(f"token outside the vocabulary of {known}")
-        return session
+        return session, rows_in_cache(rows, self._dropped, self._settled)
+
+    def _row(self, slot: int, start: int) -> int | None:
+        """Where position ``start`` lies in the cache; None if it is gone, or inside of a block."""
+        row = start - int(self._dropped[slot])
+        return None if start < self._settled[slot] or row % self._pool.block_size else row
 
     def _blocks(self, slot: int, start: int, length: int) -> list[int]:
         size = self._pool.block_size
@@ -179,14 +219,15 @@ class PagedRunner:
             session.copy_block(source, target)
 
     def _batch(self, rows: Sequence[Row]) -> PagedBatch:
-        """Describe the rows as one flat batch."""
+        """Describe the rows, which start where they do in the cache, as one flat batch."""
         begins = np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])])
         wanted = [
             np.arange(end - row.num_logits, end) for row, end in zip(rows, begins[1:].tolist(), strict=True)
         ]
         # A graph need not run for no logits at all; the one then computed is given to nobody.
         chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
-        positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
+        firsts = [row.start + int(self._dropped[row.slot]) for row in rows]
+        positions = [first + np.arange(len(row.tokens)) for first, row in zip(firsts, rows, strict=True)]
         asked = any(row.last_hidden_states is not None for row in rows)
         states = [row.hidden_states for row in rows if row.hidden_states is not None]
         return PagedBatch(

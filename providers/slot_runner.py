@@ -11,7 +11,6 @@ stands: with a single new token, "tokens in the cache after the run, minus 1" is
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
-from .base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows
+from .base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows, rows_in_cache
 from .kv_memory import KVSpec
 from .slot_graph import (
     HIDDEN_STATES,
@@ -42,6 +41,7 @@ from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
 
 _MAX_BINDINGS = 128
+_TRIM_STEP = 256  # tokens; less would be few pages
 
 Logits = npt.NDArray[np.float32]
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
@@ -87,7 +87,9 @@ class SlotRunner:
             top_logits=graph.top_logits,
             embedding_size=graph.embedding_size,
             squeezes=graph.takes_positions and self._kv.squeezes,
-            sliding_window=max(spec.window or 0 for spec in graph.caches.values()) * self._kv.trims,
+            sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
+            trim_step=_TRIM_STEP * self._kv.trims,
+            window_bytes_per_token=sum(spec.bytes_per_token for spec in graph.caches.values() if spec.window),
         )
         self._session = session
         self._decode_session = decode_session
@@ -156,6 +158,7 @@ class SlotRunner:
     def trim(self, slot: int, length: int) -> None:
         """Give back KV that tokens from ``length`` on do not look at; see ``TrimmingRunner``."""
         self._kv.trim(slot, length - int(self._dropped[slot]))
+        self._settled[slot] = max(length, int(self._settled[slot]))
 
     def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
         """Drop KV of tokens before ``length``; see ``SqueezingRunner``."""
@@ -176,7 +179,7 @@ class SlotRunner:
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of positions [start, start + length); see ``MovableRunner``."""
-        if start + length > self._lengths[slot] or self._dropped[slot]:
+        if start + length > self._lengths[slot] or self._dropped[slot] or start < self._settled[slot]:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
             )
@@ -184,7 +187,8 @@ class SlotRunner:
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Let a slot hold ``start + length`` positions; see ``MovableRunner``."""
-        if start > self._lengths[slot] or self._dropped[slot] or start + length > self.info.context_length:
+        fits = self._settled[slot] <= start <= self._lengths[slot] and not self._dropped[slot]
+        if not fits or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
         self._lengths[slot] = start
         try:
@@ -209,17 +213,10 @@ class SlotRunner:
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
         check_rows(rows, self.info, self._lengths + self._dropped, self._hidden_size)
-        for row in rows:
-            if row.start < self._settled[row.slot]:
-                raise ProviderRuntimeError(
-                    f"slot {row.slot} has dropped tokens that a row from {row.start} needs"
-                )
-        if self._dropped.any():
-            gone = self._dropped
-            rows = [dataclasses.replace(row, start=row.start - int(gone[row.slot])) for row in rows]
-        for row in rows:
+        shifted = rows_in_cache(rows, self._dropped, self._settled)
+        for row in shifted:
             self._lengths[row.slot] = row.start
-        return list(rows)
+        return shifted
 
     def _decode(self, rows: list[Row], late: Collection[int]) -> None:
         for row in rows:

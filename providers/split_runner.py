@@ -34,6 +34,8 @@ class SplitRunner:
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
             squeezes=all(info.squeezes for info in infos),
             sliding_window=max(info.sliding_window for info in infos),
+            trim_step=max(info.trim_step for info in infos),
+            window_bytes_per_token=sum(info.window_bytes_per_token for info in infos if info.trim_step),
             kv_layout=" | ".join(layouts) if all(layouts) else "",
         )
 
@@ -66,7 +68,7 @@ class SplitRunner:
     def trim(self, slot: int, length: int) -> None:
         """See ``TrimmingRunner``."""
         for part in self._parts:
-            if part.info.sliding_window:
+            if part.info.trim_step:
                 cast(TrimmingRunner, part).trim(slot, length)
 
     def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:

@@ -92,6 +92,34 @@ class PagedForm:
 _PLAIN = PagedForm()
 
 
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """An attention of a paged graph.
+
+    Args:
+        key: name of the input that caches its keys.
+        value: likewise of its values.
+        head_size: elements of a key.
+        window: positions that a token sees, itself included; 0 is all.
+    """
+
+    key: str
+    value: str
+    head_size: int
+    window: int
+
+
+def paged_layers(model: ir.Model) -> list[PagedLayer]:
+    """The layers of a graph with our own operator."""
+    found = []
+    for node in _PLAIN.nodes(model.graph):
+        key, value = node.inputs[3:5]
+        if key is not None and value is not None:
+            window = max(0, int_attribute(node, "local_window_size", -1))
+            found.append(PagedLayer(str(key.name), str(value.name), static_size(key, 3) or 0, window))
+    return found
+
+
 class PagedAttentionPass(GraphPass):
     """Lower every ``Attention`` with a KV cache to ``PagedAttention``.
 

@@ -296,7 +296,7 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
 
 def _trims(config: EngineConfig, info: RunnerInfo) -> bool:
     """Whether KV behind sliding windows is given back: whoever begins alike, or begins again, misses it."""
-    return info.sliding_window > 0 and not config.prefix_cache and config.context_overflow == "length"
+    return info.trim_step > 0 and not config.prefix_cache and config.context_overflow == "length"
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:

@@ -1,4 +1,4 @@
-"""Squeezed KV on the CPU, against the portable graph with rows cut out of its explicit cache."""
+"""Squeezed KV in slots and in blocks, against the portable graph with rows cut out of its explicit cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
+from carryall.providers import get_provider
 from carryall.providers.base import MovableRunner, Row, Squeeze, SqueezingRunner
 from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.llm import LLM
@@ -20,7 +21,8 @@ from carryall.runtime.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
 
-KEPT, SINKS, RECENT, MOST = 24, 4, 12, 30
+PROVIDERS = ["cpu", "openvino"]
+KEPT, SINKS, RECENT, MOST = 40, 4, 20, 50
 PROMPTS = [np.random.default_rng(n).integers(0, 256, size).tolist() for n, size in enumerate((60, 7, 28))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -75,26 +77,41 @@ def squeezed(package: Package, prompt: list[int], count: int) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_keeps_what_the_rule_says(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=PROVIDERS)
+def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    reason = get_provider(request.param).available()
+    if reason is not None:
+        pytest.skip(reason)
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_keeps_what_the_rule_says(family: str, provider: str, tmp_path: Path) -> None:
     checkpoint = write_tiny(family, tmp_path / "tiny", **FAMILIES[family])
     package = export_package(checkpoint, tmp_path / "package")
     expected = [squeezed(package, prompt, 30) for prompt in PROMPTS]
-    with LLM(checkpoint, max_slots=2, num_threads=1, squeeze_kv=KEPT) as llm:
+    options: dict[str, Any] = {"provider": provider, "max_slots": 2, "num_threads": 1}
+    with LLM(checkpoint, squeeze_kv=KEPT, **options) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
-    with LLM(checkpoint, max_slots=2, num_threads=1) as llm:
+    with LLM(checkpoint, **options) as llm:
         whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
     assert (whole == expected) == (family == "mistral")
 
 
+@pytest.mark.parametrize("kv_cache", ["float32", "int8"])
 def test_a_squeezed_slot_moves_whole_and_is_never_cut_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: str, kv_cache: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
-    runner = load_model(write_tiny("qwen3", tmp_path / "tiny"), max_slots=2, num_threads=1).runner
+    if (provider, kv_cache) == ("cpu", "int8"):
+        pytest.skip("needs a calibrated model")
+    runner = load_model(
+        write_tiny("qwen3", tmp_path / "tiny"),
+        provider=provider,
+        kv_cache=kv_cache,
+        max_slots=2,
+        num_threads=1,
+    ).runner
     tokens = np.array(PROMPTS[0])
     runner.forward([Row(0, tokens[:50], 0)])
     squeezing = cast(SqueezingRunner, runner)
