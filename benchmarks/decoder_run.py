@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 Array = npt.NDArray[np.generic]
 _SLOT_LENGTH = 512
-_BLOCKS, _WARM_UP, _ROUNDS, _STEPS = 4, 3, 15, 4
+_BLOCKS, _WARM_UP, _ROUNDS, _STEPS = 8, 2, 8, 4
 
 
 class Decoder:
@@ -65,7 +65,7 @@ class Decoder:
         return binding
 
     def _empty(self, past: int) -> dict[str, Array]:
-        length = _SLOT_LENGTH if self.in_place else past
+        length = max(_SLOT_LENGTH, 2 * past) if self.in_place else past
         return {
             name: np.zeros((1, heads, length, size), np.float32)
             for name, (heads, size) in self.caches.items()

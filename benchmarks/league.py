@@ -1,19 +1,23 @@
 """Optimizer league: what each optimizer makes of decoder traces, as one table and one chart.
 
     python benchmarks/league.py TRACES [--exporter optimum] [--family llama] [--optimizer carryall]
-        [--latency] [--json FILE] [--markdown FILE] [--chart FILE.svg] [--speed-chart FILE.svg]
+        [--latency] [--past 256] [--json FILE] [--markdown FILE] [--chart FILE.svg] [--speed-chart FILE.svg]
     python benchmarks/league.py --join FILE.json ... [--markdown FILE] [--chart FILE.svg] ...
 
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
 fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
-took, and with --latency the time of one decode step on 256 cached tokens: processor time on one thread, the
-optimizers of one trace interleaved in 60 rounds, sessions opened anew every 15, and the ratio to that of
---reference in the same round, its median and quartiles. Optimizers that are not installed are left out.
+took, and with --latency the time of a decode step on --past cached tokens: processor time on one thread, the
+optimizers of one trace interleaved in 64 rounds, sessions opened anew every 8, and the ratio to that of
+--reference in the same round: median, quartiles, and the share of rounds that the reference won. "(products)"
+are the products with weights in the reference's graph, and nothing else: what reading weights costs at least.
+"(again)" is the reference once more: what of a ratio is chance. Optimizers not installed are left out.
+With GLIBC_TUNABLES=glibc.malloc.hugetlb=1 it matters less where weights happen to lie.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import logging
@@ -24,14 +28,14 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from charts import bars
 from decoder_run import Decoder, head_size, steps_ms
-from optimizers import OPTIMIZERS
+from league_tables import YARDSTICKS, Row, chart, show, speed_chart, summary
+from optimizers import CONTEXT, OPTIMIZERS, carryall_cpu, keep_products
 
 _ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 _NORM = (
@@ -44,29 +48,6 @@ _NORM = (
 )
 _PROMPTS = ([5, 17, 99, 23, 42, 7, 300], [1000, 3, 77])
 _TOKENS = 16
-_PAST = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One optimizer on one trace."""
-
-    exporter: str
-    trace: str
-    optimizer: str
-    nodes: int = 0
-    layers: int = 0
-    attention: int = 0
-    norms: int = 0
-    rotary: int = 0
-    tokens_equal: bool | None = None
-    error: float | None = None
-    seconds: float = 0.0
-    step_ms: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    failure: str = ""
 
 
 def count(model: Path) -> Counter[str]:
@@ -76,9 +57,18 @@ def count(model: Path) -> Counter[str]:
 
 
 def compete(
-    exporter: str, trace: str, source: Path, optimizers: list[str], reference: str | None
+    exporter: str, trace: str, source: Path, optimizers: list[str], reference: str | None, past: int
 ) -> Iterator[Row]:
-    """Run optimizers on one trace; with a ``reference`` their steps are timed in turn, when all are done."""
+    """Run optimizers on one trace; with a ``reference`` their steps are timed in turn, when all are done.
+
+    Args:
+        exporter: what wrote the trace.
+        trace: its name.
+        source: the file.
+        optimizers: names.
+        reference: of these, the one that the others' times are compared with.
+        past: tokens that are cached before a timed step.
+    """
     with tempfile.TemporaryDirectory() as folder:
         targets = {name: Path(folder, name, "model.onnx") for name in optimizers}
         rows = []
@@ -89,8 +79,17 @@ def compete(
                 yield rows[-1]
         if reference is not None:
             running = {row.optimizer: targets[row.optimizer] for row in rows if not row.failure}
-            times = steps_ms(running, head_size(source), _PAST)
+            if reference in running:
+                running |= _yardsticks(targets[reference], Path(folder, "products.onnx"))
+                rows += [Row(exporter, trace, name) for name in YARDSTICKS]
+            times = steps_ms(running, head_size(source), past)
             yield from (timed(row, times, reference) for row in rows)
+
+
+def _yardsticks(reference: Path, target: Path) -> dict[str, Path]:
+    """Return what no graph of the same kernels can undercut, and what must be equal."""
+    keep_products(reference, target)
+    return dict(zip(YARDSTICKS, (target, reference), strict=True))
 
 
 def timed(row: Row, times: dict[str, list[float]], reference: str) -> Row:
@@ -100,8 +99,11 @@ def timed(row: Row, times: dict[str, list[float]], reference: str) -> Row:
         return row
     if others is None:
         return replace(row, step_ms=statistics.median(own))
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(own, others, strict=True)], n=4)
-    return replace(row, step_ms=statistics.median(own), ratio=middle, ratio_low=low, ratio_high=high)
+    ratios = [a / b for a, b in zip(own, others, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    won = statistics.fmean(ratio > 1 for ratio in ratios)
+    step = statistics.median(own)
+    return replace(row, step_ms=step, ratio=middle, ratio_low=low, ratio_high=high, won=won)
 
 
 def measure(exporter: str, trace: str, source: Path, target: Path, optimizer: str) -> Row:
@@ -141,96 +143,6 @@ def traces(root: Path, exporters: list[str], families: list[str]) -> Iterator[tu
             yield exporter, str(path.relative_to(root / exporter).with_suffix("")), path
 
 
-def show(row: Row) -> str:
-    """Return a row as text."""
-    name = f"{row.exporter + '/' + row.trace:34} {row.optimizer:17}"
-    if row.failure:
-        return f"{name} {row.failure}"
-    tokens = "equal" if row.tokens_equal else f"WRONG by {row.error:.1e}"
-    step = "" if row.step_ms is None else f"{row.step_ms:8.3f} ms"
-    if row.ratio is not None:
-        step += f"{row.ratio:7.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-    fused = f"{row.attention:3} of {row.layers}"
-    return (
-        f"{name} {row.nodes:6} {fused:>8} {row.norms:6} {row.rotary:7} {row.seconds:8.2f}  {tokens:16}{step}"
-    )
-
-
-def summary(rows: list[Row]) -> str:
-    """Return one Markdown line for each exporter and optimizer, medians over the traces."""
-    steps = any(row.step_ms is not None for row in rows)
-    columns = ["exporter", "optimizer", "nodes left", "attention fused", "tokens equal", "seconds"]
-    columns += ["decode step ms", "of the reference's (least, most)", "faster"] if steps else []
-    made = ["| " + " | ".join(columns) + " |", "| --- | --- |" + " ---: |" * (len(columns) - 2)]
-    for exporter, optimizer, chosen in _grouped(rows):
-        done = [row for row in chosen if not row.failure]
-        if not done:
-            reason = chosen[0].failure
-            made.append(f"| {exporter} | {optimizer} | failed: {reason} |" + " |" * (len(columns) - 3))
-            continue
-        cells = [
-            f"{statistics.median(row.nodes for row in done):g}",
-            f"{sum(row.attention for row in done)} of {sum(row.layers for row in done)}",
-            f"{sum(bool(row.tokens_equal) for row in done)} of {len(chosen)}",
-            f"{statistics.median(row.seconds for row in done):.2f}",
-        ]
-        cells += _step_cells(done) if steps else []
-        made.append(f"| {exporter} | {optimizer} | " + " | ".join(cells) + " |")
-    return "\n".join(made) + "\n"
-
-
-def _step_cells(rows: list[Row]) -> list[str]:
-    """Return the median step, its ratio to the reference's with its range, and how often it is below 1.
-
-    That is where three quarters of the rounds say so.
-    """
-    times = [row.step_ms for row in rows if row.step_ms is not None]
-    ratios = [row.ratio for row in rows if row.ratio is not None]
-    if not times or not ratios:
-        return ["", "", ""]
-    faster = sum(row.ratio_high is not None and row.ratio_high < 1 for row in rows)
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
-    return [f"{statistics.median(times):.2f}", spread, str(faster)]
-
-
-def chart(rows: list[Row]) -> str:
-    """Return the nodes left by each optimizer, and how many attentions it fused."""
-    groups: dict[str, dict[str, float]] = {}
-    notes: dict[str, str] = {}
-    for exporter, optimizer, chosen in _grouped(rows):
-        done = [row for row in chosen if not row.failure]
-        if not done:
-            continue
-        groups.setdefault(exporter, {})[optimizer] = statistics.median(row.nodes for row in done)
-        attention, layers = sum(row.attention for row in done), sum(row.layers for row in done)
-        equal = sum(bool(row.tokens_equal) for row in done)
-        notes[f"{exporter}/{optimizer}"] = f"(attention {attention}/{layers}, equal {equal}/{len(chosen)})"
-    return bars("Nodes left in two-layer decoders", groups, unit="median over the families", notes=notes)
-
-
-def speed_chart(rows: list[Row]) -> str:
-    """Return the time of a decode step of each optimizer, as a multiple of the reference's."""
-    groups: dict[str, dict[str, float]] = {}
-    notes: dict[str, str] = {}
-    for exporter, optimizer, chosen in _grouped(rows):
-        ratios = [row.ratio for row in chosen if row.ratio is not None]
-        if ratios:
-            groups.setdefault(exporter, {})[optimizer] = round(statistics.median(ratios), 3)
-            notes[f"{exporter}/{optimizer}"] = f"({min(ratios):.2f} to {max(ratios):.2f})"
-    return bars(
-        "Time of a decode step",
-        groups,
-        unit="multiple of carryall's for the CPU, median of the families, range",
-        notes=notes,
-    )
-
-
-def _grouped(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    for exporter, optimizer in dict.fromkeys((row.exporter, row.optimizer) for row in rows):
-        chosen = [row for row in rows if (row.exporter, row.optimizer) == (exporter, optimizer)]
-        yield exporter, optimizer, chosen
-
-
 def main() -> None:
     """Print the rows, and write what was asked for."""
     parser = argparse.ArgumentParser(
@@ -241,6 +153,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", default=[])
     parser.add_argument("--optimizer", nargs="+", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
     parser.add_argument("--latency", action="store_true")
+    parser.add_argument("--past", type=int, default=256)
     parser.add_argument("--reference", default="carryall_cpu", choices=list(OPTIMIZERS))
     parser.add_argument("--join", nargs="+", type=Path, default=[])
     for name in ("json", "markdown", "chart", "speed-chart"):
@@ -248,13 +161,19 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    if arguments.past >= CONTEXT:
+        OPTIMIZERS["carryall_cpu"] = (
+            "carryall",
+            functools.partial(carryall_cpu, context=CONTEXT + arguments.past),
+        )
     chosen = [name for name in arguments.optimizer if importlib.util.find_spec(OPTIMIZERS[name][0])]
     for name in sorted(set(arguments.optimizer) - set(chosen)):
         print(f"{name}: {OPTIMIZERS[name][0]} is not installed", file=sys.stderr)
     rows = [Row(**row) for path in arguments.join for row in json.loads(path.read_text())]
+    reference = arguments.reference if arguments.latency else None
     found = traces(arguments.traces, arguments.exporter, arguments.family) if arguments.traces else []
     for exporter, trace, path in found:
-        for row in compete(exporter, trace, path, chosen, arguments.reference if arguments.latency else None):
+        for row in compete(exporter, trace, path, chosen, reference, arguments.past):
             rows.append(row)
             print(show(row), flush=True)
     if arguments.json:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 CONTEXT = 512  # tokens; how long the rope tables of the CPU's graph are
 
@@ -77,13 +78,13 @@ def carryall_portable(source: Path, target: Path) -> None:
     ir.save(run(ir.load(source), portable_passes())[0], target, external_data=f"{target.name}.data")
 
 
-def carryall_cpu(source: Path, target: Path) -> None:
-    """Run carryall's portable passes, then those of the CPU."""
+def carryall_cpu(source: Path, target: Path, context: int = CONTEXT) -> None:
+    """Run carryall's portable passes, then those of the CPU for so many tokens."""
     from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
     from carryall.graph_opt.pipeline import run
     from carryall.graph_opt.pipelines import portable_passes
 
-    passes = [*portable_passes(), *slot_passes(SlotOptions(context_length=CONTEXT))]
+    passes = [*portable_passes(), *slot_passes(SlotOptions(context_length=context))]
     ir.save(run(ir.load(source), passes)[0], target, external_data=f"{target.name}.data")
 
 
@@ -99,3 +100,25 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "carryall": ("carryall", carryall_portable),
     "carryall_cpu": ("carryall", carryall_cpu),
 }
+
+
+def keep_products(source: Path, target: Path) -> None:
+    """Write a graph's products with stored weights alone, each fed with the token (one of one sequence)."""
+    model = ir.load(source)
+    graph = model.graph
+    made = [ir.node("Cast", [graph.inputs[0]], attributes={"to": ir.DataType.FLOAT})]
+    products = []
+    for node in [node for node in graph if node.op_type in ("MatMul", "Gemm", "MatMulNBits")]:
+        weight = node.inputs[1]
+        if weight is None or not weight.is_initializer() or weight.shape is None:
+            continue
+        stored = weight.shape.numpy()[node.attributes.get_int("transB", 0)]
+        shape = [1, node.attributes.get_int("K", stored)]
+        made.append(ir.node("Constant", [], attributes={"value_ints": shape}))
+        made.append(ir.node("Expand", [made[0].outputs[0], made[-1].outputs[0]]))
+        node.replace_input_with(0, made[-1].outputs[0])
+        products.append(node.outputs[0])
+    graph.insert_before(graph[0], made)
+    graph.outputs[:] = products
+    RemoveUnusedNodesPass()(model)
+    ir.save(model, target, external_data=f"{target.name}.data")
