@@ -213,6 +213,7 @@ class Engine:
     def close(self) -> list[Request]:
         """Cancel everything and free the runner; return the requests that were cut off."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
+        self._mover.patient = True
         self._scheduler.cache.clear(save=True)
         self._operations.apply()
         self._mover.close()

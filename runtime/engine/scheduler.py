@@ -244,7 +244,7 @@ class Scheduler:
             if request.slot == slot:
                 self.preempt(request, keep=False)
         if self._slots.is_idle(slot):
-            self.cache.evict(slot)
+            self.cache.evict(slot, save=False)
 
     def check_integrity(self) -> None:
         """Check that requests and slots agree.

@@ -34,13 +34,17 @@ class SlotOperations:
 
     def apply(self) -> set[int]:
         """Do what was decided since the last time; return slots that did not get their copy."""
-        lost = set()
+        lost = set[int]()
         for operation in self._slots.take_operations():
             if isinstance(operation, Release):
                 self._runner.release(operation.slot)
                 continue
             if isinstance(operation, Save):
-                self._mover.save(operation.slot, operation.keys)
+                if operation.slot not in lost:
+                    self._mover.save(operation.slot, operation.keys)
+                continue
+            if operation.source in lost:  # it holds half a copy, or nothing
+                lost.add(operation.target)
                 continue
             try:
                 self._runner.copy_prefix(operation.source, operation.target, operation.length)

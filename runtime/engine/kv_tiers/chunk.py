@@ -46,8 +46,14 @@ class Tier(Protocol):
     def get(self, key: bytes) -> Parts | None:
         """The chunk, to be copied at once; None if there is none that is whole."""
 
-    def put(self, key: bytes, parts: Parts) -> None:
-        """Keep a chunk, which belongs to the tier from now on, as long as there is room."""
+    def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
+        """Keep a chunk, which belongs to the tier from now on, as long as there is room.
+
+        Args:
+            key: its name.
+            parts: its arrays.
+            wait: for what is slow, instead of losing the chunk.
+        """
 
     def close(self) -> None:
         """Bring what should outlive the process to where it does."""

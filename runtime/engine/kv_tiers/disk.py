@@ -47,7 +47,7 @@ class DiskTier:
         self._thread.start()
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._pending or self._path(key).exists()
+        return key in self._pending or os.path.exists(self._path(key))  # False also where it may not look
 
     def get(self, key: bytes) -> Parts | None:
         """The chunk, mapped from its file."""
@@ -58,21 +58,31 @@ class DiskTier:
         path = self._path(key)
         try:
             parts = read_chunk(path, key)
-            os.utime(path)
         except FileNotFoundError:
             return None
-        except (DamagedFileError, OSError) as error:
+        except DamagedFileError as error:
             _log.warning("the cached prefix %s is dropped: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
+        except OSError as error:  # perhaps but for now, such as too many open files
+            _log.warning("the cached prefix %s cannot be read: %s", path, error)
+            return None
+        with contextlib.suppress(OSError):  # a folder that is only read has no order of use
+            os.utime(path)
         return parts
 
-    def put(self, key: bytes, parts: Parts) -> None:
-        """Let the thread write a chunk; it is given up if too many wait already."""
+    def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
+        """Let the thread write a chunk; it is given up if too many wait already and it may not."""
+        size = size_of(parts)
+
+        def has_room() -> bool:
+            return not self._closed and self._pending_bytes + size <= self._max_pending_bytes
+
         with self._change:
-            size = size_of(parts)
-            if self._closed or self._pending_bytes + size > self._max_pending_bytes:
+            if wait:
+                self._change.wait_for(lambda: has_room() or not self._pending)
+            if not has_room():
                 self.given_up += 1
                 return
             if key not in self._pending:
@@ -137,8 +147,8 @@ class DiskTier:
                 yield path, path.stat()
 
     def _sweep(self) -> None:
-        """Delete what killed processes left half-written."""
+        """Delete what killed processes left half-written, as far as that is allowed."""
         for path in self._folder.glob("??/*.tmp"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()

@@ -29,24 +29,24 @@ class HostTier:
         self._chunks[key] = self._chunks.pop(key)
         return self._chunks[key]
 
-    def put(self, key: bytes, parts: Parts) -> None:
+    def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
         """Keep a chunk; older ones go down."""
         if key in self._chunks:
             return
         self._chunks[key] = parts
         self.held_bytes += size_of(parts)
         while self.held_bytes > self._max_bytes:
-            self._drop(next(iter(self._chunks)))
+            self._drop(next(iter(self._chunks)), wait=wait)
 
     def close(self) -> None:
         """Everything goes down."""
         while self._chunks:
-            self._drop(next(iter(self._chunks)))
+            self._drop(next(iter(self._chunks)), wait=True)
         if self._below is not None:
             self._below.close()
 
-    def _drop(self, key: bytes) -> None:
+    def _drop(self, key: bytes, *, wait: bool) -> None:
         parts = self._chunks.pop(key)
         self.held_bytes -= size_of(parts)
         if self._below is not None and key not in self._below:
-            self._below.put(key, parts)
+            self._below.put(key, parts, wait=wait)

@@ -42,11 +42,15 @@ class KVMover:
         tier: keeps it; None keeps nothing.
         identity: the model's content, for the chunks' names.
         costs: what computing costs instead.
+
+    Attributes:
+        patient: whether to wait for a slow tier rather than to lose chunks, as at the end.
     """
 
     def __init__(self, runner: Runner, tier: Tier | None, identity: str, costs: PromptCosts) -> None:
         self.identity = f"{identity} {runner.info.kv_layout}"
         self.counters = TierCounters()
+        self.patient = False
         self._runner = cast(MovableRunner, runner)  # where there is a tier
         self._tier = tier
         self._costs = costs
@@ -74,7 +78,7 @@ class KVMover:
             except ProviderRuntimeError as error:
                 _log.warning("KV of slot %d is not kept: %s", slot, error)
                 return
-            self._tier.put(key, [np.array(part) for part in parts])
+            self._tier.put(key, [np.array(part) for part in parts], wait=self.patient)
             self.counters.kv_saved_tokens += CHUNK_TOKENS
 
     def restore(self, requests: Sequence[Request], seconds: float) -> None:

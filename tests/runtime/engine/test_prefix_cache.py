@@ -144,6 +144,24 @@ def test_a_failed_copy_is_made_good_by_computing() -> None:
     assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
 
 
+def test_what_a_failed_copy_left_is_not_copied_on() -> None:
+    engine, runner = make_engine(prefix_cache=True)
+    run(engine, [ask("a", 50)])
+    copies, copy_prefix = [], runner.copy_prefix
+
+    def cut_off(source: int, target: int, length: int) -> None:
+        copies.append((source, target))
+        copy_prefix(source, target, length)
+        if len(copies) == 1:
+            runner._hashes[target] = [0] * length
+            raise ProviderRuntimeError("no")
+
+    runner.copy_prefix = cut_off  # type: ignore[method-assign]
+    requests = [ask("b", 60), ask("c", 61)]
+    assert run(engine, requests) == [alone(request) for request in requests]
+    assert copies[0] == (0, 1)
+
+
 def test_the_longest_prefix_goes_first_but_nobody_waits_for_ever() -> None:
     engine, _ = make_engine(prefix_cache=True, max_slots=1)
     run(engine, [ask("warm", 50, params=ONE)])

@@ -12,8 +12,10 @@ from engine_kit import GREEDY, alone, make_request, make_runner, run
 
 from carryall.providers.null import NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
+from carryall.runtime.engine.kv_tiers.disk import DiskTier
 from carryall.runtime.engine.request import Request
 from carryall.runtime.errors import ProviderRuntimeError, UsageError
+from carryall.runtime.sampling_params import SamplingParams
 
 PROMPT = np.random.default_rng(0).integers(0, 256, 200).tolist()
 
@@ -133,6 +135,31 @@ def test_a_runner_that_fails_to_take_or_give_kv_costs_only_time(tmp_path: Path) 
     engine.close()
 
 
+def test_what_a_failed_copy_left_is_not_kept() -> None:
+    """A running request moves past an idle slot, whose content is lost on its way out."""
+    engine, runner = open_engine(max_slots=5, swap_bytes=10**6)
+    copy_prefix = runner.copy_prefix
+
+    def cut_off(source: int, target: int, length: int) -> None:
+        copy_prefix(source, target, length)
+        if (source, target) == (1, 4):
+            runner._hashes[target] = [0] * length
+            raise ProviderRuntimeError("no")
+
+    runner.copy_prefix = cut_off  # type: ignore[method-assign]
+    lengths = (60, 2, 2, 59)
+    requests = [
+        make_request(str(i), 100, SamplingParams(temperature=0.0, max_tokens=n))
+        for i, n in enumerate(lengths)
+    ]
+    assert run(engine, requests) == [alone(request) for request in requests]
+    engine.clear_prefix_cache()
+    again = make_request("again", requests[1].prompt_token_ids)
+    assert run(engine, [again]) == [alone(again)]
+    assert again.metrics.cached_tokens == 0
+    engine.close()
+
+
 def test_restoring_shares_steps_with_running_requests(tmp_path: Path) -> None:
     fill(tmp_path)
     engine, _ = open_engine(tmp_path)
@@ -155,6 +182,17 @@ def test_a_tier_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
     assert run(engine, [request := ask("second")]) == [alone(request)]
     assert engine.stats().kv_restored_tokens == 0
     engine.close()
+
+
+def test_closing_waits_until_all_is_written(tmp_path: Path) -> None:
+    engine, _ = open_engine(tmp_path, max_slots=4)
+    tier = engine._mover._tier
+    assert isinstance(tier, DiskTier)
+    tier._max_pending_bytes = 64 * 8  # one chunk
+    run(engine, [make_request(str(n), 190, GREEDY) for n in range(4)])
+    engine.close()
+    assert tier.given_up == 0
+    assert len(list(tmp_path.glob("??/*.kv"))) == 12
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class TierMachine(RuleBasedStateMachine):
                 self.faults[name] -= 1
                 if name == "write_kv":
                     del self.runner._hashes[arguments[0]][arguments[1] :]
+                if name == "copy_prefix":  # what a copy that was cut off leaves
+                    self.runner._hashes[arguments[1]] = [0] * arguments[2]
                 raise ProviderRuntimeError(f"no {name}")
             return method(*arguments)
 

@@ -134,6 +134,49 @@ def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCa
     assert tier.given_up == 3
 
 
+def test_what_may_wait_is_not_given_up(tmp_path: Path) -> None:
+    tier = HostTier(10**6, below := DiskTier(tmp_path, 10**6, max_pending_bytes=150))
+    for number in range(10):
+        tier.put(key(number), chunk(number))
+    tier.close()
+    assert below.given_up == 0
+    assert len(list(tmp_path.glob("??/*.kv"))) == 10
+
+
+def test_a_folder_that_may_only_be_read_still_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(key(1), chunk(1))
+    tier.flush()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert value(tier.get(key(1))) == 1
+    monkeypatch.setattr("mmap.mmap", refused)  # such as too many open files
+    assert tier.get(key(1)) is None
+    assert "cannot be read" in caplog.text
+    monkeypatch.undo()
+    assert value(tier.get(key(1))) == 1
+    tier.close()
+
+
+def test_a_folder_that_may_not_be_looked_into_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, 10**6)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert key(1) not in tier
+    monkeypatch.undo()
+    tier.close()
+
+
 def test_leftovers_of_killed_processes_are_swept(tmp_path: Path) -> None:
     (tmp_path / "ab").mkdir()
     old, new = tmp_path / "ab" / "x.kv.1.tmp", tmp_path / "ab" / "x.kv.2.tmp"
