@@ -6,11 +6,11 @@
 
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
 fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
-took, and with --latency the time of a decode step on --past cached tokens: processor time on one thread, the
-optimizers of one trace interleaved in 64 rounds, sessions opened anew every 8, and the ratio to that of
---reference in the same round: median, quartiles, and the share of rounds that the reference won. "(products)"
-are the products with weights in the reference's graph, and nothing else: what reading weights costs at least.
-"(again)" is the reference once more: what of a ratio is chance. Optimizers not installed are left out.
+took, and with --latency the time of a decode step on --past cached tokens: processor time on one thread, each
+beside a step of --reference, in 64 rounds with sessions opened anew every four; and the ratio of the two:
+median, quartiles, and the share of rounds that the reference won. "(products)" are the products with weights
+of the reference's graph and nothing else: what reading weights costs at least. "(again)" is the reference in
+a session of its own: what of a ratio is chance. Optimizers that are not installed are left out.
 With GLIBC_TUNABLES=glibc.malloc.hugetlb=1 it matters less where weights happen to lie.
 """
 
@@ -79,11 +79,12 @@ def compete(
                 yield rows[-1]
         if reference is not None:
             running = {row.optimizer: targets[row.optimizer] for row in rows if not row.failure}
+            times: dict[str, list[tuple[float, float]]] = {}
             if reference in running:
                 running |= _yardsticks(targets[reference], Path(folder, "products.onnx"))
                 rows += [Row(exporter, trace, name) for name in YARDSTICKS]
-            times = steps_ms(running, head_size(source), past)
-            yield from (timed(row, times, reference) for row in rows)
+                times = steps_ms(running, reference, head_size(source), past)
+            yield from (timed(row, times) for row in rows)
 
 
 def _yardsticks(reference: Path, target: Path) -> dict[str, Path]:
@@ -92,17 +93,15 @@ def _yardsticks(reference: Path, target: Path) -> dict[str, Path]:
     return dict(zip(YARDSTICKS, (target, reference), strict=True))
 
 
-def timed(row: Row, times: dict[str, list[float]], reference: str) -> Row:
-    """Return a row with its median time, and the median and quartiles of its ratios to the reference's."""
-    own, others = times.get(row.optimizer), times.get(reference)
-    if own is None:
+def timed(row: Row, times: dict[str, list[tuple[float, float]]]) -> Row:
+    """Return a row with its median time, and what its ratios to the reference's are."""
+    if row.optimizer not in times:
         return row
-    if others is None:
-        return replace(row, step_ms=statistics.median(own))
-    ratios = [a / b for a, b in zip(own, others, strict=True)]
+    pairs = times[row.optimizer]
+    ratios = [own / other for own, other in pairs]
     low, middle, high = statistics.quantiles(ratios, n=4)
     won = statistics.fmean(ratio > 1 for ratio in ratios)
-    step = statistics.median(own)
+    step = statistics.median(own for own, _ in pairs)
     return replace(row, step_ms=step, ratio=middle, ratio_low=low, ratio_high=high, won=won)
 
 
