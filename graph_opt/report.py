@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,23 +115,41 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
-        """Return the report for a terminal; with ``explain``, idle passes, near misses and reasons too."""
+        """Return the report for a terminal; with ``explain``, near misses with their reasons too."""
         table = Table(
             title=f"{sum(self.before.values())} -> {sum(self.after.values())} nodes, {self.seconds:.2f} s"
         )
         for column in ("pass", "fired", "nodes", "refused", "ms", "changes"):
             table.add_column(column, justify="left" if column in ("pass", "changes") else "right")
-        shown = [one for one in self.passes if explain or one.did_anything]
-        for one in shown:
-            table.add_row(*_row(one))
-        if len(shown) < len(self.passes):
-            table.add_row(*_rest([one for one in self.passes if one not in shown]))
+        idle = [one for one in self.passes if not one.did_anything]
+        for one in self.passes:
+            if one.did_anything:
+                table.add_row(*_row(one))
+        if idle:
+            table.add_row(*_rest(idle))
         console = Console(width=width, color_system=None)
         with console.capture() as capture:
             console.print(table)
-            for miss in self.near_misses if explain else ():
-                console.print(str(miss), markup=False)
+            for line in self._explanation(idle) if explain else self._hint():
+                console.print(line, markup=False, highlight=False)
         return capture.get()
+
+    def _explanation(self, idle: list[PassReport]) -> Iterator[str]:
+        """Say what found nothing to do, and what nearly fired and why it did not."""
+        if idle:
+            yield f"\nFound nothing to do: {', '.join(dict.fromkeys(one.name for one in idle))}."
+        misses = self.near_misses
+        if not misses:
+            yield "\nNothing nearly fired: no pass met a place that it had to leave alone."
+            return
+        yield "\nNearly fired; these places compute what they did before, perhaps slower than they could:"
+        yield from (f"- {miss}" for miss in misses)
+
+    def _hint(self) -> Iterator[str]:
+        """Tell that there is more to know."""
+        count = len(self.near_misses)
+        if count:
+            yield f"{count} near {'miss' if count == 1 else 'misses'}: --explain says where and why."
 
 
 def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> NearMiss:
@@ -155,7 +174,7 @@ def _row(one: PassReport) -> list[Any]:
 def _rest(passes: list[PassReport]) -> list[Any]:
     """Return one row for all passes that had nothing to do."""
     return [
-        f"{len(passes)} others",
+        f"{len(passes)} {'other' if len(passes) == 1 else 'others'}",
         "",
         "",
         "",

@@ -63,7 +63,7 @@ def test_reasons_that_differ_stay_apart_and_values_are_not_names() -> None:
     ]
 
 
-def test_idle_passes_share_a_line_unless_explained() -> None:
+def test_idle_passes_share_a_line_and_are_named_when_explained() -> None:
     idle = PassReport(
         name="Idle", seconds=0.5, modified=False, fired=0, nodes=3, added={}, removed={}, refusals=[]
     )
@@ -71,7 +71,13 @@ def test_idle_passes_share_a_line_unless_explained() -> None:
     found.passes += [idle, idle]
     assert "2 others" in found.to_text()
     assert "Idle" not in found.to_text()
-    assert found.to_text(explain=True).count("Idle") == 2
+    assert found.to_text(explain=True).count("Idle") == 1
+
+
+def test_near_misses_are_announced_and_their_absence_is_said() -> None:
+    assert "2 near misses: --explain" in report([*layers("no"), Refusal("head", "no")]).to_text()
+    assert "near miss" not in report([]).to_text()
+    assert "Nothing nearly fired" in report([]).to_text(explain=True)
 
 
 def test_json_has_the_facts_of_the_page() -> None:
