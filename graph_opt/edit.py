@@ -65,8 +65,28 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.
 
 
 def shared_constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Return the initializer ``name``, made on first use. The caller owns the name's meaning."""
-    return graph.initializers[name] if name in graph.initializers else add_initializer(graph, name, array)
+    """Return the initializer ``name``, made on first use; numbered where an exporter's own has that name."""
+    unique, number = name, 0
+    while unique in graph.initializers:
+        if _holds(graph.initializers[unique], array):
+            return graph.initializers[unique]
+        number += 1
+        unique = f"{name}_{number}"
+    return add_initializer(graph, unique, array)
+
+
+def _holds(value: ir.Value, array: npt.NDArray[Any]) -> bool:
+    tensor = weight(value)
+    if tensor is None or tuple(tensor.shape.numpy()) != array.shape:
+        return False
+    return tensor.dtype == ir.DataType.from_numpy(array.dtype) and tensor.tobytes() == array.tobytes()
+
+
+def certainly_equal(a: ir.Shape | None, b: ir.Shape | None) -> bool:
+    """Return whether two shapes are known to be the same; axes without a name may differ."""
+    if a is None or b is None or a != b:
+        return False
+    return all(isinstance(dim, int) or dim.value is not None for dim in a)
 
 
 def insert(
@@ -141,3 +161,9 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
     """Return a float attribute or its default."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_float()
+
+
+def text_attribute(node: ir.Node, name: str, default: str) -> str:
+    """Return a text attribute or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_string()

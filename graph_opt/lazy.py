@@ -47,9 +47,14 @@ def map_weights(model: ir.Model) -> None:
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+        if isinstance(tensor, ir.ExternalTensor) and bits_of(tensor.dtype) >= 8:
             with contextlib.suppress(OSError, ValueError):
                 tensor.numpy()
+
+
+def bits_of(dtype: ir.DataType) -> int:
+    """Return the bits of an element; 0 for strings, which are of no fixed size."""
+    return 0 if dtype == ir.DataType.STRING else dtype.bitwidth
 
 
 def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:

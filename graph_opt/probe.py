@@ -185,6 +185,8 @@ def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
         axes = [axis for axis in range(1, found.ndim) if found.shape[axis] == case.new != 1]
         if axes:
             shape = [case.new if axis == axes[0] else 1 for axis in range(1, found.ndim)]
+            if len(found) not in (1, len(real)):
+                return False  # its first axis is not that of the rows
             found = found & real.reshape(len(real), *shape)
         if found.any():
             return False

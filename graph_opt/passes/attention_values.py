@@ -65,25 +65,26 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     if found.causal:
         seen &= np.tri(5, dtype=np.bool_)
     numbers = _numbers(part.constants)
-    for kind, mask in _masks(found.mask, seen):
-        result = part(*arrays, *mask)
+    bias = rng.standard_normal(seen.shape).astype(np.float32)
+    for kind, mask in _masks(found.mask, seen, bias):
+        result, added = part(*arrays, *mask), bias if kind is MaskKind.ADDED else np.zeros_like(bias)
         if part.failure is not None:
             return part.failure
         for scale, cap in _factors(query[1], numbers):
-            if close(result, _attention(arrays, seen, scale, cap)):
+            if close(result, _attention(arrays, seen, added, scale, cap)):
                 return Meaning(scale, cap, kind)
     return "what surrounds its softmax is no attention of q on k and v by a known scale"
 
 
-def _masks(mask: ir.Value | None, seen: Array) -> Iterator[tuple[MaskKind, list[Array]]]:
-    """Yield each way in which a mask of this type may say what is seen."""
+def _masks(mask: ir.Value | None, seen: Array, bias: Array) -> Iterator[tuple[MaskKind, list[Array]]]:
+    """Yield each way in which a mask of this type may say what is seen, and what is added there."""
     if mask is None:
         yield MaskKind.NONE, []
     elif mask.dtype == ir.DataType.BOOL:
         yield MaskKind.SEEN, [seen]
         yield MaskKind.HIDDEN, [~seen]
     else:
-        yield MaskKind.ADDED, [np.where(seen, 0, LOWEST).astype(np.float32)]
+        yield MaskKind.ADDED, [np.where(seen, bias, LOWEST).astype(np.float32)]
         yield MaskKind.ONES, [seen.astype(np.float32)]
 
 
@@ -102,11 +103,11 @@ def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:
     yield from ((scale, cap) for cap in caps for scale in scales)
 
 
-def _attention(arrays: list[Array], seen: Array, scale: float, cap: float) -> Array:
+def _attention(arrays: list[Array], seen: Array, bias: Array, scale: float, cap: float) -> Array:
     query, key, value = (array.astype(np.float64) for array in arrays)
     groups = query.shape[1] // key.shape[1]
     key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
     scores = scale * query @ key.swapaxes(-1, -2)
-    scores = np.where(seen, cap * np.tanh(scores / cap) if cap else scores, -np.inf)
+    scores = np.where(seen, (cap * np.tanh(scores / cap) if cap else scores) + bias, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ value, np.float32)

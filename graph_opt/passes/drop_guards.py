@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...runtime.errors import GraphError
-from ..edit import constant, insert, nodes_of, remove_unused, replace, weight
+from ..edit import certainly_equal, constant, insert, nodes_of, remove_unused, replace, weight
 from ..probe import never_holds
 from .base import GraphPass
 from .decoder_inputs import is_decoder
@@ -32,7 +32,7 @@ class DropGuardsPass(GraphPass):
             kept = right if zero_first else left
             if condition is None or kept is None or not (zero_first or _is_zero(right)):
                 continue
-            if kept.shape is None or kept.shape != node.outputs[0].shape or not _is_of_masks(condition):
+            if not certainly_equal(kept.shape, node.outputs[0].shape) or not _is_of_masks(condition):
                 continue
             key = (condition, zero_first)
             if key not in known:

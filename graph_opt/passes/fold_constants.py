@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..edit import add_initializer, remove_unused, replace, weight
-from ..lazy import shape_of
+from ..lazy import bits_of, shape_of
 from .base import GraphPass
 from .small_contents import content_of
 
 _BUDGET = 1 << 16  # elements of any operand and of the result
-_NARROW = 8  # bits; smaller types are weights
+_NARROW = 8  # bits; smaller types are weights, and strings have none
 
 
 class FoldConstantsPass(GraphPass):
@@ -44,4 +44,4 @@ class FoldConstantsPass(GraphPass):
             self.fired += 1
 
     def _is_small(self, tensor: ir.TensorProtocol) -> bool:
-        return tensor.size <= self.budget and tensor.dtype.bitwidth >= _NARROW
+        return tensor.size <= self.budget and bits_of(tensor.dtype) >= _NARROW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..edit import add_initializer, nodes_of, remove_unused, replace, weight
-from ..lazy import shape_of, transpose
+from ..lazy import bits_of, shape_of, transpose
 from .base import GraphPass
 
 _NARROWEST = 8  # bits
@@ -21,8 +21,8 @@ class FoldTransposesPass(GraphPass):
             tensor = weight(source)
             if source is None or tensor is None or len(shape_of(tensor)) != 2:
                 continue
-            if tensor.dtype.bitwidth < _NARROWEST:
-                self.refuse(node, f"it is of type {tensor.dtype}, packed several elements a byte")
+            if bits_of(tensor.dtype) < _NARROWEST:
+                self.refuse(node, f"it is of type {tensor.dtype}, not of whole bytes")
                 continue
             perm = node.attributes.get("perm")
             if perm is not None and list(perm.as_ints()) != [1, 0]:

@@ -14,7 +14,7 @@ from ..edit import insert, nodes_of, remove_unused, replace, shared_constant, st
 from .base import GraphPass
 from .decoder_inputs import find_input, is_decoder
 from .known_masks import is_one_way
-from .shape_facts import PROBES
+from .probe_sizes import PROBES
 from .simplify_shapes import reshape_target
 from .token_axes import Mixed, TokenAxes
 

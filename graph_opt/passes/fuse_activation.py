@@ -41,6 +41,7 @@ def _fuse(graph: ir.Graph, anchor: ir.Node) -> bool:
             if (
                 isinstance(part, str)
                 or len(part.nodes) < 2
+                or not all(node.op_type in _ELEMENTWISE for node in part.nodes)
                 or any(c.const_value.size > 1 for c in part.constants if c.const_value)
             ):
                 continue

@@ -24,7 +24,8 @@ from .base import GraphPass
 from .region import Region, close, region
 
 _MAX_STEPS = 6
-_ROWS = np.array([1e-4, 1e-2, 1.0, 30.0], np.float32)
+_LONG = 64  # fixed axes of this size and more are probed with fewer
+_ROWS = np.array([1e-4, 1e-2, 1.0, 30.0, 1e4], np.float32)
 
 
 class FuseRMSNormPass(GraphPass):
@@ -98,8 +99,8 @@ def _first_of_shape(value: ir.Value, like: ir.Value) -> ir.Value | None:
 def _epsilon(part: Region, size: int) -> float | None:
     """Return the epsilon with which a region is an RMS norm; every small constant in it is tried."""
     rng = np.random.default_rng(size)
-    rank = len(part.inputs[0].shape or ())
-    x = rng.standard_normal((*[1] * (rank - 2), len(_ROWS), size)).astype(np.float32) * _ROWS[:, None]
+    shape = _probe_shape(part.inputs[0], size)
+    x = rng.standard_normal(shape).astype(np.float32) * np.resize(_ROWS, shape[-2])[:, None]
     found = part(x)
     for value in part.constants:
         content = constant(value)
@@ -108,6 +109,14 @@ def _epsilon(part: Region, size: int) -> float | None:
         if _equal_by_row(found, _rms_norm(x, content.item())):
             return float(content.item())
     return 0.0 if _equal_by_row(found, _rms_norm(x, 0.0)) else None
+
+
+def _probe_shape(value: ir.Value, size: int) -> list[int]:
+    """Return a shape of at least as many rows as scales, whose free axes differ: none can be exchanged."""
+    fixed = [static_size(value, axis) for axis in range(len(value.shape or ()) - 1)]
+    lead = [number if number and number < _LONG else axis + 2 for axis, number in enumerate(fixed[:-1])]
+    rows = fixed[-1] if fixed and fixed[-1] and fixed[-1] < _LONG else 0
+    return [*lead, max(rows, len(_ROWS)), size]
 
 
 def _rms_norm(x: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray[np.float32]:

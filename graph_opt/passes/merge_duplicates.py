@@ -67,6 +67,8 @@ class MergeDuplicatesPass(GraphPass):
 
     def _use_instead(self, graph: ir.Graph, node: ir.Node, first: list[ir.Value]) -> None:
         for old, new in zip(node.outputs, first, strict=True):
+            if not new.name:  # the first node left out an optional output
+                new.name, old.name = old.name, f"{old.name}_merged" if old.name else old.name
             new.type, new.shape = new.type or old.type, new.shape or old.shape
             if not old.is_graph_output():
                 old.replace_all_uses_with(new)

@@ -24,7 +24,7 @@ class PositionIdsPass(GraphPass):
         names = {value.name for value in graph.inputs}
         if _NAME in names or "input_ids" not in names:
             return
-        facts = ShapeFacts(graph)
+        facts = ShapeFacts(graph, far=False)  # contents are known of short sequences
         readers = [(node, found) for node in graph if (found := _counted(facts, node)) is not None]
         if not readers:
             return

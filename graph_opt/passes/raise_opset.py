@@ -20,7 +20,8 @@ _CONVERTIBLE = 18
 _REDUCTIONS = frozenset(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 )
-_CHANGED = frozenset({"Pad", "Resize", "ScatterElements", "ScatterND", "GRU", "LSTM", "RNN"})
+_CHANGED = frozenset({"Resize"})
+_ROI_ALIGN = 16  # the opset that changed what RoiAlign does where it does not say so
 
 
 class RaiseOpsetPass(GraphPass):
@@ -49,6 +50,7 @@ class RaiseOpsetPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Raise a graph older than opset 18 to 18."""
+        version = graph.opset_imports[""]
         for node in graph.all_nodes():
             if node.domain:
                 continue
@@ -57,6 +59,9 @@ class RaiseOpsetPass(GraphPass):
                     f"{node.op_type} {node.name} cannot be raised from an opset below {_CONVERTIBLE}; "
                     f"export the model again with opset {_CONVERTIBLE} or later"
                 )
+            if node.op_type == "RoiAlign" and version < _ROI_ALIGN:
+                mode = ir.AttrString("coordinate_transformation_mode", "output_half_pixel")
+                node.attributes["coordinate_transformation_mode"] = mode
             if node.op_type in _REDUCTIONS and "axes" in node.attributes:
                 axes = list(node.attributes.pop("axes").as_ints())
                 name = "axes." + "_".join(map(str, axes)).replace("-", "m")

@@ -2,60 +2,26 @@
 
 Traces compute shapes in endless written forms. Nothing here matches them: the graph is walked once with every
 dynamic axis set to a number, a small content is computed, everything else keeps its shape only, and what
-holds for all sets of sizes is taken as a fact. The sizes are odd and unrelated, so that no two different
-expressions agree on all of them, and one set is the smallest possible.
+holds for all sets of sizes (``probe_sizes.py``) is taken as a fact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx.defs import SchemaError
 
-from ..edit import static_size
+from ..lazy import bits_of
 from .known_shapes import shape_of_result, type_of_result
+from .probe_sizes import PROBES, decoder_sizes, sizes_of_names
 from .small_contents import MAX_CONTENT, content_of
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """One set of concrete sizes."""
-
-    batch: int
-    sequence: int
-    past: int
-
-    @property
-    def total(self) -> int:
-        """Cached and new tokens."""
-        return self.past + self.sequence
-
-    def named(self) -> dict[str, int]:
-        """Return the sizes by their names in the contract."""
-        return {"batch": self.batch, "sequence": self.sequence, "total": self.total, "past": self.past}
-
-
-PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
-
-
-def decoder_sizes(graph: ir.Graph) -> tuple[Sizes, ...]:
-    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays."""
-    ids = next(value for value in graph.inputs if value.name == "input_ids")
-    cached = any(value.shape is not None and len(value.shape) == len(_CACHE_AXES) for value in graph.inputs)
-    batch, new = static_size(ids, 0), static_size(ids, 1)
-    return tuple(
-        Sizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0) for probe in PROBES
-    )
-
 
 _AXES = {
     "input_ids": ("batch", "sequence"),
@@ -71,24 +37,32 @@ class ShapeFacts:
     Args:
         graph: a decoder whose inputs follow the portable contract; of any other graph, axes of one name are
             taken to be of one size.
+        far: whether to try sizes beyond all numbers in the graph. Where the graph does not run with those,
+            as with more tokens than it has a table for, smaller ones must do.
 
     Attributes:
         probes: the sets of sizes of a decoder.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, *, far: bool = True) -> None:
         follows = any(value.name == "input_ids" for value in graph.inputs)
-        self.probes = decoder_sizes(graph) if follows else ()
-        self._sizes = [probe.named() for probe in self.probes] or _sizes_of_names(graph)
         self._axes = _AXES if follows else {}
-        self._shapes: dict[ir.Value, Shapes] = {}
-        self._types: dict[ir.Value, int] = {}
-        self._contents: dict[ir.Value, tuple[Array, ...]] = {}
         self._imports = [
             onnx.OperatorSetIdProto(domain=name, version=number)
             for name, number in graph.opset_imports.items()
         ]
         self._version = graph.opset_imports.get("", 1)
+        self._walk(graph, far=far)
+        if far and not self._fits:
+            self._walk(graph, far=False)
+
+    def _walk(self, graph: ir.Graph, *, far: bool) -> None:
+        self.probes = decoder_sizes(graph, far=far) if self._axes else ()
+        self._sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, far=far)
+        self._fits = True  # whether the largest sizes are such that the graph runs
+        self._shapes: dict[ir.Value, Shapes] = {}
+        self._types: dict[ir.Value, int] = {}
+        self._contents: dict[ir.Value, tuple[Array, ...]] = {}
         for value in graph.inputs:
             self._learn_input(value)
         for value in graph.initializers.values():
@@ -162,7 +136,7 @@ class ShapeFacts:
             return
         shape = tuple(tensor.shape.numpy())
         self._shapes[value], self._types[value] = (shape,) * len(PROBES), int(tensor.dtype)
-        if tensor.size <= MAX_CONTENT and tensor.dtype.bitwidth >= 8:
+        if tensor.size <= MAX_CONTENT and bits_of(tensor.dtype) >= 8:
             self._contents[value] = (tensor.numpy(),) * len(PROBES)
 
     def _learn_node(self, node: ir.Node) -> None:
@@ -172,36 +146,41 @@ class ShapeFacts:
         contents = list(self._compute(node))
         if contents and all(content is not None for content in contents):
             found = tuple(content for content in contents if content is not None)
-            output = node.outputs[0]
-            self._contents[output] = found
-            self._shapes[output] = tuple(content.shape for content in found)
-            self._types[output] = int(ir.DataType.from_numpy(found[0].dtype))
+            shapes = tuple(content.shape for content in found)
+            if self._note(node.outputs[0], shapes, int(ir.DataType.from_numpy(found[0].dtype))):
+                self._contents[node.outputs[0]] = found
             return
         if not self._apply_rule(node):
             self._infer(node)
+
+    def _note(self, output: ir.Value, shapes: Shapes, element: int) -> bool:
+        """Keep what an output is, unless its rank depends on the sizes, as that of a Squeeze may."""
+        of_one_rank = len({len(shape) for shape in shapes}) == 1
+        if of_one_rank:
+            self._shapes[output], self._types[output] = shapes, element
+        return of_one_rank
 
     def _learn_target(self, node: ir.Node) -> None:
         """Take a Reshape's word for its result where what it reads depends on data, as experts' tokens do."""
         target = self._contents.get(node.inputs[1]) if node.op_type == "Reshape" and node.inputs[1] else None
         output = node.outputs[0]
         if target is not None and output.dtype is not None and all((sizes > 0).all() for sizes in target):
-            self._shapes[output] = tuple(tuple(map(int, sizes)) for sizes in target)
-            self._types[output] = int(output.dtype)
+            self._note(output, tuple(tuple(map(int, sizes)) for sizes in target), int(output.dtype))
 
     def _apply_rule(self, node: ir.Node) -> bool:
         """Find shapes and type by a rule of our own, if there is one."""
         operands = [value for value in node.inputs if value is not None]
+        shapes: list[tuple[int, ...] | None] = []
         try:
-            columns = zip(*(self._shapes[value] for value in operands), strict=True)
-            shapes = [shape_of_result(node, column) for column in columns]
+            for column in zip(*(self._shapes[value] for value in operands), strict=True):
+                shapes.append(shape_of_result(node, column))
         except ValueError:  # the sizes tried do not fit, as where two inputs must agree
+            self._fits &= len(shapes) < len(PROBES) - 1
             return False
         known = tuple(shape for shape in shapes if shape is not None)
         if not operands or len(known) < len(PROBES):
             return False
-        output = node.outputs[0]
-        self._shapes[output] = known
-        self._types[output] = type_of_result(node, [self._types[value] for value in operands])
+        self._note(node.outputs[0], known, type_of_result(node, [self._types[value] for value in operands]))
         return True
 
     def _compute(self, node: ir.Node) -> Iterator[Array | None]:
@@ -222,13 +201,13 @@ class ShapeFacts:
             return
         proto = ir.serde.serialize_node(node)
         results = [self._infer_once(node, schema, proto, index) for index in range(len(PROBES))]
+        self._fits &= bool(results[-1]) or not all(results[:-1])
         for output in node.outputs:
             found = [result.get(str(output.name)) for result in results]
             shapes = [_shape_of(type_) for type_ in found if type_ is not None]
             known = tuple(shape for shape in shapes if shape is not None)
             if found[0] is not None and len(known) == len(PROBES):
-                self._shapes[output] = known
-                self._types[output] = found[0].tensor_type.elem_type
+                self._note(output, known, found[0].tensor_type.elem_type)
 
     def _infer_once(
         self, node: ir.Node, schema: onnx.defs.OpSchema, proto: onnx.NodeProto, index: int
@@ -276,12 +255,3 @@ def _shape_of(type_: onnx.TypeProto) -> tuple[int, ...] | None:
 
 def _same(left: Array, right: Array) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
-
-
-def _sizes_of_names(graph: ir.Graph) -> list[dict[str, int]]:
-    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ."""
-    dims = [dim for value in graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
-    names = list(dict.fromkeys(str(dim.value) for dim in dims if dim.value))
-    numbers = np.random.default_rng(0).permutation(np.arange(2, 4 * len(names) + 200))
-    rows = numbers[: 3 * len(names)].reshape(3, -1).tolist()
-    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows)]

@@ -76,14 +76,7 @@ def _constant(graph: ir.Graph, content: npt.NDArray[Any]) -> ir.Value:
     name = f"const.{content.dtype.name}.{shape}.{digits}"
     if content.size > 4 or content.dtype.kind == "f":
         name += f".{content.tobytes().hex()[:64]}"
-    while name in graph.initializers and not _holds(graph.initializers[name], content):
-        name += "_"
     return shared_constant(graph, name, content)
-
-
-def _holds(value: ir.Value, content: npt.NDArray[Any]) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.numpy().tobytes() == content.tobytes()
 
 
 def _unchanged(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
@@ -202,10 +195,18 @@ def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
     sources = list(zip(*before, strict=True))
     target: list[int] = []
     for axis, sizes in enumerate(zip(*after, strict=True)):
-        if len(set(sizes)) == 1:
+        if axis < len(sources) and sources[axis] == sizes and len(set(sizes)) > 1:
+            target.append(0)
+        elif len(set(sizes)) == 1 and sizes[0]:
             target.append(sizes[0])
-        elif axis < len(sources) and sources[axis] == sizes:
+        elif not any(sizes):  # 0 stands for an axis of the input
+            if axis >= len(sources) or any(sources[axis]):
+                return None
             target.append(0)
         else:
             target.append(-1)
-    return target if target.count(-1) <= 1 and 0 not in {size for size in target if size > 0} else None
+    if -1 not in target:
+        return target
+    rest = target.index(-1)
+    filled = all(0 not in (*sizes[:rest], *sizes[rest + 1 :]) for sizes in after)  # else -1 says nothing
+    return target if target.count(-1) == 1 and filled else None

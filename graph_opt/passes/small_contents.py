@@ -12,7 +12,10 @@ import onnx_ir as ir
 from ..edit import int_attribute
 
 Array = npt.NDArray[Any]
-MAX_CONTENT = 256  # elements; more are never a shape
+MAX_CONTENT = 1024  # elements; more are neither a shape nor the columns of a head
+_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_INTEGERS = tuple(ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64))
+_CASTS = frozenset((ir.DataType.BOOL, *_INTEGERS, *_FLOATS))
 
 
 def content_of(
@@ -74,14 +77,30 @@ def _unary(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def _divide(left: Array, right: Array) -> Array:
-    if left.dtype.kind == "f":
+    if left.dtype.kind not in "iu":
         return np.asarray(left / right)
-    # ONNX truncates towards zero; a division by zero has no value here
-    return np.asarray(np.trunc(left / np.where(right == 0, 1, right)))
+    if not right.all():
+        raise ValueError("an integer divided by zero has no value")
+    whole, rest = np.divmod(left, right)
+    return np.asarray(whole + ((rest != 0) & ((left < 0) != (right < 0))))  # ONNX truncates towards zero
 
 
 def _cast(node: ir.Node, x: Array) -> Array:
-    return np.asarray(x.astype(ir.DataType(node.attributes["to"].as_int()).numpy()))
+    kind = ir.DataType(node.attributes["to"].as_int())
+    if kind not in _CASTS or ir.DataType.from_numpy(x.dtype) not in _CASTS:
+        raise ValueError("numpy does not cast such types as ONNX does")
+    if kind.is_integer() and not _holds(kind, x):
+        raise ValueError("a number outside of the range of integers is cast as each runtime likes")
+    return np.asarray(x.astype(kind.numpy()))
+
+
+def _holds(kind: ir.DataType, x: Array) -> bool:
+    """Whether numbers are integers already, or floats in the range of a type of integers."""
+    if x.dtype.kind in "iub":
+        return True
+    numbers = x.astype(np.float64)
+    bounds = np.iinfo(kind.numpy())
+    return bool(((numbers > bounds.min - 1.0) & (numbers < bounds.max)).all())
 
 
 def _concat(node: ir.Node, *parts: Array) -> Array:
@@ -113,8 +132,9 @@ def _slice(
     strides = [1] * len(starts) if steps is None else steps.tolist()
     cut = [slice(None)] * x.ndim
     for axis, start, end, step in zip(chosen, starts.tolist(), ends.tolist(), strides, strict=True):
+        first = max(start, -x.shape[axis])  # also where that is behind a negative step's last element
         stop = None if step < 0 and end <= -x.shape[axis] - 1 else end
-        cut[axis] = slice(start, stop, step)
+        cut[axis] = slice(first, stop, step)
     return x[tuple(cut)]
 
 
@@ -124,10 +144,19 @@ def _constant_of_shape(node: ir.Node, shape: Array) -> Array:
     return np.full(tuple(shape.tolist()), fill.reshape(-1)[0], fill.dtype)
 
 
-def _reduce_prod(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
-    axis = None if axes is None else tuple(axes.tolist())
-    keep = bool(int_attribute(node, "keepdims", 1))
-    return np.asarray(np.prod(x, axis=axis, keepdims=keep, dtype=x.dtype))
+def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
+    def compute(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
+        if int_attribute(node, "noop_with_empty_axes", 0) and (axes is None or not axes.size):
+            return x
+        axis = None if axes is None or not axes.size else tuple(axes.tolist())
+        keep = bool(int_attribute(node, "keepdims", 1))
+        return np.asarray(function(x, axis=axis, keepdims=keep), x.dtype)
+
+    return compute
+
+
+def _non_zero(_: ir.Node, x: Array) -> Array:
+    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
 
 
 _COMPUTE: dict[str, Callable[..., Array]] = {
@@ -149,12 +178,15 @@ _COMPUTE: dict[str, Callable[..., Array]] = {
     "Min": lambda _, *values: np.asarray(np.min(np.broadcast_arrays(*values), axis=0), values[0].dtype),
     "Mul": _binary(np.multiply),
     "Neg": _unary(np.negative),
+    "NonZero": _non_zero,
     "Not": _unary(np.logical_not),
     "Or": _binary(np.logical_or),
     "Pow": lambda _, x, y: np.asarray(np.power(x, y), x.dtype),
     "Range": lambda _, start, limit, delta: np.arange(start, limit, delta, dtype=start.dtype),
     "Reciprocal": _unary(np.reciprocal),
-    "ReduceProd": _reduce_prod,
+    "ReduceMax": _reduce(np.max),
+    "ReduceMin": _reduce(np.min),
+    "ReduceProd": _reduce(np.multiply.reduce),
     "Reshape": _reshape,
     "Slice": _slice,
     "Sqrt": _unary(np.sqrt),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..edit import constant, int_attribute
-from .shape_facts import ShapeFacts, Sizes
+from .probe_sizes import Sizes
+from .shape_facts import ShapeFacts
 
 _MASK = 3  # the first operand of Attention that is no query, key or value
 

@@ -1,0 +1,91 @@
+"""Concrete sizes of a graph's dynamic axes, to learn from what the graph computes for them.
+
+The sizes are odd and unrelated, so that no two different expressions agree on all of them. One set is the
+smallest possible, and the last is larger than every number that a graph may compare its sizes with: a graph
+that keeps the last 4095 tokens does nothing to 1000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import static_size
+from ..lazy import bits_of
+from .small_contents import MAX_CONTENT
+
+_ENDLESS = 1 << 24  # larger numbers stand for no bound at all
+_NARROWEST = 8  # bits
+_CACHE_RANK = 4
+_FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One set of concrete sizes."""
+
+    batch: int
+    sequence: int
+    past: int
+
+    @property
+    def total(self) -> int:
+        """Cached and new tokens."""
+        return self.past + self.sequence
+
+    def named(self) -> dict[str, int]:
+        """Return the sizes by their names in the contract."""
+        return {"batch": self.batch, "sequence": self.sequence, "total": self.total, "past": self.past}
+
+
+PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
+
+
+def decoder_sizes(graph: ir.Graph, *, far: bool) -> tuple[Sizes, ...]:
+    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays.
+
+    Args:
+        graph: a decoder.
+        far: whether the last set is beyond every number in the graph.
+    """
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    cached = any(value.shape is not None and len(value.shape) == _CACHE_RANK for value in graph.inputs)
+    batch, new = static_size(ids, 0), static_size(ids, 1)
+    largest = _largest_number(graph) if far else 0
+    last = PROBES[-1]
+    beyond = Sizes(last.batch, last.sequence + _FAR[0] * largest, last.past + _FAR[1] * largest)
+    return tuple(
+        Sizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0)
+        for probe in (*PROBES[:-1], beyond)
+    )
+
+
+def sizes_of_names(graph: ir.Graph, *, far: bool) -> list[dict[str, int]]:
+    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ.
+
+    Args:
+        graph: any graph.
+        far: as for ``decoder_sizes``.
+    """
+    dims = [dim for value in graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
+    names = list(dict.fromkeys(str(dim.value) for dim in dims if dim.value))
+    numbers = np.random.default_rng(0).permutation(np.arange(2, 4 * len(names) + 200))
+    rows = numbers[: 3 * len(names)].reshape(3, -1)
+    largest = _largest_number(graph) if far else 0
+    rows[-1] += largest * np.arange(1, len(names) + 1)
+    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows.tolist())]
+
+
+def _largest_number(graph: ir.Graph) -> int:
+    """Return the largest whole number that a graph computes with, those beyond all bounds excepted."""
+    largest = 0
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        whole = tensor is not None and (tensor.dtype.is_integer() or tensor.size == 1)
+        if tensor is None or not whole or tensor.size > MAX_CONTENT or bits_of(tensor.dtype) < _NARROWEST:
+            continue
+        numbers = np.abs(tensor.numpy().astype(np.float64))
+        largest = max(largest, int(np.max(numbers, initial=0, where=numbers < _ENDLESS)))
+    return largest
