@@ -70,7 +70,7 @@ class MoveQDQPass(EveryGraphPass):
         """Move what dequantizes the operands of a node behind it."""
         values = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         producers = [_producer(graph, value, _DEQUANTIZE) for value in values]
-        if not any(producers):
+        if not any(producers) or _is_lookup(node, producers[0]):
             return
         operands = [None if inner is None else _dequantized(graph, inner) for inner in producers]
         reason = _stays(node, operands)
@@ -151,13 +151,18 @@ def _stays(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str 
             return "what is dequantized is read elsewhere as well"
         if not first.found.equals(operand.found):
             return "what it joins is quantized in several ways"
-        if _is_weight(operand) and (node.op_type != "Transpose" or operand.found.dtype not in _FOLDABLE):
+        if _is_stored(operand.node) and (node.op_type != "Transpose" or operand.found.dtype not in _FOLDABLE):
             return "it is a weight, which is dequantized where it is read"
     if not isinstance(first, _Dequantized):
         return None
     if first.found.axis is not None and moved_axis(node, first.found.axis) is None:
         return _axis_changes(node)
     return cannot_move(node, first.found)
+
+
+def _is_lookup(node: ir.Node, table: ir.Node | None) -> bool:
+    """Return whether a node reads rows of a stored table, whose portable form dequantizes all of it first."""
+    return node.op_type == "Gather" and table is not None and _is_stored(table)
 
 
 _FOLDABLE = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -167,8 +172,9 @@ def _axis_changes(node: ir.Node) -> str:
     return f"its scales lie along an axis that {node.op_type} changes"
 
 
-def _is_weight(operand: _Dequantized) -> bool:
-    return ir.convenience.get_const_tensor(operand.node.inputs[0]) is not None  # type: ignore[arg-type]
+def _is_stored(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    return source is not None and ir.convenience.get_const_tensor(source) is not None
 
 
 def _dequantized(graph: ir.Graph, node: ir.Node) -> _Dequantized | str:
