@@ -21,6 +21,7 @@ from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, S
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
+_GONE = -1  # in the place of a hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class NullOptions:
         seed: another seed is another model.
         top_logits: how many of the best logits ``forward_best`` gives.
         embedding_size: width of the hidden states it gives; 0 gives none.
+        sliding_window: hashes that a token looks back at, 2 or more; 0 is all.
+        trim_step: see ``RunnerInfo``.
     """
 
     vocab_size: int = 256
@@ -42,6 +45,8 @@ class NullOptions:
     seed: int = 0
     top_logits: int = 0
     embedding_size: int = 0
+    sliding_window: int = 0
+    trim_step: int = 0
 
 
 class NullRunner:
@@ -68,6 +73,9 @@ class NullRunner:
             top_logits=options.top_logits,
             embedding_size=options.embedding_size,
             squeezes=True,
+            sliding_window=options.sliding_window,
+            trim_step=options.trim_step,
+            window_bytes_per_token=options.kv_bytes_per_token * (options.trim_step > 0),
         )
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
         self.forwards = 0
@@ -78,7 +86,8 @@ class NullRunner:
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token: what KV is to a real model.
         self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
-        self._dropped = [0] * config.max_slots  # tokens whose hashes are gone
+        self._dropped = [0] * config.max_slots  # tokens whose hashes have left by ``squeeze``
+        self._trimmed = [0] * config.max_slots  # the position from which on rows may start after ``trim``
         self._buffer = np.empty((0, options.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
@@ -118,12 +127,24 @@ class NullRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the history of positions [0, length)."""
         rows = length - self._dropped[source]
-        if not 0 < rows <= len(self._hashes[source]):
+        if not max(1, self._trimmed[source]) <= rows <= len(self._hashes[source]):
             raise ProviderRuntimeError(
                 f"slot {source} holds {len(self._hashes[source])} tokens, cannot copy {length}"
             )
         self._hashes[target] = self._hashes[source][:rows]
-        self._dropped[target] = self._dropped[source]
+        self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
+
+    def trim(self, slot: int, length: int) -> None:
+        """Forget hashes that no token from ``length`` on looks at; see ``TrimmingRunner``."""
+        hashes = self._hashes[slot]
+        if length > len(hashes) or length % self.info.trim_step or self._dropped[slot]:
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {len(hashes)} tokens, it cannot be cut to {length}"
+            )
+        step = self.info.trim_step
+        gone = max(0, length + 1 - self.info.sliding_window) // step * step
+        hashes[:gone] = [_GONE] * gone
+        self._trimmed[slot] = length
 
     def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
         """Keep the last hashes, on which alone what follows depends; see ``SqueezingRunner``."""
@@ -136,18 +157,19 @@ class NullRunner:
     def release(self, slot: int) -> None:
         """Forget a slot's history."""
         self._hashes[slot] = []
-        self._dropped[slot] = 0
+        self._dropped[slot] = self._trimmed[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Hashes of positions [start, start + length)."""
-        if start + length > len(self._hashes[slot]) or self._dropped[slot]:
+        held = len(self._hashes[slot]) if start >= self._trimmed[slot] else 0
+        if start + length > held or self._dropped[slot]:
             raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens")
         return [np.array(self._hashes[slot][start : start + length], np.int64)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Let a slot hold ``start + length`` hashes."""
         (hashes,) = parts
-        if start > len(self._hashes[slot]) or len(hashes) != length:
+        if not self._trimmed[slot] <= start <= len(self._hashes[slot]) or len(hashes) != length:
             raise ProviderRuntimeError(f"{len(hashes)} hashes from {start} do not continue slot {slot}")
         self._hashes[slot][start:] = hashes.tolist()
 
@@ -158,7 +180,7 @@ class NullRunner:
 
     def held_tokens(self) -> int:
         """Tokens in all slots together."""
-        return sum(len(hashes) for hashes in self._hashes)
+        return sum(len(hashes) - hashes.count(_GONE) for hashes in self._hashes)
 
     def _extend(self, row: Row) -> list[int]:
         hashes = self._hashes[row.slot]
@@ -195,7 +217,8 @@ class NullRunner:
                 raise ProviderRuntimeError(f"there is no slot {row.slot}")
             dropped = self._dropped[row.slot]
             held, end = dropped + len(self._hashes[row.slot]), row.start + len(row.tokens)
-            if not (dropped < row.start <= held or row.start == 0 == dropped):
+            first = max(dropped + 1, self._trimmed[row.slot])
+            if not (first <= row.start <= held or row.start == 0 == max(dropped, self._trimmed[row.slot])):
                 raise ProviderRuntimeError(
                     f"row starts at {row.start}, but slot {row.slot} holds {held} tokens"
                 )

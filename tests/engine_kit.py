@@ -16,13 +16,22 @@ from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.sampling_params import SamplingParams
 
 VOCAB = 256
+TRIM_STEP = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
-def make_runner(*, max_slots: int = 4, context_length: int = 256, kv_bytes_per_token: int = 1) -> NullRunner:
+def make_runner(
+    *, max_slots: int = 4, context_length: int = 256, kv_bytes_per_token: int = 1, window: int = 0
+) -> NullRunner:
     """A toy model with a byte of KV a token, unless asked otherwise."""
     config = RunnerConfig(max_slots=max_slots, context_length=context_length)
-    options = NullOptions(vocab_size=VOCAB, kv_bytes_per_token=kv_bytes_per_token, embedding_size=4)
+    options = NullOptions(
+        vocab_size=VOCAB,
+        kv_bytes_per_token=kv_bytes_per_token,
+        embedding_size=4,
+        sliding_window=window,
+        trim_step=TRIM_STEP * (window > 0),
+    )
     return NullRunner(config, options)
 
 
@@ -37,9 +46,12 @@ def make_engine(
     proposer: Proposer | None = None,
     adaptive: bool = False,
     squeeze_kv: int | None = None,
+    window: int = 0,
+    trims_always: bool = False,
+    swap_tokens: int = 0,
 ) -> tuple[Engine, NullRunner]:
     """An engine on a toy model; proposals are made whether or not they pay, unless asked otherwise."""
-    runner = make_runner(max_slots=max_slots, context_length=context_length)
+    runner = make_runner(max_slots=max_slots, context_length=context_length, window=window)
     config = EngineConfig(
         max_step_tokens=max_step_tokens,
         kv_bytes=kv_tokens,
@@ -47,6 +59,8 @@ def make_engine(
         prefix_cache=prefix_cache,
         adaptive_speculation=adaptive,
         squeeze_kv=squeeze_kv,
+        trim_windows="always" if trims_always else "when_short",
+        swap_bytes=8 * swap_tokens,
     )
     return Engine(runner, config, proposer), runner
 

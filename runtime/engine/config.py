@@ -23,6 +23,9 @@ class EngineConfig:
         prefix_cache_dir: a folder where evicted prefixes are kept, for this process and later ones; None is
             nowhere.
         prefix_cache_bytes: most bytes of the files there.
+        trim_windows: when layers with a sliding window give back what lies behind it: ``when_short`` of KV,
+            before anybody loses a slot; or ``always``, which takes the least memory, but then texts share
+            none of their beginnings but the whole. Without ``prefix_cache`` it is always.
         context_overflow: what happens when prompt and output fill the context: ``length`` ends the request,
             ``slide`` drops the middle and goes on.
         attention_sinks: how many of the first tokens stay when others are dropped.
@@ -43,6 +46,7 @@ class EngineConfig:
     prefix_cache_dir: str | Path | None = None
     prefix_cache_bytes: int = 2**33
     swap_bytes: int = 0
+    trim_windows: Literal["when_short", "always"] = "when_short"
     context_overflow: Literal["length", "slide"] = "length"
     attention_sinks: int = 4
     squeeze_kv: int | None = None

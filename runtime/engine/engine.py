@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 from ...providers.base import Runner, RunnerInfo
@@ -29,7 +30,7 @@ from .request import Request
 from .sampler import NO_TOKEN, Sample
 from .scheduler import Scheduler, StepPlan
 from .slot_operations import SlotOperations
-from .slots import SlotTable
+from .slots import SlotTable, Windows
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
@@ -79,7 +80,7 @@ class Engine:
         )
         self.clock: Callable[[], float] = time.perf_counter
         self._runner = runner
-        self._slots = SlotTable(info.max_slots, kv_tokens)
+        self._slots = SlotTable(info.max_slots, kv_tokens, _windows(config, info))
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
@@ -89,8 +90,9 @@ class Engine:
             stretch=config.step_stretch,
             costs=costs,
             stored=self._mover if self._mover.active else None,
+            trims_always=config.trim_windows == "always" or not config.prefix_cache,
         )
-        self._operations = SlotOperations(runner, self._slots, self._mover, trims=_trims(config, info))
+        self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
@@ -166,7 +168,6 @@ class Engine:
         if ran.seconds is not None:
             self._scheduler.learn(plan, ran.seconds)
         self._scheduler.commit(plan)
-        self._operations.trim(plan)
         embedded = observe_prompts(plan, ran.logits)
         for request in embedded:
             self._counters.finished += 1
@@ -295,9 +296,12 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
     return most if info.kv_tokens is None else min(most, info.kv_tokens)
 
 
-def _trims(config: EngineConfig, info: RunnerInfo) -> bool:
-    """Whether KV behind sliding windows is given back: whoever begins alike, or begins again, misses it."""
-    return info.trim_step > 0 and not config.prefix_cache and config.context_overflow == "length"
+def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
+    """What KV behind sliding windows is worth; None where it stays, because the text may be computed anew."""
+    if not info.trim_step or config.context_overflow == "slide" or config.squeeze_kv is not None:
+        return None
+    share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
+    return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:

@@ -2,8 +2,11 @@
 
 A finished request's slot stays as it is until the slot or its bytes are needed; then the least recently used
 goes first. A new request that continues what an idle slot holds takes the slot over; one that shares only a
-beginning gets a copy of that, which costs microseconds a token instead of a run of the model. The slot cache
-holds all positions, also those outside of a sliding window, so all of this holds for such models too.
+beginning gets a copy of that, which costs microseconds a token instead of a run of the model.
+
+Slots hold all positions, also those outside of a sliding window, so all of this holds for such models too.
+When KV is short, running requests give back what lies behind their windows, before anybody loses a slot. Such
+a slot serves no prefix that is shorter than it was then, but still whoever continues its text.
 """
 
 from __future__ import annotations
@@ -49,12 +52,20 @@ class PrefixCache:
         slots: the books of all slots.
         enabled: False lets every slot go with its request.
         stored: what lies outside of the slots; None is nothing.
+        trims_always: give back what lies behind windows at once, not only when KV is short.
     """
 
     def __init__(
-        self, slots: SlotTable, *, enabled: bool = True, stored: StoredPrefixes | None = None
+        self,
+        slots: SlotTable,
+        *,
+        enabled: bool = True,
+        stored: StoredPrefixes | None = None,
+        trims_always: bool = False,
     ) -> None:
         self.enabled = enabled
+        self._trims_always = trims_always
+        self._running: dict[int, Request] = {}  # by slot
         self._stored = stored
         self._keys: dict[int, list[bytes]] = {}  # idle slot -> names of its chunks
         self.counters = PrefixCounters()
@@ -66,7 +77,7 @@ class PrefixCache:
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
-        return self._tree.match(request.token_slice(0, usable), request.cache_salt)
+        return self._tree.match(request.token_slice(0, usable), request.cache_salt, self._slots.shortest)
 
     def stored(self, request: Request) -> int:
         """How many of a request's tokens the tiers hold; looked up once for each time that it queues."""
@@ -77,8 +88,17 @@ class PrefixCache:
         return request.stored
 
     def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
-        """Evict idle slots, except ``spared`` ones, until ``num_tokens`` more fit; tell whether they do."""
+        """Trim running slots, evict idle ones, until ``num_tokens`` more fit; tell whether they do.
+
+        Args:
+            num_tokens: how many.
+            spared: slots that stay as they are.
+        """
         while not self._slots.fits(num_tokens):
+            wide = max(self._running.keys() - set(spared), key=self._trimmable, default=None)
+            if wide is not None and self._trimmable(wide):
+                self._trim(wide)
+                continue
             slot = self._slots.oldest_idle(spared)
             if slot is None:
                 return False
@@ -105,8 +125,12 @@ class PrefixCache:
 
     def progress(self, request: Request) -> None:
         """Note that more of a running request's tokens have KV."""
-        if self.enabled and request.slot is not None and not request.num_dropped:
+        if request.slot is None or request.num_dropped:
+            return
+        if self.enabled:
             self._tree.set_computed(request.slot, request.num_computed)
+        if self._trims_always and self._trimmable(request.slot):
+            self._trim(request.slot)
 
     def withdraw(self, request: Request) -> None:
         """Note that a running request's KV is no longer what its tokens say, and of no use to others."""
@@ -125,6 +149,7 @@ class PrefixCache:
         """Take a request's slot, idle from now on, or free if its content is not to be kept."""
         slot, request.slot = request.slot, None
         assert slot is not None  # noqa: S101 -- only called for running requests
+        del self._running[slot]
         if self.enabled:
             self._tree.remove(slot)
         if not self.enabled or not keep or not request.num_computed or request.num_dropped:
@@ -132,8 +157,9 @@ class PrefixCache:
             return
         count = request.num_computed
         self._tree.insert(slot, request.token_slice(0, count), count, request.cache_salt)
+        shortest = self._slots.shortest
         for other in self._tree.prefixes(slot):
-            if self._slots.is_idle(other):
+            if self._slots.is_idle(other) and shortest.get(slot, 0) <= shortest.get(other, 0):
                 self.evict(other, save=False)
         self._slots.park(slot, count)
         if self._stored is not None:
@@ -193,8 +219,8 @@ class PrefixCache:
         """Give the request an empty slot and a copy of the prefix found."""
         running = (slot for slot in match.slots if not self._slots.is_idle(slot))
         source = next(running, match.slots[0] if match.slots else None)
-        spared = [source] if source is not None and self._slots.is_idle(source) else []
-        available = self._slots.num_slots - self._slots.num_used - len(spared)
+        spared = [] if source is None else [source]
+        available = self._slots.num_slots - self._slots.num_used - sum(map(self._slots.is_idle, spared))
         if not available or not self._could_fit(wanted, spared):
             return False
         self.make_room(wanted, spared)
@@ -203,9 +229,9 @@ class PrefixCache:
             self.evict(oldest)
         request.slot = self._slots.allocate(request.num_tokens)
         if source is not None:
-            self._slots.copy(source, request.slot, match.length)
-        for slot in spared:
-            self._slots.touch(slot)
+            self._slots.fork(source, request.slot, match.length)
+            if self._slots.is_idle(source):
+                self._slots.touch(source)
         return True
 
     def _take_over(self, request: Request, slot: int, wanted: int) -> bool:
@@ -219,13 +245,16 @@ class PrefixCache:
         return True
 
     def _could_fit(self, num_tokens: int, spared: Collection[int]) -> bool:
-        """Whether ``num_tokens`` fit once all idle slots but the ``spared`` ones are gone."""
-        gone = self._slots.idle_tokens - sum(self._slots.tokens(slot) for slot in spared)
-        return self._slots.fits(num_tokens - gone)
+        """Whether ``num_tokens`` fit once all but the ``spared`` slots have given back what they can."""
+        idle = sum(self._slots.worth(slot) for slot in self._slots.idle if slot not in spared)
+        return self._slots.fits(
+            num_tokens - idle - sum(map(self._trimmable, self._running.keys() - set(spared)))
+        )
 
     def _admitted(self, request: Request, match: PrefixMatch) -> None:
         assert request.slot is not None  # noqa: S101 -- it has just got one
         request.num_computed = match.length
+        self._running[request.slot] = request
         if not self.enabled:
             return
         stored = self.stored(request)
@@ -243,6 +272,19 @@ class PrefixCache:
             self._tree.rename(source, target)
         if source in self._keys:
             self._keys[target] = self._keys.pop(source)
+        if source in self._running:
+            self._running[target] = self._running.pop(source)
+
+    def _trimmable(self, slot: int) -> int:
+        """Tokens' worth of KV that a running request does not look at any more."""
+        return self._slots.trimmable(slot, self._running[slot].num_computed)
+
+    def _trim(self, slot: int) -> None:
+        """Give back what lies behind a running request's windows; the tiers keep it, if there are any."""
+        request = self._running[slot]
+        if self._stored is not None and self.enabled:
+            self._slots.save(slot, self._chunk_keys(request, request.num_computed))
+        self._slots.trim(slot, request.num_computed)
 
     def _chunk_keys(self, request: Request, count: int) -> list[bytes]:
         """Names of the full chunks among the request's first ``count`` tokens."""

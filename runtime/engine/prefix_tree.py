@@ -7,6 +7,7 @@ are split and merged token by token; a tree of n slots never has more than 2 n n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +48,7 @@ class PrefixMatch:
     Args:
         length: tokens whose KV is there.
         slots: those that hold it.
-        known: tokens whose KV is there or being computed.
+        known: tokens whose KV is there or being computed, as far as it will be of use.
     """
 
     length: int = 0
@@ -114,17 +115,27 @@ class PrefixTree:
         """Note how many of a slot's tokens have KV."""
         self._entries[slot].computed = computed
 
-    def match(self, tokens: Tokens, salt: str | None = None) -> PrefixMatch:
-        """The longest prefix of ``tokens`` that some slot holds."""
-        root = self._roots.get(salt)
+    def match(
+        self, tokens: Tokens, salt: str | None = None, shortest: Mapping[int, int] | None = None
+    ) -> PrefixMatch:
+        """The longest prefix of ``tokens`` that some slot holds.
+
+        Args:
+            tokens: looked up.
+            salt: of whom.
+            shortest: of slots that can serve long prefixes only, how long they must be.
+        """
+        root, least = self._roots.get(salt), shortest or {}
         path = _walk(root, tokens) if root is not None else []
-        known = path[-1][0].start + path[-1][1] if path else 0
-        length, slots = 0, dict[int, None]()
+        known, length, slots = 0, 0, dict[int, None]()
         for node, common in reversed(path):
             depth = node.start + common
             if depth <= length:  # nothing shallower can be longer
                 break
             for slot in node.slots:
+                if depth < least.get(slot, 0):
+                    continue
+                known = max(known, depth)
                 usable = min(depth, self._entries[slot].computed)
                 if usable > length:
                     length, slots = usable, {}

@@ -112,6 +112,7 @@ class Scheduler:
         stretch: how much longer a step may take for the prompt tokens beside its decode rows.
         costs: what prompt tokens cost, learned here.
         stored: KV outside of the slots; None is none.
+        trims_always: see ``PrefixCache``.
     """
 
     def __init__(
@@ -123,10 +124,11 @@ class Scheduler:
         stretch: float = float("inf"),
         costs: PromptCosts | None = None,
         stored: StoredPrefixes | None = None,
+        trims_always: bool = False,
     ) -> None:
         self.preemptions = 0
         self.costs = costs or PromptCosts()
-        self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored)
+        self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored, trims_always=trims_always)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
         self._stretch = stretch

@@ -8,29 +8,24 @@ from typing import cast
 from ...providers.base import Runner, TrimmingRunner
 from ..errors import ProviderRuntimeError
 from .kv_tiers.mover import KVMover
-from .scheduler import StepPlan
-from .slots import Release, Save, SlotTable
+from .slots import Release, Save, SlotTable, Trim
 
 _log = logging.getLogger(__name__)
 
-_TRIM_EVERY = 256  # tokens
-
 
 class SlotOperations:
-    """Carries out releases, copies and saves, in the order in which they were decided.
+    """Carries out releases, copies, saves and trims, in the order in which they were decided.
 
     Args:
         runner: whose slots they are.
         slots: the books.
         mover: saves KV.
-        trims: whether layers with a sliding window may forget what lies behind it.
     """
 
-    def __init__(self, runner: Runner, slots: SlotTable, mover: KVMover, *, trims: bool) -> None:
+    def __init__(self, runner: Runner, slots: SlotTable, mover: KVMover) -> None:
         self._runner = runner
         self._slots = slots
         self._mover = mover
-        self._trims = trims
 
     def apply(self) -> set[int]:
         """Do what was decided since the last time; return slots that did not get their copy."""
@@ -41,7 +36,10 @@ class SlotOperations:
                 continue
             if isinstance(operation, Save):
                 if operation.slot not in lost:
-                    self._mover.save(operation.slot, operation.keys)
+                    self._mover.save(operation.slot, operation.keys, operation.start)
+                continue
+            if isinstance(operation, Trim):
+                cast(TrimmingRunner, self._runner).trim(operation.slot, operation.length)
                 continue
             if operation.source in lost:  # it holds half a copy, or nothing
                 lost.add(operation.target)
@@ -54,11 +52,3 @@ class SlotOperations:
                 if self._slots.is_idle(operation.source):  # or its request would take it again and again
                     lost.add(operation.source)
         return lost
-
-    def trim(self, plan: StepPlan) -> None:
-        """Now and then, give back what lies behind the sliding windows of the plan's requests."""
-        if not self._trims:
-            return
-        for row, request in zip(plan.rows, plan.requests, strict=True):
-            if request.num_computed // _TRIM_EVERY > row.start // _TRIM_EVERY:
-                cast(TrimmingRunner, self._runner).trim(row.slot, request.num_computed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 
@@ -26,13 +27,48 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A slot whose chunks of KV, so named, are worth keeping elsewhere."""
+    """A slot whose chunks of KV, so named, are worth keeping elsewhere; those before ``start`` are gone."""
 
     slot: int
     keys: tuple[bytes, ...]
+    start: int
 
 
-Operation = Release | Copy | Save
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """KV behind sliding windows to give back: no token before ``length`` will be computed there."""
+
+    slot: int
+    length: int
+
+
+Operation = Release | Copy | Save | Trim
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What giving back KV behind sliding windows is worth.
+
+    Args:
+        step: tokens that are given back at a time.
+        widest: positions that a token looks back at, itself included.
+        share: how much of a token's KV lies in layers with windows, out of all.
+        slack: tokens behind the newest that stay as they are, for sequences that part there.
+    """
+
+    step: int
+    widest: int
+    share: Fraction
+    slack: int = 0
+
+    def shortest(self, computed: int) -> int:
+        """The shortest prefix that a slot of so many tokens serves once it is trimmed."""
+        return max(0, computed - self.slack) // self.step * self.step
+
+    def saved(self, shortest: int) -> int:
+        """What a slot that serves none but longer prefixes has given back, in tokens' worth of KV."""
+        behind = max(0, shortest + 1 - self.widest) // self.step * self.step
+        return int(behind * self.share)
 
 
 class SlotTable:
@@ -44,11 +80,18 @@ class SlotTable:
     Args:
         num_slots: sequences that may hold KV at once.
         max_tokens: most tokens that all slots together may hold; None is no limit beyond the slots' own.
+        windows: what of a slot's KV can be given back; None is nothing.
+
+    Attributes:
+        used_tokens: what slots in use hold, in tokens' worth of KV.
+        idle_tokens: what idle ones hold.
     """
 
-    def __init__(self, num_slots: int, max_tokens: int | None = None) -> None:
+    def __init__(self, num_slots: int, max_tokens: int | None = None, windows: Windows | None = None) -> None:
         self.num_slots = num_slots
         self.max_tokens = max_tokens
+        self._windows = windows
+        self._shortest: dict[int, int] = {}  # trimmed slot -> the shortest prefix that it serves
         self.used_tokens = 0
         self.idle_tokens = 0
         self._tokens: dict[int, int] = {}  # slot in use -> tokens it holds or will hold after this step
@@ -72,6 +115,11 @@ class SlotTable:
         """Idle slots, least recently used first."""
         return tuple(self._idle)
 
+    @property
+    def shortest(self) -> Mapping[int, int]:
+        """Of trimmed slots, the shortest prefix that each can still serve."""
+        return self._shortest
+
     def oldest_idle(self, spared: Collection[int] = ()) -> int | None:
         """The least recently used idle slot that is not ``spared``."""
         return next((slot for slot in self._idle if slot not in spared), None)
@@ -93,15 +141,15 @@ class SlotTable:
 
     def free(self, slot: int) -> None:
         """Give back a slot in use."""
-        count = self._tokens.pop(slot)
-        self.used_tokens -= count
-        self._give_back(slot, count)
+        self.used_tokens -= self.worth(slot)
+        self._give_back(slot, self._tokens.pop(slot))
 
     def park(self, slot: int, num_tokens: int) -> None:
         """Make a slot in use idle; it keeps ``num_tokens``."""
-        self.used_tokens -= self._tokens.pop(slot)
-        self.idle_tokens += num_tokens
+        self.used_tokens -= self.worth(slot)
+        del self._tokens[slot]
         self._idle[slot] = num_tokens
+        self.idle_tokens += self.worth(slot)
 
     def touch(self, slot: int) -> None:
         """Note that an idle slot's content was of use."""
@@ -109,14 +157,35 @@ class SlotTable:
 
     def take_over(self, slot: int, num_tokens: int) -> None:
         """Use an idle slot, with its content, for ``num_tokens`` tokens."""
-        self.idle_tokens -= self._idle.pop(slot)
+        self.idle_tokens -= self.worth(slot)
+        del self._idle[slot]
         self._use(slot, num_tokens)
 
     def evict(self, slot: int) -> None:
         """Give back an idle slot."""
-        count = self._idle.pop(slot)
-        self.idle_tokens -= count
-        self._give_back(slot, count)
+        self.idle_tokens -= self.worth(slot)
+        self._give_back(slot, self._idle.pop(slot))
+
+    def trimmable(self, slot: int, computed: int) -> int:
+        """Tokens' worth of KV that a slot in use would give back, ``computed`` of whose tokens have KV."""
+        if self._windows is None:
+            return 0
+        return max(0, self._windows.saved(self._windows.shortest(computed)) - self._saved(slot))
+
+    def trim(self, slot: int, computed: int) -> None:
+        """Let the runner give back KV that the slot's next tokens do not look at."""
+        if gain := self.trimmable(slot, computed):
+            assert self._windows is not None  # noqa: S101 -- or there were no gain
+            self._shortest[slot] = self._windows.shortest(computed)
+            self.used_tokens -= gain
+            self._operations.append(Trim(slot, self._shortest[slot]))
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let the runner copy a prefix into a slot in use, which serves no shorter ones than its source."""
+        self.copy(source, target, length)
+        if source in self._shortest:
+            self._shortest[target] = self._shortest[source]
+            self.used_tokens -= self._saved(target)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let the runner copy a prefix.
@@ -130,8 +199,8 @@ class SlotTable:
         self._operations.append(Copy(source, target, length))
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Let the slot's chunks be kept elsewhere before it is released."""
-        self._operations.append(Save(slot, tuple(keys)))
+        """Let the slot's chunks be kept elsewhere before it is released or trimmed."""
+        self._operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0)))
 
     def take_operations(self) -> list[Operation]:
         """What the runner has to do since the last call, in this order."""
@@ -159,11 +228,17 @@ class SlotTable:
         # Rebuilt, since the order of idle slots tells when they were last used.
         self._tokens = {target if slot == source else slot: n for slot, n in self._tokens.items()}
         self._idle = {target if slot == source else slot: n for slot, n in self._idle.items()}
+        if source in self._shortest:
+            self._shortest[target] = self._shortest.pop(source)
         self._give_back(source, self.tokens(target))
 
     def tokens(self, slot: int) -> int:
         """How many tokens a used or idle slot holds."""
         return self._tokens[slot] if slot in self._tokens else self._idle[slot]
+
+    def worth(self, slot: int) -> int:
+        """What a used or idle slot holds, in tokens' worth of KV."""
+        return self.tokens(slot) - self._saved(slot)
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot holds nothing."""
@@ -184,18 +259,25 @@ class SlotTable:
                 f"free {sorted(self._free)}, used {sorted(self._tokens)} and idle {sorted(self._idle)} "
                 "are not all slots once"
             )
-        counted, held = (self.used_tokens, self.idle_tokens), [sum(self._tokens.values())]
-        held.append(sum(self._idle.values()))
+        counted = self.used_tokens, self.idle_tokens
+        held = [sum(self.worth(slot) for slot in slots) for slots in (self._tokens, self._idle)]
         if counted != tuple(held):
             raise RuntimeError(f"{counted} used and idle tokens counted, {held} held")
+        if self._shortest.keys() & set(self._free):
+            raise RuntimeError(f"free slots among the trimmed ones, {self._shortest}")
         if not self.fits(0):
             raise RuntimeError(f"{sum(held)} tokens held, more than the budget of {self.max_tokens}")
 
     def _use(self, slot: int, num_tokens: int) -> None:
         self._tokens[slot] = num_tokens
-        self.used_tokens += num_tokens
+        self.used_tokens += self.worth(slot)
+
+    def _saved(self, slot: int) -> int:
+        """What a slot has given back, in tokens' worth of KV."""
+        return self._windows.saved(self._shortest.get(slot, 0)) if self._windows is not None else 0
 
     def _give_back(self, slot: int, num_tokens: int) -> None:
+        self._shortest.pop(slot, None)
         self._given_back[slot] = num_tokens
         heapq.heappush(self._free, slot)
         self._operations.append(Release(slot))

@@ -1,14 +1,16 @@
-"""Layers with a sliding window keep only their window, and nobody can tell."""
+"""Layers with a sliding window keep only their window, and nobody can tell: on slots and on blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tiny_models import write_tiny
 
+from carryall.providers import get_provider
 from carryall.providers.base import TrimmingRunner
 from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.llm import LLM
@@ -16,42 +18,136 @@ from carryall.runtime.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+WINDOW = 70
+CASES = [("cpu", "mistral"), ("cpu", "gemma3_text"), ("openvino", "mistral")]
+ALWAYS = EngineConfig(trim_windows="always")
+PROMPT = np.random.default_rng(0).integers(0, 256, 900).tolist()
+GREEDY = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
 
 
-def test_trimmed_equals_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
-    checkpoint = write_tiny("mistral", tmp_path / "tiny", sliding_window=70, max_position_embeddings=2048)
-    prompts = [np.random.default_rng(n).integers(0, 256, size).tolist() for n, size in enumerate((700, 30))]
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def options(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    provider, family = request.param
+    reason = get_provider(provider).available()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("sliding")
+    changes: dict[str, Any] = {"sliding_window": WINDOW, "max_position_embeddings": 2048}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARRYALL_CACHE", str(folder / "cache"))
+        checkpoint = write_tiny(family, folder / "tiny", **changes)
+        yield {"model": checkpoint, "provider": provider, "max_slots": 3, "num_threads": 1}
 
-    def generate(prefix_cache: bool) -> tuple[list[list[int]], list[int]]:
-        trimmed: list[int] = []
-        config = EngineConfig(prefix_cache=prefix_cache)
-        with LLM(checkpoint, max_slots=2, num_threads=1, engine_config=config) as llm:
-            runner = cast(TrimmingRunner, llm._engine._runner)
-            assert runner.info.sliding_window == 70
-            trim = runner.trim
 
-            def recording(slot: int, length: int) -> None:
-                trimmed.append(length)
-                trim(slot, length)
-                memory = runner._kv._kv.buffers["past_key_values.0.key"]  # type: ignore[attr-defined]
-                assert not memory[slot, :, :64].any()
-                assert memory[slot, :, length - 69 : length].all()
+@pytest.fixture(scope="module")
+def expected(options: dict[str, Any]) -> list[int]:
+    with LLM(**options) as llm:
+        return generate(llm, PROMPT)
 
-            runner.trim = recording  # type: ignore[method-assign]
-            for output in llm.stream(prompts[0], GREEDY):
-                if len(output.outputs[0].token_ids) == 100:
-                    stats = llm.stats()
-                    resident.append(stats.kv_bytes / (stats.kv_tokens * runner.info.kv_bytes_per_token))
-                    break
-            return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)], trimmed
 
-    resident: list[float] = []
-    whole, never = generate(prefix_cache=True)
-    trimmed, lengths = generate(prefix_cache=False)
-    assert never == []
-    assert len(lengths) >= 3
-    assert trimmed == whole
-    assert resident[0] == 1.0
-    assert resident[1] < 0.15
+def generate(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    return llm.generate(prompt, params)[0].outputs[0].token_ids
+
+
+def held(llm: LLM) -> int:
+    """Tokens' worth of KV that the runner holds."""
+    runner = llm._engine._runner
+    return runner.kv_bytes // runner.info.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("config", "trims"),
+    [(EngineConfig(), False), (EngineConfig(prefix_cache=False), True), (ALWAYS, True)],
+    ids=["when_short", "without_prefixes", "always"],
+)
+def test_trimmed_is_whole(
+    options: dict[str, Any], expected: list[int], config: EngineConfig, trims: bool
+) -> None:
+    with LLM(**options, engine_config=config) as llm:
+        info = llm._engine.info
+        assert info.sliding_window == WINDOW
+        *_, beside_last, _ = llm.stream(PROMPT, GREEDY)
+        for output in llm.stream(PROMPT[::-1], GREEDY):
+            if len(output.outputs[0].token_ids) == 90:
+                books = llm.stats().kv_tokens
+                break
+        assert beside_last.outputs[0].token_ids == expected[:-1]
+        behind = 256 if config.prefix_cache else 512
+        each = behind * info.window_bytes_per_token // info.kv_bytes_per_token * trims
+        assert books == 989 - each + (999 - each) * config.prefix_cache
+
+
+def test_the_next_turn_continues_a_trimmed_slot_and_shorter_texts_begin_anew(
+    options: dict[str, Any], expected: list[int]
+) -> None:
+    next_turn = [*PROMPT, *expected, *PROMPT[:20]]
+    shorter = [*PROMPT[:300], *PROMPT[:9]]
+    with LLM(**options) as llm:
+        wanted = [generate(llm, prompt) for prompt in (next_turn, shorter)]
+    with LLM(**options, engine_config=ALWAYS) as llm:
+        assert generate(llm, PROMPT) == expected
+        assert generate(llm, next_turn) == wanted[0]
+        assert llm.stats().prefix_cached_tokens == 999
+        assert generate(llm, shorter) == wanted[1]
+        assert llm.stats().prefix_cached_tokens == 999
+
+
+def test_when_kv_is_short_windows_go_before_requests_do(options: dict[str, Any]) -> None:
+    prompts = [PROMPT, PROMPT[::-1]]
+    with LLM(**options) as llm:
+        wanted = [generate(llm, prompt) for prompt in prompts]
+        info = llm._engine.info
+    share = info.window_bytes_per_token / info.kv_bytes_per_token
+    room = 2000 - int(2 * 256 * share) + 40  # for both to their ends, if what lies behind windows goes
+    config = EngineConfig(kv_bytes=room * info.kv_bytes_per_token)
+    with LLM(**options, engine_config=config) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == wanted
+        assert llm.stats().preemptions == 0
+        assert held(llm) < 2000
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_trimmed_request_may_be_preempted(options: dict[str, Any], expected: list[int], swap: bool) -> None:
+    config = EngineConfig(trim_windows="always", swap_bytes=2**28 * swap)
+    with LLM(**options, engine_config=config) as llm:
+        for output in llm.stream(PROMPT, GREEDY):
+            if len(output.outputs[0].token_ids) == 50:
+                (request,) = llm._engine._scheduler.running
+                llm._engine._scheduler.preempt(request)
+                llm._engine._scheduler.cache.clear(save=True)
+        assert output.outputs[0].token_ids == expected
+        assert (llm.stats().kv_restored_tokens > 800) == swap
+
+
+def test_what_was_trimmed_comes_back_from_disk(
+    options: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    config = EngineConfig(trim_windows="always", prefix_cache_dir=tmp_path)
+    for restored in (0, 14 * 64):
+        with LLM(**options, engine_config=config) as llm:
+            assert generate(llm, PROMPT) == expected
+            assert llm.stats().kv_restored_tokens == restored
+
+
+def test_only_layers_with_windows_forget(options: dict[str, Any]) -> None:
+    if options["provider"] != "cpu":
+        pytest.skip("blocks have no rows of their own")
+    with LLM(**options, engine_config=ALWAYS) as llm:
+        runner = cast(TrimmingRunner, llm._engine._runner)
+        lengths: list[int] = []
+        trim = runner.trim
+
+        def recording(slot: int, length: int) -> None:
+            lengths.append(length)
+            trim(slot, length)
+            memory = runner._kv._kv  # type: ignore[attr-defined]
+            for name, buffer in memory.buffers.items():
+                windowed = name in memory._windows
+                assert buffer[slot, :, : length - WINDOW - 64].any() != windowed
+                assert buffer[slot, :, length - WINDOW + 1 : length].all()
+
+        runner.trim = recording  # type: ignore[method-assign]
+        generate(llm, PROMPT)
+        assert lengths == [512]

@@ -68,11 +68,19 @@ class KVMover:
             return 0
         return CHUNK_TOKENS * next((i for i, key in enumerate(keys) if key not in tier), len(keys))
 
-    def save(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Copy a slot's chunks to the tiers, as far as they are not there."""
+    def save(self, slot: int, keys: Sequence[bytes], start: int = 0) -> None:
+        """Copy a slot's chunks to the tiers, as far as they are not there.
+
+        Args:
+            slot: holds them.
+            keys: their names.
+            start: tokens before it are not in the slot any more.
+        """
         for i, key in enumerate(keys):
             if self._tier is None or key in self._tier:
                 continue
+            if i * CHUNK_TOKENS < start:
+                return  # without this one, nobody asks for those that follow
             try:
                 parts = self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS)
             except ProviderRuntimeError as error:

@@ -36,6 +36,9 @@ class EngineMachine(RuleBasedStateMachine):
         proposer=st.sampled_from(PROPOSERS),
         adaptive=st.booleans(),
         squeeze_kv=st.sampled_from([None, None, 10, 24]),
+        window=st.sampled_from([0, 2, 5, 12]),
+        trims_always=st.booleans(),
+        swap_tokens=st.sampled_from([0, 0, 1000]),
     )
     def start(
         self,
@@ -46,6 +49,9 @@ class EngineMachine(RuleBasedStateMachine):
         proposer: Callable[[], Proposer] | None,
         adaptive: bool,
         squeeze_kv: int | None,
+        window: int,
+        trims_always: bool,
+        swap_tokens: int,
     ) -> None:
         made = proposer() if proposer is not None else None
         self.most_proposed = made.max_tokens if made is not None else 0
@@ -57,7 +63,10 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             proposer=made,
             adaptive=adaptive,
-            squeeze_kv=squeeze_kv,
+            squeeze_kv=squeeze_kv if squeeze_kv is None or 2 * window <= squeeze_kv else 24,
+            window=window,
+            trims_always=trims_always,
+            swap_tokens=swap_tokens,
         )
         self.copy_prefix = self.runner.copy_prefix
         self.runner.copy_prefix = self.copy_or_fail  # type: ignore[method-assign]
@@ -193,8 +202,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check_integrity()
         stats = self.engine.stats()
         assert stats.running + stats.waiting == sum(not r.finished for r in self.all)
+        slots = self.engine._slots
         held = sum(
-            request.num_computed - request.num_dropped for request in self.all if request.slot is not None
+            request.num_computed
+            - request.num_dropped
+            - (slots.tokens(request.slot) - slots.worth(request.slot))
+            for request in self.all
+            if request.slot is not None
         )
         # Refused proposals stay in their slots until something is written over them.
         refused = self.most_proposed * stats.slots
