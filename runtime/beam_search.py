@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from .engine.beam_search import Beam, BeamSearch, BeamSearchOptions
-from .errors import InvalidSamplingError, ProviderRuntimeError
+from .errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
 from .output_text import OutputText
 from .outputs import CompletionOutput, RequestOutput
 from .sampling_params import MAX_LOGPROBS, SamplingParams
@@ -39,7 +39,11 @@ def beam_search(
 
     Raises:
         InvalidSamplingError: more beams than log-probabilities can be had for.
+        PromptTooLongError: a prompt leaves no room.
     """
+    longest = max(map(len, prompts), default=0)
+    if longest >= context_length:
+        raise PromptTooLongError(f"a prompt has {longest} tokens, but the context holds {context_length}")
     searches = [
         BeamSearch(replace(options, max_tokens=min(options.max_tokens, room)), end_token_ids)
         for room in (context_length - len(prompt) for prompt in prompts)

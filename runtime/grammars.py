@@ -139,9 +139,12 @@ class GrammarCompiler:
         if matcher.is_error():
             raise InvalidSamplingError(f"{kind} cannot be used: {matcher.get_error()}")
         start = time.monotonic()
-        matcher.deep_copy().compute_bitmask()
+        first = matcher.deep_copy()
+        first.compute_bitmask()
         if time.monotonic() - start > _SLOWEST_MASK:
             raise InvalidSamplingError(f"{kind} is too complex: finding its first token takes too long")
+        if first.get_error():
+            raise InvalidSamplingError(f"{kind} cannot be met: no output may begin with any token")
         return GrammarMatcher(matcher, self._vocab_size)
 
 
@@ -154,7 +157,8 @@ def _grammar(kind: str, text: str) -> str:
         grammar = matcher.grammar_from_lark(text)
     elif kind == "choice":
         choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-        grammar = matcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+        # One terminal: the parser would follow at most 2,000 alternatives at a time.
+        grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
         schema = text if kind == "json_schema" else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)

@@ -181,8 +181,8 @@ class LLM(TextModel):
         """Continue one prompt; yield its whole state whenever it has grown. Leaving the loop cancels it."""
         params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
         group = self._requests.group(prompt, params)
-        self._add([group])
         try:
+            self._add([group])
             seen = 0
             while not group.finished:
                 self._step_for(group, seen)

@@ -206,7 +206,12 @@ class AsyncLLM(TextModel):
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
         asked = zip(questions.prompts, questions.params, strict=True)
-        return questions.read(await asyncio.gather(*(self._final(*each) for each in asked)))
+        tasks = [asyncio.ensure_future(self._final(*each)) for each in asked]
+        try:
+            return questions.read(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # where one failed, nobody waits for the others
+                task.cancel()
 
     async def _final(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         """The last state of a request."""

@@ -9,6 +9,8 @@ from typing import Literal
 
 from ..errors import InvalidSamplingError
 
+_MOST_PENALTY = 50.0  # a million tokens to this power are still a number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchOptions:
@@ -32,9 +34,14 @@ class BeamSearchOptions:
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1 or self.max_tokens < 1:
-            raise InvalidSamplingError(f"num_beams and max_tokens must be positive, not {self}")
-        if self.early_stopping not in (True, False, "never"):
+        counts = self.num_beams, self.max_tokens
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            raise InvalidSamplingError(f"num_beams and max_tokens must be positive whole numbers, not {self}")
+        if not -_MOST_PENALTY <= self.length_penalty <= _MOST_PENALTY:
+            raise InvalidSamplingError(
+                f"length_penalty must be within {_MOST_PENALTY}, not {self.length_penalty!r}"
+            )
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidSamplingError(
                 f"early_stopping is True, False or 'never', not {self.early_stopping!r}"
             )

@@ -51,11 +51,14 @@ class CompilingRequests:
         return ready, refused
 
     def _finish(self, request: Request, ready: list[Request], refused: list[Request]) -> None:
-        try:
+        assert request.awaited_grammar is not None  # noqa: S101 -- or it would not wait here
+        error = request.awaited_grammar.exception()
+        if error is None:
             request.take_grammar()
-        except RequestError as error:
-            request.fault = error
-            refused.append(request)
-        else:
             ready.append(request)
             del self._deadlines[request]
+            return
+        if not isinstance(error, RequestError):  # the library failed, which is no reason for others to end
+            error = RequestError(f"the grammar could not be compiled: {error!r}")
+        request.fault = error
+        refused.append(request)

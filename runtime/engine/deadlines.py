@@ -6,6 +6,8 @@ import heapq
 
 from .request import Request
 
+_LEAST_SWEPT = 64  # requests
+
 
 class Deadlines:
     """Requests by deadline; looking costs nothing while none has passed."""
@@ -13,13 +15,16 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._added = 0
+        self._swept_at = _LEAST_SWEPT  # length from which on those that ended in time are looked for
 
     def add(self, request: Request) -> None:
         """Watch a request, if it has a deadline."""
         if request.deadline is None:
             return
-        while self._heap and self._heap[0][2].finished:  # those that ended in time surface sooner or later
-            heapq.heappop(self._heap)
+        if len(self._heap) >= self._swept_at:
+            self._heap = [entry for entry in self._heap if not entry[2].finished]
+            heapq.heapify(self._heap)
+            self._swept_at = max(_LEAST_SWEPT, 2 * len(self._heap))
         self._added += 1
         heapq.heappush(self._heap, (request.deadline, self._added, request))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..errors import UsageError
 from .request import Request
 from .scheduler import Scheduler
 from .speculation.speculator import Speculator
@@ -24,9 +25,16 @@ class EndlessText:
         sinks: how many of the first tokens stay.
         scheduler: keeps the books of the requests.
         speculator: knows the requests' tokens too.
+
+    Raises:
+        UsageError: nothing would be left to drop.
     """
 
     def __init__(self, length: int, sinks: int, scheduler: Scheduler, speculator: Speculator) -> None:
+        if not 0 <= sinks <= length - 2:
+            raise UsageError(
+                f"attention_sinks is {sinks}; of a context of {length} tokens, {max(0, length - 2)} may stay"
+            )
         self._length = length
         self._sinks = sinks
         self._recent = (length - sinks) // 2

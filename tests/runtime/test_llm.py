@@ -11,11 +11,13 @@ import pytest
 from llm_kit import toy_model
 
 from carryall.providers.null import NullRunner
+from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.errors import (
     EngineClosedError,
     InvalidSamplingError,
     PromptTooLongError,
     ProviderRuntimeError,
+    QueueFullError,
     RequestError,
     UsageError,
 )
@@ -99,6 +101,13 @@ def test_leaving_a_stream_frees_its_slot(llm: LLM) -> None:
         assert llm.stats().running == 1
         break
     assert (llm.stats().running, llm.stats().cancelled) == (0, 1)
+
+
+def test_a_stream_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
+    with LLM(toy_model(tmp_path, max_slots=1), engine_config=EngineConfig(max_queue=0)) as llm:
+        with pytest.raises(QueueFullError):
+            next(iter(llm.stream("prompt", SamplingParams(n=2))))
+        assert not llm._engine.has_work
 
 
 def test_the_end_token_ends_it_and_is_not_in_the_text(tmp_path: Path) -> None:

@@ -53,6 +53,21 @@ def test_what_the_model_would_say_itself_is_greedy(tmp_path: Path) -> None:
         assert score.greedy == all(likeliest)
 
 
+def test_where_one_text_is_refused_nobody_goes_on_with_the_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        llm = AsyncLLM(toy_model(tmp_path, context_length=512, step_seconds=0.01))
+        try:
+            with pytest.raises(RequestError, match="context"):
+                await llm.score("a", ["b" * 400, "c" * 600])
+            while llm.stats().running + llm.stats().waiting:
+                await asyncio.sleep(0.002)
+            assert llm.stats().cancelled == 1
+        finally:
+            llm.shutdown()
+
+    asyncio.run(test())
+
+
 def test_what_comes_before_a_continuation_may_be_cached(llm: LLM) -> None:
     llm.score(TEXT, "x")
     before = llm.stats().computed_tokens

@@ -75,6 +75,26 @@ def test_the_output_has_the_form_whatever_the_seed(llm: LLM, seed: int, form: di
     assert fits(output.outputs[0].text, form)
 
 
+def test_many_choices(llm: LLM) -> None:
+    choices = [str(number) for number in range(5000)]
+    (output,) = llm.generate("go", options(1, {"choice": choices}))
+    assert output.error is None
+    assert output.outputs[0].text in choices
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": r"[^\s\S]"},
+        {"grammar": "start: start"},
+        {"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    ],
+)
+def test_what_nothing_can_meet_is_refused(llm: LLM, form: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSamplingError, match="cannot be met"):
+        llm.generate("go", options(0, form))
+
+
 def test_on_the_embedded_model() -> None:
     with LLM("demo", max_slots=4, num_threads=1) as demo:
         many = [options(seed, form) for seed, form in enumerate([*FORMS, {"json_object": True}])]

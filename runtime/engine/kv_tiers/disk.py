@@ -43,6 +43,8 @@ class DiskTier:
         self._change = threading.Condition()
         self._sweep()
         self._held_bytes = sum(stat.st_size for _, stat in self._files())
+        if self._held_bytes > max_bytes:
+            self._shrink()
         self._thread = threading.Thread(target=self._write, name="carryall-kv-files", daemon=True)
         self._thread.start()
 
@@ -138,8 +140,9 @@ class DiskTier:
         for path, stat in files:
             if self._held_bytes <= _SHRINK_TO * self._max_bytes:
                 return
-            path.unlink(missing_ok=True)
-            self._held_bytes -= stat.st_size
+            with contextlib.suppress(PermissionError):
+                path.unlink(missing_ok=True)
+                self._held_bytes -= stat.st_size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self._folder.glob("??/*.kv"):

@@ -16,7 +16,7 @@ from llm_kit import toy_model
 from tiny_models import EOS, write_tiny
 
 from carryall.runtime.engine.beam_search import BeamSearch, BeamSearchOptions
-from carryall.runtime.errors import InvalidSamplingError, UsageError
+from carryall.runtime.errors import InvalidSamplingError, PromptTooLongError, UsageError
 from carryall.runtime.llm import LLM
 
 ENDS = [EOS, 107, 102, 155, 202, 200, 121, 148]  # tokens that come up, so that beams end at all lengths
@@ -138,9 +138,17 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with LLM(toy_model(tmp_path)) as llm:
         with pytest.raises(InvalidSamplingError, match="40 beams need 80 candidates a step"):
             llm.beam_search("x", BeamSearchOptions(num_beams=40))
-        with pytest.raises(InvalidSamplingError, match="must be positive"):
-            BeamSearchOptions(num_beams=0)
+        with pytest.raises(PromptTooLongError, match="a prompt has 301 tokens"):
+            llm.beam_search("x" * 300)
+        for number in (0, 2.5):
+            with pytest.raises(InvalidSamplingError, match="must be positive whole numbers"):
+                BeamSearchOptions(num_beams=number)  # type: ignore[arg-type]
+        for penalty in (1e4, -1e4, float("nan")):
+            with pytest.raises(InvalidSamplingError, match="length_penalty must be within"):
+                BeamSearchOptions(length_penalty=penalty)
         with pytest.raises(InvalidSamplingError, match="early_stopping is"):
             BeamSearchOptions(early_stopping="now")  # type: ignore[arg-type]
+        with pytest.raises(InvalidSamplingError, match="early_stopping is"):
+            BeamSearchOptions(early_stopping=1)  # type: ignore[arg-type]
     with LLM(toy_model(tmp_path), prefix_cache=False) as llm, pytest.raises(UsageError, match="prefix cache"):
         llm.beam_search("x")

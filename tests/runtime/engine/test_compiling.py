@@ -11,7 +11,7 @@ from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, ru
 
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.request import Grammar, Request
-from carryall.runtime.errors import InvalidSamplingError
+from carryall.runtime.errors import InvalidSamplingError, RequestError
 
 
 class Countdown:
@@ -87,6 +87,20 @@ def test_a_refused_grammar_fails_its_request() -> None:
     run(engine, [request])
     assert (request.finish_reason, request.error) == ("error", "no such thing")
     assert isinstance(request.fault, InvalidSamplingError)
+
+
+def test_a_library_that_fails_fails_the_request_alone() -> None:
+    class Panic(BaseException):
+        """What bindings to Rust raise, which is no Exception."""
+
+    engine, _ = make_engine()
+    future: Future[Grammar] = Future()
+    future.set_exception(Panic("index out of bounds"))
+    request, other = demanding("a", future), make_request("b")
+    run(engine, [request, other])
+    assert request.error == "the grammar could not be compiled: Panic('index out of bounds')"
+    assert isinstance(request.fault, RequestError)
+    assert other.output_token_ids == alone(other)
 
 
 def test_nobody_waits_for_ever() -> None:

@@ -8,6 +8,7 @@ from speculation_kit import Oracle
 
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.request import Request
+from carryall.runtime.errors import UsageError
 from carryall.runtime.sampling_params import SamplingParams
 
 CONTEXT, SINKS = 40, 4
@@ -31,6 +32,13 @@ def expected(request: Request) -> list[int]:
         tokens += new
         tokens = tokens[:SINKS] + tokens[-RECENT:]
     return output
+
+
+@pytest.mark.parametrize("sinks", [-1, CONTEXT - 1, 1000])
+def test_sinks_that_leave_nothing_to_drop_are_refused(sinks: int) -> None:
+    _, runner = make_engine(context_length=CONTEXT)
+    with pytest.raises(UsageError, match=f"attention_sinks is {sinks}; of a context of 40 tokens, 38 may"):
+        Engine(runner, EngineConfig(context_overflow="slide", attention_sinks=sinks))
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -87,6 +87,16 @@ def test_files_stay_within_their_budget(tmp_path: Path) -> None:
     assert tier._path(key(2)) not in held
 
 
+def test_a_smaller_budget_counts_at_once(tmp_path: Path) -> None:
+    """Not only after the next write, for which the disk may have no room."""
+    tier = DiskTier(tmp_path, 10**6)
+    for number in range(9):
+        tier.put(key(number), chunk(number))
+    tier.close()
+    DiskTier(tmp_path, 1500).close()
+    assert 0 < sum(path.stat().st_size for path in tmp_path.glob("??/*.kv")) <= 1500
+
+
 def test_a_damaged_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = DiskTier(tmp_path, 10**6)
     tier.put(key(1), chunk(1))
