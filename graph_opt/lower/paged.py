@@ -37,7 +37,6 @@ from .capped_attention import CappedAttentionPass
 from .float_compute import FloatComputePass
 from .kv_int8 import CacheScales, TakeCacheScalesPass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
-from .merge import MergeProjectionsPass
 from .rope_tables import RopeTablesPass
 from .weight_only_products import WeightOnlyProductsPass
 
@@ -308,7 +307,6 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         PagedInputsPass(),
         SelectLogitsPass(),
         FlatLogitsPass(),
-        MergeProjectionsPass(),
         ArithmeticDequantizePass(),
         common.RemoveUnusedNodesPass(),
     ]
