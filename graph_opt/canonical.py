@@ -20,6 +20,7 @@ from .passes.fuse_norm import FuseRMSNormPass
 from .passes.fuse_rotary import FuseRotaryPass
 from .passes.head_norms import HeadNormsPass
 from .passes.lift_attention import LiftAttentionPass
+from .passes.lift_moe import LiftMoEPass
 from .passes.lift_norms import LiftNormsPass
 from .passes.lift_products import LiftProductsPass
 from .passes.lift_rotary import LiftRotaryPass
@@ -53,6 +54,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         LiftNormsPass(),
         LiftProductsPass(),
         LiftWeightsPass(),
+        LiftMoEPass(),
         SimplifyShapesPass(),
         common.RemoveUnusedNodesPass(),
         LiftRotaryPass(),

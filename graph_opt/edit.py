@@ -117,6 +117,20 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def take_name(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    """Name a value; another of the graph that has the name already gets a new one."""
+    if value.name == name:
+        return
+    others = (other for node in graph.all_nodes() for other in node.outputs if other.name == name)
+    for other in [*graph.initializers.values(), *others]:
+        if other.name == name:
+            unique = f"{name}_inner"
+            while unique in graph.initializers:
+                unique += "_"
+            other.name = unique
+    value.name = name
+
+
 def can_return(graph: ir.Graph, value: ir.Value) -> bool:
     """Return whether ``value`` may become an output of ``graph``, under the output's name."""
     producer = value.producer()

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from .edit import constant, sole_consumer
+from .edit import constant, sole_consumer, weight
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product with a weight, perhaps with a bias added."""
+
+    product: ir.Node
+    bias: ir.Value | None
+    output: ir.Value
+
+    @property
+    def x(self) -> ir.Value:
+        """What is multiplied."""
+        return _operand(self.product, 0)
+
+    @property
+    def weight(self) -> ir.Value:
+        """The weight, [in, out], perhaps dequantized."""
+        return _operand(self.product, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What is between an expert's products: act(g) * (l + beta), or act(g) where nothing makes l.
+
+    Args:
+        name: "silu", g * sigmoid(alpha * g); "gelu" by tanh; "relu"; or "identity".
+        alpha: as above.
+        beta: as above.
+        limit: g is at most this, l between this and its negative.
+    """
+
+    name: str = "silu"
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The products of one expert: down(silu(gate(x)) * up(x))."""
+    """The layers of one expert: down(silu(gate(x)) * up(x))."""
 
-    gate: ir.Node
-    up: ir.Node
-    down: ir.Node
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: Activation
+
+    @property
+    def layers(self) -> tuple[Linear, Linear, Linear]:
+        """All of them."""
+        return self.gate, self.up, self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +92,10 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     ranks = _made_by(copies.inputs[1], "Div") if copies is not None else None
     choice = _behind(ranks.inputs[0], "TopK", "Reshape", "TopK") if ranks is not None else None
     softmax = _behind(choice.inputs[0], "Softmax") if choice is not None else None
-    if copies is None or choice is None or softmax is None:
+    if copies is None or choice is None:
         return None
+    if softmax is None:
+        return "its experts are not chosen by a softmax"
     asked = constant(choice.inputs[1])
     tokens, scores = copies.inputs[0], _uncast(softmax.inputs[0])
     if asked is None or tokens is None or scores is None:
@@ -58,7 +104,7 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     experts = [expert for expert in found if isinstance(expert, Expert)]
     if len(experts) < len(found):
         return next(reason for reason in found if isinstance(reason, str))
-    mix = _mixing_product([expert.down.outputs[0] for expert in experts])
+    mix = _mixing_product([expert.down.output for expert in experts])
     normalize = _is_normalized(mix.inputs[0], choice.outputs[0]) if mix is not None else None
     if mix is None or normalize is None:
         return "its experts' results are not sorted back and weighed as the canonical form does"
@@ -67,29 +113,96 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
 
 
 def gated_mlp(sigmoid: ir.Node) -> Expert | None:
-    """Return the gated MLP without biases whose activation is SiLU by ``sigmoid``, None for anything else."""
-    gate = _made_by(sigmoid.inputs[0], "MatMul")
+    """Return the gated MLP whose activation is SiLU by ``sigmoid``, None for anything else."""
+    opened, alpha = _with_constant(sigmoid.inputs[0], "Mul", 1.0)
     silu = sole_consumer(sigmoid.outputs[0])
-    if gate is None or silu is None or silu.op_type != "Mul" or gate.outputs[0] not in silu.inputs:
+    if opened is None or silu is None or silu.op_type != "Mul" or opened not in silu.inputs:
         return None
     product = sole_consumer(silu.outputs[0])
-    down = sole_consumer(product.outputs[0]) if product is not None else None
-    if product is None or product.op_type != "Mul" or down is None or down.op_type != "MatMul":
+    if product is None or product.op_type != "Mul":
         return None
     other = next((value for value in product.inputs if value is not silu.outputs[0]), None)
-    up = _made_by(other, "MatMul")
-    is_gated = up is not None and up.inputs[0] is gate.inputs[0] and down.inputs[0] is product.outputs[0]
-    return Expert(gate, up, down) if up is not None and is_gated else None
+    shifted, beta = _with_constant(other, "Add", 0.0)
+    (gate_output, gate_limits), (up_output, up_limits) = _clipped(opened), _clipped(shifted)
+    gate, up, limit = _linear_before(gate_output), _linear_before(up_output), gate_limits[1]
+    if (gate_limits, up_limits) != ((-math.inf, limit), (-limit, limit)):
+        return None
+    consumer = sole_consumer(product.outputs[0])
+    down = _linear(consumer) if consumer is not None and consumer.op_type == "MatMul" else None
+    if gate is None or up is None or down is None:
+        return None
+    if gate.x is not up.x or down.x is not product.outputs[0]:
+        return None
+    return Expert(gate, up, down, Activation("silu", alpha, beta, limit))
+
+
+def _with_constant(value: ir.Value | None, op_type: str, neutral: float) -> tuple[ir.Value | None, float]:
+    """Return what a number is added to, or multiplied with, and the number; the value where there is none."""
+    node = _made_by(value, op_type)
+    for operand in node.inputs if node is not None else ():
+        number = _number(operand)
+        if node is not None and number is not None:
+            return next(other for other in node.inputs if other is not operand), number
+    return value, neutral
+
+
+def _clipped(value: ir.Value | None) -> tuple[ir.Value | None, tuple[float, float]]:
+    """Return what is clipped, and the limits; the value where there are none."""
+    node = _made_by(value, "Clip")
+    if node is None:
+        return value, (-math.inf, math.inf)
+    given = [*node.inputs[1:], None, None]
+    low = -math.inf if given[0] is None else _number(given[0])
+    high = math.inf if given[1] is None else _number(given[1])
+    return (value, (-math.inf, math.inf)) if low is None or high is None else (node.inputs[0], (low, high))
+
+
+def _number(value: ir.Value | None) -> float | None:
+    tensor = weight(value)
+    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def _linear_before(value: ir.Value | None) -> Linear | None:
+    """Return the layer whose result a value is."""
+    product = _made_by(value, "MatMul")
+    if product is None and (added := _made_by(value, "Add")) is not None:
+        product = next((one for given in added.inputs if (one := _made_by(given, "MatMul"))), None)
+    layer = _linear(product) if product is not None else None
+    return layer if layer is not None and layer.output is value else None
+
+
+def _linear(product: ir.Node) -> Linear:
+    """Return the layer of a product: with a bias where a weight of one axis, and nothing else, is added."""
+    output = product.outputs[0]
+    added = sole_consumer(output)
+    if added is not None and added.op_type == "Add" and not added.domain:
+        bias = next((value for value in added.inputs if value is not output), None)
+        tensor = weight(bias)
+        if tensor is not None and len(tensor.shape) == 1 and tensor.size > 1:
+            return Linear(product, bias, added.outputs[0])
+    return Linear(product, None, output)
 
 
 def _expert(group: ir.Value) -> Expert | str:
     """Return the expert that computes ``group``."""
     readers = [use.node for use in group.uses()]
     if len(readers) != 2 or any(node.op_type != "MatMul" for node in readers):
-        return "an expert is no gated MLP without biases"
-    uses = [use.node for reader in readers for use in reader.outputs[0].uses()]
-    found = [gated_mlp(node) for node in uses if node.op_type == "Sigmoid"]
-    return (found[0] if found else None) or "an expert's activation is not SiLU"
+        return "an expert is no gated MLP"
+    for reader in readers:
+        for sigmoid in _sigmoids_after(_linear(reader).output):
+            found = gated_mlp(sigmoid)
+            if found is not None:
+                return found
+    return "an expert's activation is not SiLU"
+
+
+def _sigmoids_after(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield those that read a value, perhaps clipped and scaled."""
+    for node in (use.node for use in value.uses()):
+        if node.op_type == "Sigmoid":
+            yield node
+        elif node.op_type in ("Clip", "Mul"):
+            yield from _sigmoids_after(node.outputs[0])
 
 
 def _mixing_product(results: list[ir.Value]) -> ir.Node | None:
@@ -115,6 +228,13 @@ def _is_normalized(weights: ir.Value | None, chosen: ir.Value) -> bool | None:
     total = _behind(share.inputs[1], "ReduceSum") if share is not None else None
     is_share = share is not None and total is not None and share.inputs[0] is total.inputs[0] is chosen
     return True if is_share else None
+
+
+def _operand(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    if value is None:
+        raise AssertionError(f"unreachable: a {node.op_type} has two operands")
+    return value
 
 
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:

@@ -2,67 +2,95 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from .edit import insert, shared_constant
+from .mixture import Activation
 
-Weights = tuple[ir.Value, ir.Value, ir.Value]  # of gate and up, [hidden, width], and of down, [width, hidden]
+LinearWeights = tuple[ir.Value, ir.Value | None]  # [in, out], perhaps dequantized, and a bias [out]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """What an expert multiplies with: [hidden, width] to open, [width, hidden] to close."""
+
+    gate: LinearWeights
+    up: LinearWeights | None
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token are found.
+
+    Args:
+        scores: the router's, [..., experts], before the softmax.
+        per_token: how many experts a token asks, those of the largest scores.
+        normalize: the weights of a token's experts are scaled to sum to 1.
+        weights: what the weights are, [..., experts], where they are not the softmax of the scores.
+    """
+
+    scores: ir.Value
+    per_token: int
+    normalize: bool
+    weights: ir.Value | None = None
 
 
 def write_mixture(
     before: ir.Node,
     x: ir.Value,
-    scores: ir.Value,
-    experts: Sequence[Weights],
+    routing: Routing,
+    experts: Sequence[ExpertWeights],
     *,
     hidden: int,
-    per_token: int,
-    normalize: bool,
+    activation: Activation | None = None,
 ) -> ir.Value:
     """Write a mixture in front of a node that everything it reads precedes.
 
     Args:
         before: the node.
         x: [..., hidden].
-        scores: the router's, [..., experts], before the softmax.
+        routing: how the experts of a token are found.
         experts: their weights, in the router's order.
         hidden: the size of x.
-        per_token: how many experts a token asks.
-        normalize: the weights of a token's experts are scaled to sum to 1.
+        activation: between their products; SiLU by default.
 
     Returns:
         The result, of x's shape.
     """
-    write = _Writer(before)
+    write = _Writer(before, activation or Activation())
     op, ints = write.op, write.ints
     tokens = op("Reshape", x, ints(-1, hidden))
-    shares, chosen = write.routing(scores, len(experts), per_token, normalize=normalize)
+    shares, chosen = write.routing(routing, len(experts))
     flat = op("Reshape", chosen, ints(-1))
     order = write.argsort(flat)
     depth = shared_constant(write.graph, f"experts.count_{len(experts)}", np.array(len(experts)))
     sizes = op("ReduceSum", op("OneHot", flat, depth, ints(0, 1), axis=-1), ints(0), keepdims=0)
-    copies = op("Gather", tokens, op("Div", order, ints(per_token)))
+    copies = op("Gather", tokens, op("Div", order, ints(routing.per_token)))
     groups = insert(before, "Split", [copies, sizes], {"axis": 0}, num_outputs=len(experts)).outputs
     results = [write.expert(group, weights) for group, weights in zip(groups, experts, strict=True)]
     by_token = op("Gather", op("Concat", *results, axis=0), write.argsort(order))
-    of_token = op("Reshape", by_token, ints(-1, per_token, hidden))
+    of_token = op("Reshape", by_token, ints(-1, routing.per_token, hidden))
     result = op("Reshape", op("MatMul", op("Unsqueeze", shares, ints(1)), of_token), op("Shape", x))
-    result.shape, result.type = x.shape, x.type or experts[0][-1].type
+    result.shape, result.type = x.shape, x.type or experts[0].down[0].type
     return result
 
 
 class _Writer:
     """Inserts nodes in front of one."""
 
-    def __init__(self, before: ir.Node) -> None:
+    def __init__(self, before: ir.Node, activation: Activation) -> None:
         if not isinstance(before.graph, ir.Graph):
             raise TypeError(f"node {before.name} belongs to no graph")
-        self.before, self.graph = before, before.graph
+        self.before, self.graph, self.activation = before, before.graph, activation
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return insert(self.before, op_type, inputs, attributes).outputs[0]
 
     def ints(self, *numbers: int) -> ir.Value:
@@ -73,22 +101,62 @@ class _Writer:
         operands = [numbers, self.op("Shape", numbers)]
         return insert(self.before, "TopK", operands, {"axis": 0, "largest": 0}, num_outputs=2).outputs[1]
 
-    def routing(
-        self, scores: ir.Value, count: int, per_token: int, *, normalize: bool
-    ) -> tuple[ir.Value, ir.Value]:
+    def routing(self, routing: Routing, count: int) -> tuple[ir.Value, ir.Value]:
         """Weights and numbers of each token's experts, both [tokens, per_token]."""
-        likely = self.op("Softmax", self.op("Reshape", scores, self.ints(-1, count)), axis=-1)
-        operands = [likely, self.ints(per_token)]
+        scores = self.op("Reshape", routing.scores, self.ints(-1, count))
+        ranked = self.op("Softmax", scores, axis=-1) if routing.weights is None else scores
+        operands = [ranked, self.ints(routing.per_token)]
         shares, chosen = insert(self.before, "TopK", operands, {"axis": -1}, num_outputs=2).outputs
-        if normalize:
+        if routing.weights is not None:
+            weights = self.op("Reshape", routing.weights, self.ints(-1, count))
+            shares = self.op("GatherElements", weights, chosen, axis=1)
+        if routing.normalize:
             shares = self.op("Div", shares, self.op("ReduceSum", shares, self.ints(-1), keepdims=1))
         return shares, chosen
 
-    def expert(self, group: ir.Value, weights: Weights) -> ir.Value:
-        """down(silu(gate(x)) * up(x))."""
-        gate, up, down = weights
-        opened = self.op("MatMul", group, gate)
-        product = self.op(
-            "Mul", self.op("Mul", opened, self.op("Sigmoid", opened)), self.op("MatMul", group, up)
-        )
-        return self.op("MatMul", product, down)
+    def expert(self, group: ir.Value, weights: ExpertWeights) -> ir.Value:
+        """down(act(gate(x)) * up(x))."""
+        activation = self.activation
+        value = self.activated(self.clipped(self.linear(group, weights.gate), -math.inf, activation.limit))
+        if weights.up is not None:
+            other = self.clipped(self.linear(group, weights.up), -activation.limit, activation.limit)
+            if activation.beta:
+                other = self.op("Add", other, self.number(activation.beta, other))
+            value = self.op("Mul", value, other)
+        return self.linear(value, weights.down)
+
+    def activated(self, value: ir.Value) -> ir.Value:
+        """The activation of one value."""
+        name, alpha = self.activation.name, self.activation.alpha
+        if name == "silu":
+            scaled = value if alpha == 1.0 else self.op("Mul", value, self.number(alpha, value))
+            return self.op("Mul", value, self.op("Sigmoid", scaled))
+        if name == "gelu":
+            return self.op("Gelu", value, approximate="tanh")
+        return self.op("Relu", value) if name == "relu" else value
+
+    def linear(self, x: ir.Value, weights: LinearWeights) -> ir.Value:
+        """X @ W (+ bias)."""
+        matrix, bias = weights
+        product = self.op("MatMul", x, matrix)
+        product.type = matrix.type
+        if bias is None:
+            return product
+        output = self.op("Add", product, bias)
+        output.type = matrix.type
+        return output
+
+    def clipped(self, value: ir.Value, low: float, high: float) -> ir.Value:
+        """A value within limits, one of which may be infinite."""
+        if math.isinf(high):
+            return value
+        bounds = (None if math.isinf(low) else self.number(low, value), self.number(high, value))
+        output = self.op("Clip", value, *bounds)
+        output.type = value.type
+        return output
+
+    def number(self, number: float, like: ir.Value) -> ir.Value:
+        """A number of a value's type."""
+        dtype = like.dtype or ir.DataType.FLOAT
+        name = f"experts.{dtype.name.lower()}_{number!r}"
+        return shared_constant(self.graph, name, np.array(number, dtype.numpy()))

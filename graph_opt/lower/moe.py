@@ -1,14 +1,15 @@
 """A mixture of experts -> com.microsoft MoE of float weights, or QMoE of blocked ones.
 
-    MoE(x, scores, W1, , W2)      QMoE(x, scores, W1, S1, , W2, S2, , , , , Z1, Z2, , likely)
+    MoE(x, scores, W1, B1, W2, B2)      QMoE(x, scores, W1, S1, B1, W2, S2, B2, , , , Z1, Z2, , likely)
 
 W1 holds all experts, the rows of gate and up in turn: [experts, 2 * width, hidden]; W2 [experts, hidden,
-width]. Scales S and zero points Z lie as their weights do.
+width]. Scales S, zero points Z and perhaps biases B lie as their weights do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +25,7 @@ from ..edit import (
     weight,
 )
 from ..lazy import Array, lazy, shape_of, transpose
-from ..mixture import Mixture, find_mixture
+from ..mixture import Activation, Expert, Mixture, find_mixture
 from ..passes.base import GraphPass
 from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
 from .kernels import ExpertKernels
@@ -61,19 +62,23 @@ class FusedExpertsPass(GraphPass):
 
     def _fuse(self, graph: ir.Graph, found: Mixture) -> str | None:
         """Replace the mixture, or return why not."""
-        operands = [product.inputs[1] for one in found.experts for product in (one.gate, one.up, one.down)]
+        operands = [layer.weight for one in found.experts for layer in one.layers]
+        if len({_traits(one) for one in found.experts}) > 1:
+            return "the experts differ in their activation, or some have biases"
         floats = [tensor for value in operands if (tensor := weight(value)) is not None]
         if len(floats) == len(operands):
             if not self.kernels.float_weights:
                 return "the target has no MoE for float weights that pays off"
             first, second = _stacked(graph, found, [[transpose(tensor)] for tensor in floats])
-            _replace(graph, found, "MoE", [*first, None, *second], {})
+            biases = _biases(graph, found)
+            _replace(graph, found, "MoE", [first[0], biases[0], second[0], biases[1]], {})
             return None
         blocked = [one for value in operands if isinstance(one := blocked_weight(value), BlockedWeight)]
         reason = self._misfit(blocked, len(operands))
         if reason is None:
             stacks = _stacked(graph, found, [packed_tensors(one) for one in blocked])
-            _replace(graph, found, "QMoE", self._operands(found, *stacks), self._attributes(blocked[0]))
+            inputs = self._operands(found, *stacks, _biases(graph, found))
+            _replace(graph, found, "QMoE", inputs, self._attributes(blocked[0]))
         return reason
 
     def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
@@ -97,19 +102,61 @@ class FusedExpertsPass(GraphPass):
             attributes["accuracy_level"] = self.accuracy_level
         return attributes | ({"weights_prepacked": 0} if self.kernels.raw_weights else {})
 
-    def _operands(self, found: Mixture, first: list[ir.Value], second: list[ir.Value]) -> _Operands:
+    def _operands(
+        self, found: Mixture, first: list[ir.Value], second: list[ir.Value], biases: _Operands
+    ) -> _Operands:
         points = [stack[2] if len(stack) > 2 else None for stack in (first, second)]
-        operands: _Operands = [*first[:2], None, *second[:2], None, None, None, None, *points]
+        operands: _Operands = [*first[:2], biases[0], *second[:2], biases[1], None, None, None, *points]
         if self.kernels.router_weights and not found.normalize:
             operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [found.likely]
         return operands
+
+
+def _traits(expert: Expert) -> tuple[object, ...]:
+    """What one operator can be told once for all experts."""
+    has_bias = [layer.bias is not None for layer in expert.layers]
+    return expert.activation, has_bias[0], has_bias[1], has_bias[2]
+
+
+def _activation(activation: Activation) -> dict[str, float]:
+    """Return the attributes of an activation that is not plain SiLU."""
+    told = {"activation_alpha": activation.alpha, "activation_beta": activation.beta}
+    if not math.isinf(activation.limit):
+        told["swiglu_limit"] = activation.limit
+    return {} if activation == Activation() else told
+
+
+def _biases(graph: ir.Graph, found: Mixture) -> _Operands:
+    """Register the biases of all experts as B1 and B2, None where there are none."""
+    name = str(found.experts[0].down.weight.name)
+    sides = ("experts_in.bias", slice(0, 2)), ("experts_out.bias", slice(2, 3))
+    operands: _Operands = []
+    for side, part in sides:
+        rows = [[weight(layer.bias) for layer in list(one.layers)[part]] for one in found.experts]
+        stack = _stack_biases(rows)
+        operands.append(None if stack is None else add_initializer(graph, f"{name}.{side}", stack))
+    return operands
+
+
+def _stack_biases(rows: Sequence[Sequence[ir.TensorProtocol | None]]) -> ir.LazyTensor | None:
+    """Stack experts' biases; the numbers of each lie in turn, zeros where an expert has one of two."""
+    first = next((tensor for tensor in rows[0] if tensor is not None), None)
+    if first is None:
+        return None
+    zeros = np.zeros(first.size, first.dtype.numpy())
+
+    def compute() -> Array:
+        parts = [[zeros if tensor is None else tensor.numpy() for tensor in row] for row in rows]
+        return np.stack([np.stack(row, axis=-1).reshape(-1) for row in parts])
+
+    return lazy(compute, first.dtype, (len(rows), len(rows[0]) * first.size))
 
 
 def _stacked(
     graph: ir.Graph, found: Mixture, tensors: Sequence[Sequence[ir.TensorProtocol]]
 ) -> tuple[list[ir.Value], list[ir.Value]]:
     """Register the tensors of all experts, given for gate, up and down of each in turn, as W1's and W2's."""
-    name = str(found.experts[0].down.inputs[1] and found.experts[0].down.inputs[1].name)
+    name = str(found.experts[0].down.weight.name)
     openers = zip(zip(*tensors[0::3], strict=True), zip(*tensors[1::3], strict=True), strict=True)
     first = [_stack([[*pair] for pair in zip(gates, ups, strict=True)]) for gates, ups in openers]
     second = [_stack([[down] for down in downs]) for downs in zip(*tensors[2::3], strict=True)]
@@ -136,7 +183,7 @@ def _stack(experts: Sequence[Sequence[ir.TensorProtocol]]) -> ir.LazyTensor:
 
 
 def _replace(
-    graph: ir.Graph, found: Mixture, op_type: str, operands: _Operands, attributes: dict[str, int]
+    graph: ir.Graph, found: Mixture, op_type: str, operands: _Operands, attributes: Mapping[str, int]
 ) -> None:
     mix = found.result.producer()
     if mix is None:
@@ -146,6 +193,7 @@ def _replace(
         "activation_type": "swiglu",
         "swiglu_fusion": 1,
         "normalize_routing_weights": int(found.normalize),
+        **_activation(found.experts[0].activation),
     }
     inputs = [found.tokens, found.scores, *operands]
     fused = insert(mix, op_type, inputs, {**common, **attributes}, domain=MICROSOFT)

@@ -7,17 +7,18 @@ what surrounds them must then give the mixture of these factors on random tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import constant, nodes_of, remove_unused, replace, weight
+from ..edit import constant, int_attribute, nodes_of, remove_unused, replace, weight
 from ..lazy import shape_of
-from ..mixture import Expert, Mixture, find_mixture, gated_mlp
-from ..write_mixture import write_mixture
+from ..mixture import Mixture, find_mixture
+from ..write_mixture import Routing, write_mixture
 from .base import GraphPass
+from .expert_parts import ExpertPart, expert_parts
 from .region import Array, Region, close, evaluate_together, region
 
 _BATCH, _SEQUENCE = 2, 5
@@ -25,19 +26,46 @@ _NODES_AN_EXPERT = 64
 _MAX_CONSTANT = 1 << 16
 _MOST_IDLE = 256  # nodes in a row that do not belong to a mixture end it
 _MOST_TRIED = 8  # values, from the last on, that may be the mixture
-_Mlps = dict[ir.Value, Expert]
+_Parts = Mapping[ir.Value, ExpertPart]  # by their results
 
 
 @dataclass(frozen=True, slots=True)
 class _Routing:
-    """A router: of scores [..., experts] for tokens [..., hidden] a TopK chooses."""
+    """A router: of scores [..., experts] for tokens [..., hidden] a TopK chooses.
+
+    Args:
+        tokens: what it reads.
+        rows: the same, perhaps flattened.
+        scores: what it says.
+        per_token: how many are chosen.
+        hidden: the size of a token.
+        count: of experts.
+    """
 
     tokens: ir.Value
+    rows: ir.Value
     scores: ir.Value
     per_token: int
     hidden: int
     count: int
-    flattened: bool  # the scores' leading axes are one
+
+    @property
+    def flattened(self) -> bool:
+        """Whether the scores' leading axes are one."""
+        return self.tokens is not self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A value is the mixture of experts.
+
+    Args:
+        x: the tokens, of its shape.
+        normalize: the weights of a token's experts are scaled to sum to 1.
+    """
+
+    x: ir.Value
+    normalize: bool
 
 
 class FuseExpertsPass(GraphPass):
@@ -47,16 +75,15 @@ class FuseExpertsPass(GraphPass):
         """Look at every TopK of a softmax of a product's results."""
         mixtures = [find_mixture(node) for node in nodes_of(graph, "Split")]
         done = {one.likely for one in mixtures if isinstance(one, Mixture)}
-        found = [mlp for node in nodes_of(graph, "Sigmoid") if (mlp := gated_mlp(node)) is not None]
-        mlps = {mlp.down.outputs[0]: mlp for mlp in found}
+        parts = expert_parts(graph)
         nodes = list(graph)
         places = {node: place for place, node in enumerate(nodes)}
         for node in nodes_of(graph, "TopK"):
-            routing = _routing(node) if mlps and node.inputs[0] not in done else None
+            routing = _routing(node) if parts and node.inputs[0] not in done else None
             if routing is None:
                 continue
             first = routing.tokens.producer()
-            reason = _fuse(graph, nodes[places[first] if first is not None else 0 :], routing, mlps)
+            reason = _fuse(graph, nodes[places[first] if first is not None else 0 :], routing, parts)
             if reason is None:
                 self.fired += 1
             else:
@@ -70,52 +97,51 @@ def _routing(choice: ir.Node) -> _Routing | None:
         return None
     scores = _beyond(producer.inputs[0], "Cast")
     router = scores.producer() if scores is not None else None
-    if scores is None or router is None or router.op_type != "MatMul":
+    if scores is None or router is None or router.op_type not in ("MatMul", "Gemm"):
         return None
     tokens, asked, matrix = (
         _beyond(router.inputs[0], "Reshape"),
         constant(choice.inputs[1]),
         weight(router.inputs[1]),
     )
-    if tokens is None or asked is None or matrix is None or len(matrix.shape) != 2:
+    rows = router.inputs[0]
+    if tokens is None or rows is None or asked is None or matrix is None or len(matrix.shape) != 2:
         return None
-    hidden, count = shape_of(matrix)
-    flattened = tokens is not router.inputs[0]
-    return _Routing(tokens, scores, int(np.asarray(asked).item()), hidden, count, flattened)
+    hidden, count = shape_of(matrix)[:: -1 if int_attribute(router, "transB", 0) else 1]
+    return _Routing(tokens, rows, scores, int(np.asarray(asked).item()), hidden, count)
 
 
-def _fuse(graph: ir.Graph, nodes: Sequence[ir.Node], routing: _Routing, mlps: _Mlps) -> str | None:
+def _fuse(graph: ir.Graph, nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> str | None:
     """Replace the mixture, or return why not."""
-    closed = _closed(nodes, routing, mlps)
+    closed = _closed(nodes, routing, parts)
     reason = "nothing follows from the tokens and the router alone"
     tried = 0
     for output in reversed(closed):
         last = output.producer()
-        experts = _experts(output, closed, mlps) if last is not None and output not in mlps else []
-        if last is None or not experts:
+        mixed = _mixed(output, closed, parts) if last is not None and output not in parts else []
+        if last is None or not mixed:
             continue
         tried += 1
-        normalize = _normalizes(output, routing, experts)
-        if isinstance(normalize, bool):
-            weights = [_weights(expert) for expert in experts]
+        proof = _prove(output, routing, mixed)
+        if isinstance(proof, _Proof):
+            experts = [one for part in mixed for one in part.weights(graph, last)]
             written = write_mixture(
-                *(last, routing.tokens, routing.scores, weights),
+                *(last, proof.x, Routing(routing.scores, routing.per_token, proof.normalize), experts),
                 hidden=routing.hidden,
-                per_token=routing.per_token,
-                normalize=normalize,
+                activation=mixed[0].activation,
             )
             replace(output, written)
             remove_unused(graph, last)
             return None
         if tried == 1:
-            reason = normalize
+            reason = proof
         if tried == _MOST_TRIED:
             break
     return reason
 
 
-def _closed(nodes: Sequence[ir.Node], routing: _Routing, mlps: _Mlps) -> dict[ir.Value, None]:
-    """Return, in order, what depends on tokens, scores, small constants and the results of MLPs of those."""
+def _closed(nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> dict[ir.Value, None]:
+    """Return, in order, what depends on tokens, scores, small constants and experts' results on those."""
     known: dict[ir.Value, None] = {routing.tokens: None, routing.scores: None}
     idle = 0
 
@@ -128,9 +154,9 @@ def _closed(nodes: Sequence[ir.Node], routing: _Routing, mlps: _Mlps) -> dict[ir
     for node in nodes:
         if idle > _MOST_IDLE:
             break
-        mlp = mlps.get(node.outputs[0]) if node.outputs else None
-        if mlp is not None:
-            closes = mlp.gate.inputs[0] in known
+        part = parts.get(node.outputs[0]) if node.outputs else None
+        if part is not None:
+            closes = all(value in known for value in part.reads)
         else:
             projects = node.op_type in ("MatMul", "Gemm") and weight(node.inputs[1]) is not None
             closes = bool(node.inputs) and not projects and all(is_known(value) for value in node.inputs)
@@ -140,7 +166,7 @@ def _closed(nodes: Sequence[ir.Node], routing: _Routing, mlps: _Mlps) -> dict[ir
     return known
 
 
-def _experts(output: ir.Value, closed: dict[ir.Value, None], mlps: _Mlps) -> list[Expert]:
+def _mixed(output: ir.Value, closed: dict[ir.Value, None], parts: _Parts) -> list[ExpertPart]:
     """Return the experts that a value is made of, in the order in which they are computed."""
     seen: set[ir.Value] = set()
     stack = [output]
@@ -150,38 +176,60 @@ def _experts(output: ir.Value, closed: dict[ir.Value, None], mlps: _Mlps) -> lis
             continue
         seen.add(value)
         producer = value.producer()
-        if producer is not None and value not in mlps:
+        if producer is not None and value not in parts:
             stack.extend(operand for operand in producer.inputs if operand is not None)
-    return [mlps[value] for value in closed if value in seen and value in mlps]
+    return [parts[value] for value in closed if value in seen and value in parts]
 
 
-def _normalizes(output: ir.Value, routing: _Routing, experts: list[Expert]) -> bool | str:
-    """Return whether the mixture normalises its weights, or why it is none."""
-    if len(experts) != routing.count:
-        return f"{len(experts)} experts are mixed, and the router knows {routing.count}"
+def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Proof | str:
+    """Prove that a value is the mixture of experts, or return why it is not."""
+    count = sum(part.count for part in parts)
+    if count != routing.count:
+        return f"{count} experts are mixed, and the router knows {routing.count}"
+    if any(part.activation != parts[0].activation for part in parts):
+        return "its experts differ in their activation"
     rng = np.random.default_rng(routing.count)
     tokens, scores = _probes(rng, routing)
     factors = rng.uniform(0.5, 2.0, routing.count).astype(np.float32)
-    boundary, limit = [routing.tokens, routing.scores], _NODES_AN_EXPERT * (routing.count + 1)
-    inner = {one: region(boundary, one, max_nodes=limit) for e in experts if (one := e.gate.inputs[0])}
-    parts = [part for value, part in inner.items() if isinstance(part, Region) and value not in boundary]
-    given = dict(zip((part.output for part in parts), evaluate_together(parts, tokens, scores), strict=False))
-    given[routing.tokens] = tokens
-    if any(one not in given for one in inner):
+    boundary = {routing.tokens: tokens, routing.scores: scores}
+    given = _inner_values(parts, boundary, limit := _NODES_AN_EXPERT * (routing.count + 1))
+    if any(value not in given for part in parts for value in part.reads):
         return "what its experts read cannot be evaluated"
-    results = [expert.down.outputs[0] for expert in experts]
-    outer = region([*boundary, *results], output, max_nodes=limit)
+    doubts = (part.doubt(boundary, given) for part in parts)
+    if (doubt := next((one for one in doubts if one is not None), None)) is not None:
+        return doubt
+    outer = region([*boundary, *(part.result for part in parts)], output, max_nodes=limit)
     if isinstance(outer, str):
         return outer
-    groups = [given[expert.gate.inputs[0]] for expert in experts if expert.gate.inputs[0] is not None]
-    found = outer(tokens, scores, *(group * factor for group, factor in zip(groups, factors, strict=True)))
-    if found.shape != tokens.shape:
+    found = outer(tokens, scores, *_stand_ins(parts, given, factors))
+    flat = tokens.reshape(-1, routing.hidden)
+    if found.shape not in (tokens.shape, flat.shape):
         return outer.failure or "its result has another shape than its tokens"
+    x = routing.tokens if found.shape == tokens.shape else routing.rows
     for normalize in (True, False):
         shares = _shares(scores, routing, normalize=normalize) @ factors
-        if close(found, (tokens.reshape(-1, routing.hidden) * shares[:, None]).reshape(tokens.shape)):
-            return normalize
+        if close(found.reshape(flat.shape), flat * shares[:, None]):
+            return _Proof(x, normalize)
     return "with factors in the place of experts it gives another mixture than the router's best"
+
+
+def _inner_values(
+    parts: Sequence[ExpertPart], boundary: Mapping[ir.Value, Array], limit: int
+) -> dict[ir.Value, Array]:
+    """Evaluate what experts read, as far as it follows from tokens and scores."""
+    reads = dict.fromkeys(value for part in parts for value in part.reads if value not in boundary)
+    cut = [region(list(boundary), one, max_nodes=limit) for one in reads]
+    inner = [part for part in cut if isinstance(part, Region)]
+    values = evaluate_together(inner, *boundary.values())
+    return {**dict(zip((part.output for part in inner), values, strict=False)), **boundary}
+
+
+def _stand_ins(parts: Sequence[ExpertPart], given: Mapping[ir.Value, Array], factors: Array) -> list[Array]:
+    """Return the results of experts that multiply with their factors."""
+    ends = np.cumsum([part.count for part in parts])
+    return [
+        part.stand_in(given, factors[end - part.count : end]) for part, end in zip(parts, ends, strict=True)
+    ]
 
 
 def _probes(rng: np.random.Generator, routing: _Routing) -> tuple[Array, Array]:
@@ -200,13 +248,6 @@ def _shares(scores: Array, routing: _Routing, *, normalize: bool) -> Array:
     bound = np.sort(likely, axis=1)[:, [-routing.per_token]]
     shares = np.where(likely >= bound, likely, 0)
     return np.asarray(shares / shares.sum(axis=1, keepdims=True) if normalize else shares)
-
-
-def _weights(expert: Expert) -> tuple[ir.Value, ir.Value, ir.Value]:
-    gate, up, down = (node.inputs[1] for node in (expert.gate, expert.up, expert.down))
-    if gate is None or up is None or down is None:
-        raise AssertionError("unreachable: products have two operands")
-    return gate, up, down
 
 
 def _beyond(value: ir.Value | None, op_type: str) -> ir.Value | None:

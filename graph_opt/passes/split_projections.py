@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..edit import (
     add_initializer,
+    certainly_equal,
     constant,
     insert,
     int_attribute,
@@ -27,16 +28,17 @@ _Part = tuple[ir.Value, int, int]
 
 
 class GemmToMatMulPass(GraphPass):
-    """Gemm(Reshape(x), W, b) on [batch * sequence, in] -> MatMul and Add on x itself."""
+    """Gemm(x, W, b) -> MatMul and Add; of Reshape(x), on [batch * sequence, in], on x where that goes."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every Gemm of a reshaped activation and a weight."""
+        """Rewrite every Gemm of an activation and a weight."""
         for node in nodes_of(graph, "Gemm"):
             reason = _gemm_misfit(node)
             if reason is not None:
                 self.refuse(node, reason)
                 continue
-            x, operand = _in_shape(graph, node), node.inputs[1]
+            goes_back = _goes_back(node)
+            x, operand = _in_shape(graph, node) if goes_back else node.inputs[0], node.inputs[1]
             matrix = weight(operand)
             if operand is None or matrix is None:
                 raise AssertionError("unreachable: the Gemm was checked")
@@ -45,10 +47,9 @@ class GemmToMatMulPass(GraphPass):
             output = insert(node, "MatMul", [x, operand]).outputs[0]
             if len(node.inputs) > 2 and node.inputs[2] is not None:
                 output = insert(node, "Add", [output, node.inputs[2]]).outputs[0]
-            rows = node.outputs[0]
-            reader = next(iter(rows.uses())).node
-            replace(reader.outputs[0], output)
-            remove_unused(graph, reader)
+            last = next(iter(node.outputs[0].uses())).node if goes_back else node
+            replace(last.outputs[0], output)
+            remove_unused(graph, last)
             self.fired += 1
 
 
@@ -61,8 +62,9 @@ class SplitProjectionsPass(GraphPass):
             matrix = weight(node.inputs[1])
             if matrix is None or len(matrix.shape) != 2:
                 continue
-            output, bias = _biased(node)
-            parts = _columns(output, shape_of(matrix)[1])
+            width = shape_of(matrix)[1]
+            output, bias = _biased(node, width)
+            parts = _columns(output, width)
             if isinstance(parts, str):
                 self.refuse(node, parts)
             elif parts:
@@ -74,19 +76,24 @@ def _gemm_misfit(node: ir.Node) -> str | None:
     factors = [node.attributes.get(name) for name in ("alpha", "beta")]
     if int_attribute(node, "transA", 0) or any(f is not None and f.as_float() != 1 for f in factors):
         return "it transposes or scales"
-    source, matrix, rows = _flattened(node.inputs[0]), weight(node.inputs[1]), node.outputs[0]
-    if source is None or matrix is None:
-        return "it is no product of flattened rows and a weight"
+    if weight(node.inputs[1]) is None or weight(node.inputs[0]) is not None:
+        return "it is no product of an activation and a weight"
     if int_attribute(node, "transB", 0) and len(node.inputs[1].uses() if node.inputs[1] else ()) > 1:
         return "its weight has other readers, as that of a tied head"
+    return None
+
+
+def _goes_back(node: ir.Node) -> bool:
+    """Return whether a Gemm's rows were flattened, and are brought back into their shape."""
+    source, rows = _flattened(node.inputs[0]), node.outputs[0]
     readers = list(rows.uses())
     if len(readers) != 1 or readers[0].node.op_type != "Reshape" or rows.is_graph_output():
-        return "its rows are not brought back into their shape"
+        return False
     result = readers[0].node.outputs[0].shape
-    lead = 0 if result is None else len(result) - 1
-    if result is None or source.shape is None or list(result)[:lead] != list(source.shape)[:lead]:
-        return "its rows are brought into another shape"
-    return None
+    if source is None or source.shape is None or result is None:
+        return False
+    lead = len(result) - 1
+    return certainly_equal(*(ir.Shape(list(shape)[:lead]) for shape in (result, source.shape)))
 
 
 def _flattened(value: ir.Value | None) -> ir.Value | None:
@@ -107,14 +114,14 @@ def _in_shape(graph: ir.Graph, node: ir.Node) -> ir.Value:
     return insert(node, "Reshape", [source, shape]).outputs[0]
 
 
-def _biased(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
+def _biased(node: ir.Node, width: int) -> tuple[ir.Value, ir.Value | None]:
     """Return what leaves a product, and the bias vector added to it if there is one."""
     output = node.outputs[0]
     readers = list(output.uses())
     if len(readers) == 1 and readers[0].node.op_type == "Add" and not output.is_graph_output():
         bias = readers[0].node.inputs[1 - readers[0].idx]
         tensor = weight(bias)
-        if tensor is not None and len(tensor.shape) == 1:
+        if tensor is not None and shape_of(tensor) == (width,):
             return readers[0].node.outputs[0], bias
     return output, None
 

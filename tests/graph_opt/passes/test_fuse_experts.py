@@ -22,6 +22,13 @@ WEIGHTS = {
     for expert in range(EXPERTS)
     for name, size in SIZES.items()
 } | {"router": RNG.standard_normal((HIDDEN, EXPERTS)).astype(np.float32)}
+STACKS = {
+    "opens": np.stack([np.hstack([WEIGHTS[f"gate{e}"], WEIGHTS[f"up{e}"]]).T for e in range(EXPERTS)]),
+    "turns": np.stack([np.stack([WEIGHTS[f"gate{e}"], WEIGHTS[f"up{e}"]], -1) for e in range(EXPERTS)]),
+    "closes": np.stack([WEIGHTS[f"down{e}"].T for e in range(EXPERTS)]),
+    "closes_rows": np.stack([WEIGHTS[f"down{e}"] for e in range(EXPERTS)]),
+}
+STACKS["turns"] = STACKS["turns"].reshape(EXPERTS, HIDDEN, 2 * WIDTH)
 CONSTANTS: dict[str, npt.NDArray[Any]] = {
     "two": np.array([2]),
     "last": np.array([-1]),
@@ -116,6 +123,67 @@ def gathered() -> ir.Model:
     )
 
 
+COLUMNS = """w = GatherND(opens, id)
+    upright = Unsqueeze(copies, last)
+    product = MatMul(w, upright)
+    opened = Squeeze(product, last)
+    g, u = Split<axis = 1, num_outputs = 2>(opened)
+    s = Sigmoid(g)
+    a = Mul(g, s)
+    p = Mul(a, u)
+    closing = GatherND(closes, id)
+    inner = Unsqueeze(p, last)
+    closed = MatMul(closing, inner)
+    results = Squeeze(closed, last)"""
+ROWS = """w = Gather(turns, ids)
+    line = Unsqueeze(copies, column)
+    product = MatMul(line, w)
+    opened = Reshape(product, pairs)
+    gates, ups = Split<axis = 2, num_outputs = 2>(opened)
+    g = Squeeze(gates, two)
+    u = Squeeze(ups, two)
+    s = Sigmoid(g)
+    a = Mul(g, s)
+    p = Mul(a, u)
+    closing = Gather(closes_rows, ids)
+    inner = Unsqueeze(p, column)
+    closed = MatMul(inner, closing)
+    results = Squeeze(closed, column)"""
+
+
+def stacked(experts: str = COLUMNS) -> ir.Model:
+    """Each copy of a token is multiplied with its expert's matrices, as torch.export writes batched_mm."""
+    return graph(
+        f"""g (float[batch, sequence, {HIDDEN}] x) => (float[batch, sequence, {HIDDEN}] y) {{
+    tokens = Reshape(x, flat)
+    scores = Gemm<transB = 1>(tokens, router_rows)
+    likely = Softmax<axis = -1>(scores)
+    best, chosen = TopK(likely, two)
+    {NORMALIZE}
+    apart = Unsqueeze(tokens, column)
+    twice = Expand(apart, doubled)
+    copies = Reshape(twice, flat)
+    ids = Reshape(chosen, last)
+    id = Unsqueeze(ids, last)
+    {experts}
+    hers = Reshape(shares, last)
+    share = Unsqueeze(hers, last)
+    weighed = Mul(results, share)
+    of_token = Reshape(weighed, by_token)
+    sum = ReduceSum<keepdims = 0>(of_token, column)
+    shape = Shape(x)
+    back = Reshape(sum, shape)
+    y = Neg(back)
+}}""",
+        router_rows=WEIGHTS["router"].T,
+        doubled=np.array([1, 2, 1]),
+        by_token=np.array([-1, 2, HIDDEN]),
+        pairs=np.array([-1, WIDTH, 2]),
+        **CONSTANTS,
+        **STACKS,
+    )
+
+
 def mixtures(model: ir.Model) -> list[Mixture]:
     found = [find_mixture(node) for node in model.graph if node.op_type == "Split"]
     return [one for one in found if isinstance(one, Mixture)]
@@ -123,8 +191,14 @@ def mixtures(model: ir.Model) -> list[Mixture]:
 
 @pytest.mark.parametrize(
     ("model", "normalize"),
-    [(dense(), True), (dense("shares = Identity(best)"), False), (gathered(), True)],
-    ids=["dense", "dense-unnormalized", "gathered"],
+    [
+        (dense(), True),
+        (dense("shares = Identity(best)"), False),
+        (gathered(), True),
+        (stacked(), True),
+        (stacked(ROWS), True),
+    ],
+    ids=["dense", "dense-unnormalized", "gathered", "stacked", "stacked-transposed"],
 )
 def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) -> None:
     x = np.random.default_rng(1).standard_normal((2, 7, HIDDEN)).astype(np.float32)
@@ -133,8 +207,8 @@ def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) ->
     (found,) = mixtures(model)
     assert (found.per_token, found.normalize, len(found.experts)) == (2, normalize, EXPERTS)
     counts = Counter(node.op_type for node in model.graph)
-    assert counts["MatMul"] == 3 * EXPERTS + 2
-    assert not {"Equal", "NonZero", "ScatterND"} & set(counts)
+    assert counts["MatMul"] + counts["Gemm"] == 3 * EXPERTS + 2
+    assert not {"Equal", "NonZero", "ScatterND", "GatherND"} & set(counts)
     np.testing.assert_allclose(evaluate(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
     assert apply(FuseExpertsPass(), model) == []  # the canonical form stays
     assert len(mixtures(model)) == 1
@@ -164,6 +238,16 @@ def test_what_is_added_beside_stays_beside() -> None:
     [
         (dense("shares = Sqrt(best)"), "another mixture than the router's best"),
         (dense(order=(0, 1, 2), after="y = Neg(sum2)"), "3 experts are mixed, and the router knows 4"),
+        (stacked(COLUMNS.replace("Sigmoid", "Tanh")), "not SiLU of one half times the other"),
+        (stacked(COLUMNS.replace("Mul(a, u)", "Mul(a, a)")), "not SiLU of one half times the other"),
+        (
+            stacked(
+                COLUMNS.replace("GatherND(closes, id)", "GatherND(closes, other)").replace(
+                    "w = ", "three = Sub(count, column) other = Sub(three, id) w = "
+                )
+            ),
+            "closed by others than those that open them",
+        ),
     ],
 )
 def test_another_mixture_stays(model: ir.Model, reason: str) -> None:

@@ -72,6 +72,20 @@ def test_a_gemm_on_rows_becomes_a_product(gemm: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("gemm", "after"),
+    [
+        ("f = Reshape(x, rows) p = Gemm(f, w, b)", "f = Reshape(x, rows) m = MatMul(f, w) p = Add(m, b)"),
+        ("f = Squeeze(x) p = Gemm <transB = 1> (f, wt)", "f = Squeeze(x) p = MatMul(f, w)"),
+    ],
+)
+def test_rows_that_stay_rows_are_multiplied_as_rows(gemm: str, after: str) -> None:
+    bodies = (f"{body} q = Neg(p) y = Reshape(q, back)" for body in (gemm, after))
+    model, expected = (graph(FLAT % body, wt=W.T, **GIVEN) for body in bodies)
+    assert apply(GemmToMatMulPass(), model) == []
+    assert_same(model, expected)
+
+
+@pytest.mark.parametrize(
     ("body", "reason"),
     [
         (
@@ -79,8 +93,8 @@ def test_a_gemm_on_rows_becomes_a_product(gemm: str, after: str) -> None:
             "it transposes or scales",
         ),
         (
-            "f = Reshape(x, rows) p = Gemm(f, w) q = Neg(p) y = Reshape(q, back)",
-            "its rows are not brought back into their shape",
+            "f = Reshape(x, rows) v = Neg(w) p = Gemm(f, v) y = Reshape(p, back)",
+            "it is no product of an activation and a weight",
         ),
         (
             "f = Reshape(x, rows) t = Neg(wt) p = Gemm <transB = 1> (f, wt) y = Reshape(p, back)",

@@ -1,0 +1,96 @@
+"""Blocked weights as onnxruntime's kernels keep them -> DequantizeLinear in blocks.
+
+The kernels keep a weight [N, K / block, bytes of a block], unsigned around a zero point in the middle of the
+range or one of its own. The canonical weight is [K, N]; an embedding, with the head tied to it, [N, K].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import add_initializer, insert
+from ..lazy import Array, lazy, pack_nibbles, packed_bytes, unpack_nibbles
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBlocks:
+    """The tensors of a kernel's weight of N outputs and K inputs.
+
+    A kernel's last block may reach beyond K: what it holds there is nobody's.
+    """
+
+    stem: str
+    packed: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zero_points: ir.TensorProtocol | None
+    outputs: int
+    inputs: int
+    bits: int
+    block_size: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of an output, the last one perhaps not full."""
+        return -(-self.inputs // self.block_size)
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Signed where the zero point is in the middle of the range."""
+        if self.zero_points is None:
+            return ir.DataType.INT4 if self.bits == 4 else ir.DataType.INT8
+        return ir.DataType.UINT4 if self.bits == 4 else ir.DataType.UINT8
+
+    def values(self) -> Array:
+        """Return the weight [N, K], as patterns of its type."""
+        raw = packed_bytes(self.packed).reshape(self.outputs, -1)
+        shape = (self.outputs, raw.shape[1] * 8 // self.bits)
+        unsigned = unpack_nibbles(raw, shape) if self.bits == 4 else raw
+        middle = np.uint8(1 << (self.bits - 1) if self.zero_points is None else 0)
+        return unsigned[:, : self.inputs] ^ middle
+
+    def points(self) -> Array:
+        """Return the zero points [N, blocks]; every row of the kernel's is padded to whole bytes."""
+        if self.zero_points is None:
+            raise AssertionError("unreachable: asked only where there are some")
+        rows = self.zero_points.numpy().reshape(self.outputs, -1)
+        if self.bits == 4:
+            return unpack_nibbles(rows, (self.outputs, 2 * rows.shape[1]))[:, : self.blocks]
+        return rows
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
+def _turned(array: Array) -> Array:
+    return np.ascontiguousarray(array.T)
+
+
+def dequantized(graph: ir.Graph, before: ir.Node, found: KernelBlocks, axis: int) -> ir.Value:
+    """Return the weight as a value: [N, K] with its blocks along ``axis`` 1, or [K, N] along 0."""
+    order: Callable[[Array], Array] = _as_it_is if axis else _turned
+    shape, blocks = (found.outputs, found.inputs), (found.outputs, found.blocks)
+    if axis == 0:
+        shape, blocks = shape[::-1], blocks[::-1]
+
+    def stored(content: Array) -> Array:
+        return pack_nibbles(content).reshape(-1) if found.bits == 4 else content.view(found.dtype.numpy())
+
+    values = lazy(lambda: stored(order(found.values())), found.dtype, shape)
+    rows = found.outputs
+    scales = lazy(lambda: order(found.scales.numpy().reshape(rows, -1)), found.scales.dtype, blocks)
+    operands = [
+        add_initializer(graph, f"{found.stem}.values", values),
+        add_initializer(graph, f"{found.stem}.scales", scales),
+    ]
+    if found.zero_points is not None:
+        points = lazy(lambda: stored(order(found.points())), found.dtype, blocks)
+        operands.append(add_initializer(graph, f"{found.stem}.zero_points", points))
+    attributes = {"axis": axis, "block_size": found.block_size}
+    made = insert(before, "DequantizeLinear", operands, attributes).outputs[0]
+    made.shape, made.dtype = ir.Shape(shape), found.scales.dtype
+    return made
