@@ -168,10 +168,10 @@ class NullRunner:
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Let a slot hold ``start + length`` hashes."""
-        (hashes,) = parts
-        if not self._trimmed[slot] <= start <= len(self._hashes[slot]) or len(hashes) != length:
-            raise ProviderRuntimeError(f"{len(hashes)} hashes from {start} do not continue slot {slot}")
-        self._hashes[slot][start:] = hashes.tolist()
+        fits = self._trimmed[slot] <= start <= len(self._hashes[slot]) and not self._dropped[slot]
+        if not fits or [len(part) for part in parts] != [length]:
+            raise ProviderRuntimeError(f"{length} hashes from {start} do not continue slot {slot}")
+        self._hashes[slot][start:] = parts[0].tolist()
 
     def close(self) -> None:
         """Forget everything."""

@@ -2,84 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from device_stand_ins import STAND_INS
-from tiny_models import write_tiny
+from contract_kit import CONTEXT, SLOTS, VOCAB, close_to, sequence, whole
 
-from carryall.exporter.export import export_package
-from carryall.exporter.package import Package
-from carryall.exporter.save import save_model
-from carryall.graph_opt.pipeline import run
-from carryall.providers import get_provider, provider_names
-from carryall.providers.base import MovableRunner, Provider, Row, Runner, RunnerConfig
+from carryall.providers.base import Provider, Row, Runner
 from carryall.runtime.errors import CarryallError, ProviderRuntimeError, UsageError
-
-Tokens = npt.NDArray[np.int64]
-Logits = npt.NDArray[np.float32]
-SLOTS, CONTEXT, LOWERED, VOCAB = 4, 64, 160, 260
-
-
-@pytest.fixture(params=[*provider_names(), *STAND_INS])
-def provider(request: pytest.FixtureRequest) -> Provider:
-    stand_in = STAND_INS.get(request.param)
-    provider = stand_in() if stand_in is not None else get_provider(request.param)
-    reason = provider.available()
-    if reason is not None:
-        pytest.skip(reason)
-    return provider
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    folder = tmp_path_factory.mktemp("contract")
-    return export_package(write_tiny("llama", folder / "checkpoint"), folder / "package")
-
-
-@pytest.fixture
-def model(provider: Provider, package: Package, tmp_path: Path) -> Path:
-    """A portable model, lowered as the provider wants it."""
-    lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=LOWERED)))
-    save_model(lowered, tmp_path / "model.onnx")
-    return tmp_path / "model.onnx"
-
-
-@pytest.fixture
-def open_runner(
-    provider: Provider, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Runner]]:
-    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
-    runners: list[Runner] = []
-
-    def opener(**changes: object) -> Runner:
-        config = {"max_slots": SLOTS, "context_length": CONTEXT, "num_threads": 1, **changes}
-        runners.append(provider.runner(model, RunnerConfig(**config)))  # type: ignore[arg-type]
-        return runners[-1]
-
-    yield opener
-    for runner in runners:
-        runner.close()
-
-
-def sequence(length: int, seed: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, VOCAB, length)
-
-
-def whole(runner: Runner, tokens: Tokens, slot: int = 0) -> Logits:
-    """Logits of every position from one undisturbed run."""
-    (logits,) = runner.forward([Row(slot, tokens, 0, num_logits=len(tokens))])
-    kept = logits.copy()
-    runner.release(slot)
-    return kept
-
-
-def close_to(got: Logits, expected: Logits) -> None:
-    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_info_describes_the_model(open_runner: Callable[..., Runner]) -> None:
@@ -152,25 +83,6 @@ def test_a_prefix_can_be_copied(open_runner: Callable[..., Runner]) -> None:
     runner.forward([Row(0, tokens, 0)])
     runner.copy_prefix(0, 2, 6)
     close_to(runner.forward([Row(2, tokens[6:], 6, num_logits=4)])[0], expected[6:])
-
-
-def test_kv_can_leave_and_come_back(open_runner: Callable[..., Runner]) -> None:
-    runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 3), 150)
-    if not runner.info.kv_layout:
-        pytest.skip("this provider's KV cannot leave its device")
-    runner = cast(MovableRunner, runner)
-    expected = whole(runner, tokens)
-    runner.forward([Row(0, tokens[:140], 0)])
-    pieces = [(start, length, runner.read_kv(0, start, length)) for start, length in ((0, 64), (64, 70))]
-    kept = [(start, length, [part.copy() for part in parts]) for start, length, parts in pieces]
-    with pytest.raises(ProviderRuntimeError):
-        runner.read_kv(0, 128, 13)
-    runner.release(0)
-    for start, length, parts in kept:
-        runner.write_kv(2, start, length, parts)
-    close_to(runner.forward([Row(2, tokens[134:], 134, num_logits=16)])[0], expected[134:])
-    with pytest.raises(ProviderRuntimeError):
-        runner.write_kv(3, 64, 70, kept[1][2])
 
 
 def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:

@@ -1,0 +1,67 @@
+"""Every provider and stand-in that is available here, with a runner on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contract_kit import CONTEXT, LOWERED, SLOTS
+from device_stand_ins import STAND_INS
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_package
+from carryall.exporter.package import Package
+from carryall.exporter.save import save_model
+from carryall.graph_opt.pipeline import run
+from carryall.providers import get_provider, provider_names
+from carryall.providers.base import Provider, Runner, RunnerConfig
+from carryall.runtime.errors import GraphError
+
+
+@pytest.fixture(params=[*provider_names(), *STAND_INS])
+def provider(request: pytest.FixtureRequest) -> Provider:
+    stand_in = STAND_INS.get(request.param)
+    provider = stand_in() if stand_in is not None else get_provider(request.param)
+    reason = provider.available()
+    if reason is not None:
+        pytest.skip(reason)
+    return provider
+
+
+@pytest.fixture(scope="module")
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """A tiny model of the family that the test asks for, llama if it does not."""
+    folder = tmp_path_factory.mktemp("contract")
+    family = getattr(request, "param", "llama")
+    return export_package(write_tiny(family, folder / "checkpoint"), folder / "package")
+
+
+@pytest.fixture
+def model(provider: Provider, package: Package, tmp_path: Path) -> Path:
+    """A portable model, lowered as the provider wants it; of windowed ones some have no kernel."""
+    try:
+        lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=LOWERED)))
+    except GraphError as error:
+        if "sliding_window" not in (package.model_path.parent / "config.json").read_text():
+            raise
+        pytest.skip(str(error))
+    save_model(lowered, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def open_runner(
+    provider: Provider, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Runner]]:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    runners: list[Runner] = []
+
+    def opener(**changes: object) -> Runner:
+        config = {"max_slots": SLOTS, "context_length": CONTEXT, "num_threads": 1, **changes}
+        runners.append(provider.runner(model, RunnerConfig(**config)))  # type: ignore[arg-type]
+        return runners[-1]
+
+    yield opener
+    for runner in runners:
+        runner.close()
