@@ -198,6 +198,8 @@ class SlotRunner(GraphRunner):
         }
         if "position_ids" in self.inputs:
             feed["position_ids"] = self._lengths[window, None] + np.arange(widest)
+        if "cache_rows" in self.inputs:
+            feed["cache_rows"] = np.arange(len(ids))
         logits = self._bind_and_run(feed, window)
         for row, tokens in rows.items():
             self._lengths[row] += len(tokens)

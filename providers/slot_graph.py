@@ -19,6 +19,7 @@ SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"
 POSITIONS = "logits_positions"
 POSITION_IDS = "position_ids"
+CACHE_ROWS = "cache_rows"
 LOGITS = "logits"
 LAST_HIDDEN_STATE = "last_hidden_state"
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
@@ -45,6 +46,7 @@ class SlotGraph:
         context_length: most tokens a sequence may have, or None if the graph does not say.
         hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
         top_logits: how many of the best logits it gives out beside them all; 0 if it does not.
+        takes_cache_rows: whether several rows of several tokens may run on any caches, and say which.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         takes_positions: whether new tokens' positions are an input; else they follow from the cache's length.
     """
@@ -55,6 +57,7 @@ class SlotGraph:
     hidden_size: int | None = None
     top_logits: int = 0
     takes_positions: bool = False
+    takes_cache_rows: bool = False
     embedding_size: int = 0
 
     @property
@@ -89,7 +92,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
     produced = {LOGITS, *(present_name(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
-    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS}
+    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, CACHE_ROWS}
     problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]
     problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
     if not caches:
@@ -112,6 +115,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         hidden_size,
         top_logits,
         takes_positions=POSITION_IDS in inputs,
+        takes_cache_rows=CACHE_ROWS in inputs,
         embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
     )
 

@@ -20,6 +20,10 @@ class SlotPolicy:
         max_hole: idle slots that may ride along in a decode run. On the CPU one costs no more than another
             run, which reads all weights again; two cost more.
         max_rows: most slots in one decode run.
+        joint_tokens: most tokens of several rows' prompts in one run, padding included, where the graph can.
+        max_padding: most tokens by which a row may be shorter than the longest of its run: so many cost no
+            more than another run.
+        min_joint: fewest tokens of a row in such a run.
         narrow_rows: most slots of a decode run in the session made for few rows, where there is one.
         narrow_tokens: most tokens of a prompt's piece in that session.
         buckets: sizes of decode runs from slot 0 on, ascending; a run is as large as the next of them. Empty
@@ -33,6 +37,9 @@ class SlotPolicy:
     prefill_chunk: int = 128
     max_scores: int = 2**21
     max_hole: int = 1
+    joint_tokens: int = 512
+    max_padding: int = 16
+    min_joint: int = 8
     max_rows: int = 2**31
     narrow_rows: int = 2**31
     narrow_tokens: int = 0
@@ -56,6 +63,37 @@ class SlotPolicy:
             end = min(begin + largest, size, begin + max(1, room))
             yield begin, end
             begin = end
+
+    def groups(self, rows: Sequence[tuple[int, int]], context_length: int) -> Iterator[list[int]]:
+        """Group rows of several tokens into joint runs, each padded to its longest row.
+
+        Args:
+            rows: start and number of tokens of each.
+            context_length: no row may end behind it, padding included.
+
+        Yields:
+            Indices of the rows of a run.
+        """
+        group: list[int] = []
+        size = 0  # of the longest in the group, which is its first
+        for index in sorted(range(len(rows)), key=lambda index: -rows[index][1]):
+            start, tokens = rows[index]
+            end = start + size
+            joins = (
+                size - tokens <= self.max_padding
+                and tokens >= self.min_joint
+                and (len(group) + 1) * size <= self.joint_tokens
+                and end <= context_length
+                and size * end <= self.max_scores
+            )
+            if group and not joins:
+                yield group
+                group = []
+            if not group:
+                size = tokens
+            group.append(index)
+        if group:
+            yield group
 
     def ranges(self, slots: Sequence[int], full: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
         """Cut sorted slots into decode runs over slots [first, first + count).

@@ -11,7 +11,7 @@ stands: with a single new token, "tokens in the cache after the run, minus 1" is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,10 @@ import numpy.typing as npt
 from ..runtime.errors import ProviderRuntimeError, UsageError
 from . import ort
 from .base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows, rows_in_cache
+from .joint_prompts import can_join, joint_feeds
 from .kv_memory import KVSpec
 from .slot_graph import (
+    CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
@@ -101,6 +103,7 @@ class SlotRunner:
         self._dropped = np.zeros(self._kv.slots, np.int32)  # tokens that have left it
         self._settled = np.zeros(self._kv.slots, np.int32)  # the positions from which on none has
         self._total = np.zeros((), np.int32)
+        self._cache_rows = np.arange(self._kv.slots) if graph.takes_cache_rows else None
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
         self._hidden_size = graph.hidden_size
         hidden = (self._kv.slots, 1, graph.hidden_size or 0)
@@ -132,8 +135,11 @@ class SlotRunner:
             self._decode(singles, late)
             for row in rows:
                 results[row.slot] = self._logits[row.slot, : row.num_logits]
-                if not _is_decode(row):
-                    results[row.slot] = self._prefill(row, late=row.slot in late)
+            for group in self._groups([row for row in rows if not _is_decode(row)]):
+                if len(group) > 1:
+                    results.update(self._prefill_together(group))
+                else:
+                    results[group[0].slot] = self._prefill(group[0], late=group[0].slot in late)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
         for row in rows:
@@ -237,6 +243,30 @@ class SlotRunner:
             run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
             self._latest.update((row.slot, run) for row in mine)
 
+    def _groups(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Rows of several tokens by the run that they share, where the graph can."""
+        able = [self._cache_rows is not None and can_join(row) for row in rows]
+        joint = [row for row, joins in zip(rows, able, strict=True) if joins]
+        yield from ([row] for row, joins in zip(rows, able, strict=True) if not joins)
+        # Positions of padding count from what the cache holds and what has left it.
+        extents = [(row.start + int(self._dropped[row.slot]), len(row.tokens)) for row in joint]
+        for group in self._policy.groups(extents, self.info.context_length):
+            yield [joint[index] for index in group]
+
+    def _prefill_together(self, rows: list[Row]) -> dict[int, Logits]:
+        """Run rows of several tokens as one, padded on the right; by slot, the logits of their last tokens.
+
+        Padding is written behind a row's tokens, which the next ones overwrite.
+        """
+        positions = None if self._positions is None else [row.start + self._dropped[row.slot] for row in rows]
+        feeds = joint_feeds(rows, positions)
+        ids, wanted = feeds[INPUT_IDS], feeds[POSITIONS].shape[1]
+        logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
+        kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
+        run = self._bound(kind, 0, self._kv.slots)
+        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, len(rows)))
+        return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
+
     def _prefill(self, row: Row, *, late: bool) -> Logits:
         """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
         size, spare = len(row.tokens), self._logits[row.slot : row.slot + 1]
@@ -264,6 +294,8 @@ class SlotRunner:
             TOTAL_LENGTH: np.array(row.start + end, np.int32),
             POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
+        if self._cache_rows is not None:
+            feeds[CACHE_ROWS] = self._cache_rows[:1]
         if self._positions is not None:
             first = row.start + int(self._dropped[row.slot])
             feeds[POSITION_IDS] = np.arange(first + begin, first + end, dtype=np.int64)[None]
@@ -309,6 +341,8 @@ class SlotRunner:
                 TOTAL_LENGTH: self._total,
                 POSITIONS: self._first_position[part],
             }
+            if self._cache_rows is not None:
+                feeds[CACHE_ROWS] = self._cache_rows[:count]
             if self._positions is not None:
                 feeds[POSITION_IDS] = self._positions[part]
             if self._hidden is not None:

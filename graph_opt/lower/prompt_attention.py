@@ -1,9 +1,13 @@
 """Attention on an int8 cache: prompts in fp32 on the cache's values, other runs by the int8 kernel.
 
-    If(one row of many tokens)
-        then  K, V = Cast(ScatterND(cache, QuantizeLinear(new / scale)))
-              GroupQueryAttention(q * k_scale, K, V) * v_scale
+    If(many tokens a row, or several in each of several rows)
+        then  K, V = ScatterND(cache, QuantizeLinear(new / scale))
+              Scan(each row)  GroupQueryAttention(q * k_scale, Cast(K[slot, :total]), Cast(V[slot, :total]))
+              * v_scale
         else  GroupQueryAttention(q, new, cache as int8)
+
+The kernel takes one row of several tokens on a cache, the Scan any number of them: so products run over all,
+and the input ``cache_rows`` [batch] says where in the bound caches each of them lives.
 
 The int8 kernel dequantizes anew for every query; for 128 queries on 512 tokens it takes three times as long
 as the fp32 kernel with the conversion. Both attend to the same rounded keys and values, the newest included.
@@ -35,9 +39,10 @@ from ..edit import (
 )
 from ..lazy import Array
 from ..passes.base import GraphPass
-from .attention import TOTAL_LENGTH
+from .attention import SEQLENS_K, TOTAL_LENGTH
 
-_WORTHWHILE = 16  # queries; for fewer the int8 kernel is as fast
+CACHE_ROWS = "cache_rows"
+_WORTHWHILE = 16  # queries of one row; for fewer the int8 kernel is as fast
 _NO_SINK = np.float32(-1e30)
 _SINK, _NUM_INPUTS = 11, 14  # GroupQueryAttention's inputs
 _KERNEL = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
@@ -49,15 +54,14 @@ class _Run:
 
     Args:
         is_prompt: [1] bool.
-        total: [1] tokens in the cache after the run.
-        heads: of keys and values.
-        rows: [sequence, heads, 3] where the new tokens' heads lie in a cache.
+        places: [batch, sequence, heads, 3] where the new tokens' heads lie in a cache.
+        of_rows: what each row needs: [batch, 2] where it begins and ends in a cache's first and third axis,
+            [batch, 1] and [batch] ``seqlens_k`` and ``total_sequence_length`` of the row alone.
     """
 
     is_prompt: ir.Value
-    total: ir.Value
-    heads: int
-    rows: ir.Value
+    places: ir.Value
+    of_rows: tuple[ir.Value, ...]
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class _Branch:
 
 
 class PromptAttentionPass(GraphPass):
-    """Give every GroupQueryAttention on an int8 cache a second form for one row of many tokens."""
+    """Give every GroupQueryAttention on an int8 cache a second form for many tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +148,10 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
     """Compute in front of everything what all attentions with so many heads need."""
     first = graph[0]
     inputs = {str(value.name): value for value in graph.inputs}
-    ids, int64 = inputs["input_ids"], int(ir.DataType.INT64)
+    if CACHE_ROWS not in inputs:
+        inputs[CACHE_ROWS] = ir.val(CACHE_ROWS, ir.DataType.INT64, ["batch"])
+        graph.inputs.append(inputs[CACHE_ROWS])
+    ids, slots, int32, int64 = inputs["input_ids"], inputs[CACHE_ROWS], ir.DataType.INT32, ir.DataType.INT64
 
     def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
         return insert(first, op_type, operands, attributes).outputs[0]
@@ -152,20 +159,26 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
     def held(name: str, *content: int) -> ir.Value:
         return shared_constant(graph, f"prompt.{name}", np.array(content, np.int64))
 
+    one, last = held("one", 1), held("last_axis", -1)
     batch, size = op("Shape", ids, start=0, end=1), op("Shape", ids, start=1, end=2)
-    many = op("GreaterOrEqual", size, held("worthwhile", _WORTHWHILE))
-    is_prompt = op("And", op("Equal", batch, held("one", 1)), many)
-    total = op("Cast", inputs[TOTAL_LENGTH], to=int64)
-    one = shared_constant(graph, "prompt.step", np.array(1, np.int64))
-    start = op("Sub", total, op("Squeeze", size, held("axis", 0)))
-    positions = op("Unsqueeze", op("Range", start, total, one), held("axes", 1, 2))
-    grid = np.array([[0, head, 0] for head in range(heads)])
-    rows = op(
-        "Add",
-        op("Mul", positions, held("last", 0, 0, 1)),
-        shared_constant(graph, f"prompt.heads_{heads}", grid),
-    )
-    return _Run(is_prompt, op("Unsqueeze", total, held("axis", 0)), heads, rows)
+    several = op("And", op("Greater", batch, one), op("Greater", size, one))
+    is_prompt = op("Or", several, op("GreaterOrEqual", size, held("worthwhile", _WORTHWHILE)))
+    ends = op("Add", op("Cast", inputs[SEQLENS_K], to=int(int64)), one)
+    fresh = op("Equal", size, op("Cast", inputs[TOTAL_LENGTH], to=int(int64)))
+    ends = op("Where", fresh, op("Expand", size, batch), ends)  # padded prompts end at different tokens
+    steps = [shared_constant(graph, f"prompt.scalar_{step}", np.array(step, np.int64)) for step in (0, 1)]
+    offsets = op("Range", steps[0], op("Squeeze", size, held("axis", 0)), steps[1])
+    positions = op("Add", op("Unsqueeze", op("Sub", ends, size), last), offsets)
+    grid = shared_constant(graph, f"prompt.heads_{heads}", np.array([[0, head, 0] for head in range(heads)]))
+    places = op("Mul", op("Unsqueeze", positions, held("axes", 2, 3)), held("last", 0, 0, 1))
+    of_slots = op("Mul", op("Unsqueeze", slots, held("row_axes", 1, 2, 3)), held("first", 1, 0, 0))
+    slots = op("Unsqueeze", slots, last)
+    begins = op("Mul", slots, held("without_length", 1, 0))
+    stops = op("Concat", op("Add", slots, one), op("Unsqueeze", ends, last), axis=-1)
+    totals = op("Cast", ends, to=int(int32))
+    lengths = op("Cast", op("Unsqueeze", op("Sub", ends, one), last), to=int(int32))
+    places = op("Add", op("Add", places, of_slots), grid)
+    return _Run(is_prompt, places, (begins, stops, lengths, totals))
 
 
 def _int8(graph: ir.Graph, node: ir.Node, stem: str) -> ir.Graph:
@@ -181,18 +194,36 @@ def _int8(graph: ir.Graph, node: ir.Node, stem: str) -> ir.Graph:
 def _prompt(graph: ir.Graph, node: ir.Node, run: _Run, stem: str) -> ir.Graph:
     branch = _Branch(stem)
     query, key, value = (_rotated(branch, node, position) for position in range(3))
-    caches = [
-        _written(graph, branch, run, new, past, scale)
-        for new, past, scale in zip((key, value), node.inputs[3:5], node.inputs[12:14], strict=True)
-    ]
-    held = [_held(graph, branch, run, cache) for cache in caches]
+    caches = [_written(graph, branch, node, run, new, position) for new, position in ((key, 0), (value, 1))]
     k_scale, v_scale = (_by_query_head(graph, node, scale) for scale in node.inputs[12:14])
+    axis = shared_constant(graph, "prompt.one", np.array([1], np.int64))
+    rows = branch.op("Unsqueeze", branch.op("Mul", query, k_scale), axis)
+    body = _row(graph, node, caches, f"{stem}/row")
+    attended = branch.op("Scan", rows, *run.of_rows, body=body, num_scan_inputs=1 + len(run.of_rows))
+    attended = branch.op("Squeeze", attended, axis)
+    return branch.graph([branch.op("Mul", attended, v_scale), *caches])
+
+
+def _row(graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value], stem: str) -> ir.Graph:
+    """Attention of one row [1, sequence, heads * head_dim] to what the caches hold of it, but for scales."""
+    branch = _Branch(stem)
+    kinds: dict[str, tuple[ir.DataType, Sequence[int | str]]]
+    kinds = {"query": (ir.DataType.FLOAT, [1, "sequence", "width"])}
+    kinds |= {"begin": (ir.DataType.INT64, [2]), "end": (ir.DataType.INT64, [2])}
+    kinds |= {"length": (ir.DataType.INT32, [1]), "total": (ir.DataType.INT32, [])}
+    inputs = [ir.val(f"{stem}/{name}", dtype, shape) for name, (dtype, shape) in kinds.items()]
+    query, begin, end, length, total = inputs
+    axes = shared_constant(graph, "prompt.row_and_length", np.array([0, 2], np.int64))
+    held = [
+        branch.op("Cast", branch.op("Slice", cache, begin, end, axes), to=int(ir.DataType.FLOAT))
+        for cache in caches
+    ]
     none = shared_constant(graph, "prompt.none", np.zeros((1, 0, _width(node)), np.float32))
     attributes = {name: node.attributes[name].value for name in _KERNEL if name in node.attributes}
-    inputs = [branch.op("Mul", query, k_scale), none, none, *held, *node.inputs[5:7]]
-    inputs += [None] * (_SINK - len(inputs)) + [node.inputs[_SINK]]
-    attended = branch.op(node.op_type, *inputs, domain=node.domain, **attributes)
-    return branch.graph([branch.op("Mul", attended, v_scale), *caches])
+    operands: list[ir.Value | None] = [query, none, none, *held, length, total]
+    operands += [None] * (_SINK - len(operands)) + [node.inputs[_SINK]]
+    attended = branch.op(node.op_type, *operands, domain=node.domain, **attributes)
+    return ir.Graph(inputs, [attended], nodes=branch.nodes, name=stem)
 
 
 def _rotated(branch: _Branch, node: ir.Node, position: int) -> ir.Value:
@@ -212,31 +243,19 @@ def _rotated(branch: _Branch, node: ir.Node, position: int) -> ir.Value:
 
 
 def _written(
-    graph: ir.Graph,
-    branch: _Branch,
-    run: _Run,
-    new: ir.Value,
-    past: ir.Value | None,
-    scale: ir.Value | None,
+    graph: ir.Graph, branch: _Branch, node: ir.Node, run: _Run, new: ir.Value, position: int
 ) -> ir.Value:
     """The cache with the new tokens, rounded as the int8 kernel does."""
+    past, scale = node.inputs[3 + position], node.inputs[12 + position]
     assert past is not None  # noqa: S101 -- _misfit refused it
     assert scale is not None  # noqa: S101 -- likewise
     inverse = add_initializer(graph, f"{scale.name}.inverse", np.float32(1) / _content(scale))
     one = shared_constant(graph, "prompt.unit_scale", np.array(1, np.float32))
     zero = shared_constant(graph, "prompt.middle", np.array(0, np.int8))
     rounded = branch.op("QuantizeLinear", branch.op("Mul", new, inverse), one, zero)
-    size = static_size(past, 3)
-    shape = np.array([-1, run.heads, size], np.int64)
-    rows = branch.op("Reshape", rounded, shared_constant(graph, f"prompt.rows_{run.heads}_{size}", shape))
-    return branch.op("ScatterND", past, run.rows, rows)
-
-
-def _held(graph: ir.Graph, branch: _Branch, run: _Run, cache: ir.Value) -> ir.Value:
-    """What a cache holds, in fp32 but for its scale."""
-    zero = shared_constant(graph, "prompt.axis", np.array([0], np.int64))
-    axis = shared_constant(graph, "prompt.length_axis", np.array([2], np.int64))
-    return branch.op("Cast", branch.op("Slice", cache, zero, run.total, axis), to=int(ir.DataType.FLOAT))
+    heads, size = static_size(past, 1) or 0, static_size(past, 3) or 0
+    shape = shared_constant(graph, f"prompt.apart_{heads}_{size}", np.array([0, 0, heads, size], np.int64))
+    return branch.op("ScatterND", past, run.places, branch.op("Reshape", rounded, shape))
 
 
 def _by_query_head(graph: ir.Graph, node: ir.Node, scale: ir.Value | None) -> ir.Value:
