@@ -1,11 +1,17 @@
-"""Caches get the names of the contract: past_key_values.N.key|value and present.N.key|value."""
+"""Caches and axes get the names of the contract: past_key_values.N.key|value, present.N.key|value, batch.
+
+Exporters call axes as they like, and passes note shapes in the contract's names: under one name, what is
+equal can be seen to be equal.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ..edit import take_name
 from .base import GraphPass
 from .decoder_inputs import is_decoder
 
@@ -13,15 +19,28 @@ _CONTRACT = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
 _LAYER_THEN_KIND = re.compile(r"(?:^|.*[._])(\d+)[._]?(key|value|k|v)s?")
 _KIND_THEN_LAYER = re.compile(r".*?(key|value|k|v)s?(?:_cache|_values)?[._](\d+)")
 _RANK = 4
+_AXES = {
+    "input_ids": ("batch", "sequence"),
+    "attention_mask": ("batch", "total"),
+    "past_key_values.0.key": ("batch", None, "past", None),
+}
 
 
 class ContractNamesPass(GraphPass):
-    """Rename the caches of a decoder whose exporter calls them otherwise."""
+    """Rename the caches and axes of a decoder whose exporter calls them otherwise."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rename inputs and outputs apart, each only if no two would share a name."""
+        """Rename inputs, outputs and axes, each only if no two would share a name."""
         if not is_decoder(graph):
             return
+        self._rename_caches(graph)
+        names = _axis_names(graph)
+        for value in _values(graph):
+            if value.shape is not None and any(_symbol(dim) in names for dim in value.shape):
+                value.shape = ir.Shape([names.get(_symbol(dim), dim) for dim in value.shape])
+                self.fired += 1
+
+    def _rename_caches(self, graph: ir.Graph) -> None:
         for values, prefix in ((graph.inputs, "past_key_values"), (graph.outputs, "present")):
             found = {value: name for value in values if (name := _name(value, prefix)) is not None}
             if len(set(found.values())) < len(found):
@@ -32,7 +51,31 @@ class ContractNamesPass(GraphPass):
                 if name in taken:
                     continue
                 self.fired += value.name != name
-                value.name, value.shape = name, _with_numbers(value)
+                take_name(graph, value, name)
+                value.shape = _with_numbers(value)
+
+
+def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
+    """Return the contract's name of each axis that is called otherwise, where both names are free."""
+    found: dict[str | None, set[str]] = {}
+    for value in graph.inputs:
+        for dim, name in zip(value.shape or (), _AXES.get(str(value.name), ()), strict=False):
+            if name is not None and _symbol(dim) is not None:
+                found.setdefault(_symbol(dim), set()).add(name)
+    clear = {old: names.pop() for old, names in found.items() if len(names) == 1}
+    used = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()}
+    wanted = list(clear.values())
+    return {old: name for old, name in clear.items() if name not in used and wanted.count(name) == 1}
+
+
+def _symbol(dim: int | ir.SymbolicDim) -> str | None:
+    return None if isinstance(dim, int) else dim.value
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph.all_nodes():
+        yield from node.outputs
 
 
 def _name(value: ir.Value, prefix: str) -> str | None:

@@ -52,3 +52,44 @@ def test_a_graph_of_no_decoder_keeps_its_names() -> None:
     model = decoder(["past_key_0"], ["present_key_0"], ids="x")
     apply(ContractNamesPass(), model)
     assert model.graph.inputs[1].name == "past_key_0"
+
+
+def with_axes(*shapes: list[str | int]) -> ir.Model:
+    """Return a decoder whose ids, mask, cache and scores have these shapes."""
+    model = graph(
+        "g (int64[a, b] input_ids, int64[a, b] attention_mask, float[a, b, c, d] cache) "
+        "=> (float[a, b, 9] logits) { logits = Cast <to = 1> (input_ids) }"
+    )
+    model.graph.inputs[2].name = "past_key_values.0.key"
+    for value, shape in zip([*model.graph.inputs, *model.graph.outputs], shapes, strict=True):
+        value.shape = ir.Shape(shape)
+    return model
+
+
+def axes(model: ir.Model) -> list[list[int | str | None]]:
+    shapes = [value.shape or ir.Shape([]) for value in [*model.graph.inputs, *model.graph.outputs]]
+    return [[dim if isinstance(dim, int) else dim.value for dim in shape] for shape in shapes]
+
+
+def test_axes_get_the_names_of_the_contract_wherever_they_stand() -> None:
+    model = with_axes(["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", 9])
+    apply(ContractNamesPass(), model)
+    expected = [["batch", "sequence"], ["batch", "total"], ["batch", 2, "past", 8], ["batch", "sequence", 9]]
+    assert axes(model) == expected
+    pass_ = ContractNamesPass()
+    pass_(model)
+    assert pass_.fired == 0
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kept"),
+    [
+        ([["B", "S"], ["B", "S"], ["B", 2, "P", 8], ["B", "S", 9]], "S"),  # one name for two lengths
+        ([["B", "S"], ["C", "T"], ["B", 2, "P", 8], ["B", "S", 9]], "B"),  # two names for one length
+        ([["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", "batch"]], "B"),  # a name that is taken
+    ],
+)
+def test_axes_of_unclear_names_keep_them(shapes: list[list[str | int]], kept: str) -> None:
+    model = with_axes(*shapes)
+    apply(ContractNamesPass(), model)
+    assert kept in axes(model)[0]
