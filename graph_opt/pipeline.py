@@ -57,7 +57,7 @@ def run(
         if pass_name(pass_) in disable:
             continue
         start = time.perf_counter()
-        result = _call(pass_, model)
+        result = _call(pass_, model, report)
         seconds = time.perf_counter() - start
         model, old = result.model, counts
         counts = count_operators(model)
@@ -100,17 +100,24 @@ def _measure(report: Report, model: ir.Model, originals: Mapping[str, ir.TensorP
         report.weight_errors |= weight_errors(model.graph, new)
 
 
-def _call(pass_: ir.passes.PassBase, model: ir.Model) -> ir.passes.PassResult:
+def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.passes.PassResult:
     try:
         return pass_(model)
-    except CarryallError:
-        raise
+    except CarryallError as error:
+        raise _with_reason(error, report) from error.__cause__
     except Exception as error:
         cause = error.__cause__  # onnx_ir wraps what fails inside a list of passes
         if isinstance(cause, CarryallError):
-            raise cause from error
+            raise _with_reason(cause, report) from error
         message = f"pass {pass_name(pass_)} failed: {type(error).__name__}: {error}"
         raise GraphError(message) from error
+
+
+def _with_reason(error: CarryallError, report: Report) -> CarryallError:
+    """Return an error that says, too, why an earlier pass left the node alone that it names."""
+    words = str(error).split()
+    reasons = [f"{name}: {refusal.reason}" for name, refusal in report.refusals if refusal.node in words]
+    return type(error)(f"{error}. The reason, of pass {reasons[-1]}") if reasons else error
 
 
 def _leaves(pass_: ir.passes.PassBase) -> Iterator[ir.passes.PassBase]:

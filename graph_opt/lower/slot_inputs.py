@@ -45,7 +45,7 @@ class SlotInputsPass(GraphPass):
         if left:
             raise GraphError(
                 f"attention {left[0]} (one of {len(left)}) was not lowered to GroupQueryAttention, "
-                "so it cannot share a KV buffer; the report's refusals say why"
+                "so it cannot share a KV buffer"
             )
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             if len(node.inputs) < 5 or node.inputs[3] is None:
