@@ -2,16 +2,18 @@
 
 The stored weight gets its block axis, [in, out] becoming [in / block, block, out], so that nothing but
 arithmetic on constants is left. Compilers that keep weights compressed look for exactly that, under a Gather
-as well as under a product.
+as well as under a product. Where the last block is not full, all are cut into smaller ones that are.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import onnx_ir as ir
 
 from ..edit import add_initializer, insert, int_attribute, nodes_of, remove_unused, replace, weight
-from ..lazy import reshape, shape_of
+from ..lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
 from ..passes.base import GraphPass
 
 
@@ -36,9 +38,12 @@ class ArithmeticDequantizePass(GraphPass):
     def _write_out(graph: ir.Graph, node: ir.Node, tensors: list[ir.TensorProtocol], block_size: int) -> None:
         shape = shape_of(tensors[0])
         axis = int_attribute(node, "axis", 1) % len(shape)
-        blocks = shape[axis] // block_size
-        blocked = (*shape[:axis], blocks, block_size, *shape[axis + 1 :])
+        full = math.gcd(shape[axis], block_size)
+        blocks = shape[axis] // full
+        blocked = (*shape[:axis], blocks, full, *shape[axis + 1 :])
         parameters = (*shape[:axis], blocks, 1, *shape[axis + 1 :])
+        if full < block_size:
+            tensors = [tensors[0], *(_repeated(one, axis, block_size // full, blocks) for one in tensors[1:])]
         stored = [
             add_initializer(graph, f"{tensor.name}.blocked", reshape(tensor, size))
             for tensor, size in zip(tensors, (blocked, parameters, parameters), strict=False)
@@ -53,3 +58,19 @@ class ArithmeticDequantizePass(GraphPass):
         result = insert(node, "Reshape", [scaled, whole]).outputs[0]
         replace(node.outputs[0], result)
         remove_unused(graph, node)
+
+
+def _repeated(tensor: ir.TensorProtocol, axis: int, times: int, size: int) -> ir.TensorProtocol:
+    """Return a tensor with every element repeated along an axis, cut to a size."""
+    shape = shape_of(tensor)
+    wanted = (*shape[:axis], size, *shape[axis + 1 :])
+
+    def compute() -> Array:
+        packed = tensor.dtype.bitwidth == 4
+        content = unpack_nibbles(packed_bytes(tensor), shape) if packed else tensor.numpy()
+        result = np.repeat(content, times, axis=axis).take(range(size), axis=axis)
+        return pack_nibbles(result) if packed else result
+
+    repeated = lazy(compute, tensor.dtype, wanted)
+    repeated.name = tensor.name
+    return repeated

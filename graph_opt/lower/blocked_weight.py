@@ -46,6 +46,11 @@ class BlockedWeight:
         return shape_of(self.values)[self.axis]
 
     @property
+    def blocks(self) -> int:
+        """Blocks of an output; the last one may not be full."""
+        return -(-self.inputs // self.block_size)
+
+    @property
     def outputs(self) -> int:
         """N."""
         return shape_of(self.values)[1 - self.axis]
@@ -71,6 +76,8 @@ def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
     if values.dtype in _SIGNED and zero_points is not None:
         return "signed weights with zero points have no kernel"
     axis = int_attribute(node, "axis", 1)
+    if shape_of(values)[axis % 2] % 2 and _BITS[values.dtype] == 4:
+        return "4-bit weights of an odd number of inputs have no kernel"
     return BlockedWeight(node, values, scales, zero_points, axis % 2, block_size)
 
 
@@ -83,9 +90,9 @@ def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
 
 def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
     """Return the kernel's B, scales and perhaps zero points of a weight."""
-    blocks, bits = found.inputs // found.block_size, found.bits
+    blocks, bits = found.blocks, found.bits
     shape = (found.outputs, blocks, found.block_size * bits // 8)
-    packed = lazy(lambda: _rows(found.values, found.axis), ir.DataType.UINT8, shape)
+    packed = lazy(lambda: _whole_blocks(found), ir.DataType.UINT8, shape)
     scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), found.scales.dtype, shape[:2])
     offsets = found.zero_points
     if offsets is None:
@@ -97,10 +104,17 @@ def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
 
 def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
     """Register the zero points that the kernel implies: the middle of the unsigned range."""
-    shape = (found.outputs, (found.inputs // found.block_size * found.bits + 7) // 8)
+    shape = (found.outputs, (found.blocks * found.bits + 7) // 8)
     middle = np.uint8(0x88 if found.bits == 4 else 0x80)
     points = lazy(lambda: np.full(shape, middle), ir.DataType.UINT8, shape)
     return add_initializer(graph, f"{found.stem}.middle_zero_points", points)
+
+
+def _whole_blocks(found: BlockedWeight) -> Array:
+    """Return the rows of a weight, the last block of each filled up: kernels read no further than K."""
+    rows = _rows(found.values, found.axis).reshape(found.outputs, -1)
+    missing = found.blocks * found.block_size * found.bits // 8 - rows.shape[1]
+    return np.pad(rows, ((0, 0), (0, missing))) if missing else rows
 
 
 def _outputs_first(array: Array, axis: int) -> Array:

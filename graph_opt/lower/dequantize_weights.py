@@ -43,10 +43,13 @@ class DequantizeWeightsPass(GraphPass):
 
 
 def is_signed(node: ir.Node, types: Collection[ir.DataType]) -> bool:
-    """Whether a DequantizeLinear has values of these types, centred at zero as TensorRT insists."""
+    """Whether a DequantizeLinear has values of these types, in whole blocks around 0, as TensorRT insists."""
     values = weight(node.inputs[0])
     zero = weight(node.inputs[2]) if len(node.inputs) > 2 else None
-    return values is not None and values.dtype in types and (zero is None or not zero.numpy().any())
+    if values is None or values.dtype not in types or (zero is not None and zero.numpy().any()):
+        return False
+    block, shape = int_attribute(node, "block_size", 0), shape_of(values)
+    return not block or shape[int_attribute(node, "axis", 1) % len(shape)] % block == 0
 
 
 def dequantized(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:

@@ -117,7 +117,7 @@ class QuantizedWeightsPass(GraphPass):
 
 def _zero_point_a_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
     """Register zero points [N, K / block, 1], one a byte: a row of one value is still padded to a byte."""
-    shape = (found.outputs, found.inputs // found.block_size, 1)
+    shape = (found.outputs, found.blocks, 1)
 
     def compute() -> Array:
         return unpack_nibbles(packed_bytes(points), shape) if found.bits == 4 else points.numpy()

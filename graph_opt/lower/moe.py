@@ -90,7 +90,7 @@ class FusedExpertsPass(GraphPass):
             return "the experts' weights differ in width or block size"
         if first.bits not in kernels.bits:
             return f"the target has no QMoE for {first.bits} bits that pays off"
-        if any(one.inputs % kernels.multiple or one.inputs == one.block_size for one in weights):
+        if any(one.inputs % max(kernels.multiple, one.block_size) or one.blocks == 1 for one in weights):
             return "the target's QMoE takes no experts of this size"
         if first.zero_points is not None and first.block_size < kernels.zero_point_block:
             return "the target's QMoE takes no zero points of blocks so small"

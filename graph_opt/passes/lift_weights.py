@@ -75,9 +75,12 @@ def _blocks(node: ir.Node) -> KernelBlocks | str:
     if bits not in (4, 8) or packed.dtype != ir.DataType.UINT8:
         return f"its weight of {bits} bits, stored as {packed.dtype.name}, has no standard form"
     outputs = shape_of(packed)[0]
-    inputs = packed.size * 8 // (bits * outputs)
-    if int_attribute(node, "K", inputs) != inputs:
-        return "its last block is not full"
+    held = packed.size * 8 // (bits * outputs)
+    inputs = int_attribute(node, "K", held)
+    if held != (inputs if gathers else -(-inputs // block_size) * block_size):
+        return f"its weight holds {held} inputs, and should hold {inputs}"
+    if inputs % block_size and (gathers or inputs % 2):
+        return "its last block is not full, of an embedding or an odd number of inputs"
     if gathers and (int_attribute(node, "gather_axis", 0) or int_attribute(node, "quantize_axis", 1) == 0):
         return "it gathers along its blocks"
     if points is not None and points.dtype != ir.DataType.UINT8:

@@ -75,7 +75,14 @@ def test_an_embedding_and_its_head_share_one_tensor(tmp_path: Path) -> None:
     np.testing.assert_allclose(result(model, tmp_path / "b.onnx", ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_last_block_that_is_not_full_keeps_the_kernel() -> None:
-    text = f"""g (float[M, 24] x) => (float[M, {N}] y) {{
-        y = com.microsoft.MatMulNBits <K = 24, N = {N}, bits = 4, block_size = 16> (x, b4, scales) }}"""
-    assert apply(LiftWeightsPass(), graph(text, **GIVEN)) == ["its last block is not full"]
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        (23, "its last block is not full, of an embedding or an odd number of inputs"),
+        (40, "its weight holds 32 inputs, and should hold 40"),
+    ],
+)
+def test_a_weight_of_another_size_keeps_the_kernel(inputs: int, reason: str) -> None:
+    text = f"""g (float[M, {inputs}] x) => (float[M, {N}] y) {{
+        y = com.microsoft.MatMulNBits <K = {inputs}, N = {N}, bits = 4, block_size = 16> (x, b4, scales) }}"""
+    assert apply(LiftWeightsPass(), graph(text, **GIVEN)) == [reason]
