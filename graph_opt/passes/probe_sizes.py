@@ -1,8 +1,8 @@
 """Concrete sizes of a graph's dynamic axes, to learn from what the graph computes for them.
 
 The sizes are odd and unrelated, so that no two different expressions agree on all of them. One set is the
-smallest possible, and the last is larger than every number that a graph may compare its sizes with: a graph
-that keeps the last 4095 tokens does nothing to 1000.
+smallest possible, no axis but the past taken to be empty, and the last is larger than every number that a
+graph may compare its sizes with: a graph that keeps the last 4095 tokens does nothing to 1000.
 """
 
 from __future__ import annotations

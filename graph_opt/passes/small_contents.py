@@ -132,9 +132,10 @@ def _slice(
     strides = [1] * len(starts) if steps is None else steps.tolist()
     cut = [slice(None)] * x.ndim
     for axis, start, end, step in zip(chosen, starts.tolist(), ends.tolist(), strides, strict=True):
-        first = max(start, -x.shape[axis])  # also where that is behind a negative step's last element
+        if step < 0 and start < -x.shape[axis]:
+            raise ValueError("ONNX starts at the first element then, and its evaluator behind it")
         stop = None if step < 0 and end <= -x.shape[axis] - 1 else end
-        cut[axis] = slice(first, stop, step)
+        cut[axis] = slice(start, stop, step)
     return x[tuple(cut)]
 
 

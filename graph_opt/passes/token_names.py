@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import int_attribute, nodes_of, static_size, weight
+from ..edit import int_attribute, nodes_of, static_size, take_name, weight
 from ..lazy import shape_of
 from .base import GraphPass
 from .decoder_inputs import find_input
@@ -28,7 +28,7 @@ class TokenNamesPass(GraphPass):
             return
         for value, name in ((ids, "input_ids"), (named[0], "logits")):
             self.fired += value.name != name
-            value.name = name
+            take_name(graph, value, name)
 
 
 def _embedded(node: ir.Node) -> list[tuple[ir.Value, int]]:

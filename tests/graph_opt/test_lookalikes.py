@@ -85,7 +85,7 @@ ATTENDED = "g (float[2, 4, 5, 8] q, float[2, 4, 5, 8] k, float[2, 4, 5, 8] v, fl
          {}, {"x": WIDE[0, 0, :, :3]}),
         (f"{SQUARE} {{ m = MatMul(x, w) a = Add(m, b) p, q = Split <axis = -1, num_outputs = 2> (a) "
          "c = Concat <axis = 1> (q, p, p) y = Slice(c, zero, three, one) }",
-         {"w": np.eye(3, 4, dtype=np.float32), "b": np.float32([3]), "zero": np.array([0]),
+         {"w": np.eye(3, 4, dtype=np.float32), "b": np.array([3], np.float32), "zero": np.array([0]),
           "one": np.array([1]), "three": np.array([3])}, {"x": SMALL}),
         ("g (float[?, ?, 4] x, int64[3] t) => (float[?, ?, 5] y) "
          "{ r = Reshape(x, rows) g = Gemm(r, w) y = Reshape(g, t) }",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -11,14 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 from random_graphs import FOREIGN, SHAPE, models
+from random_typed_graphs import typed_model
 
 from carryall.graph_opt.load import check_model
 from carryall.graph_opt.pipeline import run
 from carryall.graph_opt.pipelines import portable_passes
 
 Arrays = list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
+EXAMPLES = int(os.environ.get("CARRYALL_RANDOM_GRAPHS", "30"))  # of each kind
 quiet = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -40,6 +45,23 @@ def test_optimized_is_unoptimized(model: ir.Model, seed: int) -> None:
     onnx.checker.check_model(ir.to_proto(optimized))
     for expected, found in zip(evaluate(before, seed), evaluate(ir.to_proto(optimized), seed), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@quiet
+@given(seed=st.integers(0, 2**32 - 1))
+def test_types_shapes_and_opsets_of_all_kinds(seed: int) -> None:
+    """Nothing is fused in such graphs, so the results are equal to the last bit."""
+    before, feed = typed_model(seed)
+    onnx.checker.check_model(before)
+    optimized, _ = run(ir.from_proto(before), portable_passes())
+    check_model(optimized, "optimized")
+    after = ir.to_proto(optimized)
+    onnx.checker.check_model(after)
+    with np.errstate(all="ignore"):
+        results = [ReferenceEvaluator(model).run(None, feed) for model in (before, after)]
+    for expected, found in zip(*results, strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(found, expected)
 
 
 def foreign_nodes(model: ir.Model) -> Counter[str]:

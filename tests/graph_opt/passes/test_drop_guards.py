@@ -52,3 +52,13 @@ def test_what_may_hold_for_a_token_stays(condition: str, where: str) -> None:
     model = guarded(condition, where)
     apply(DropGuardsPass(), model)
     assert "Where" in {node.op_type for node in model.graph}
+
+
+def test_a_condition_on_pairs_of_tokens_without_rows_stays() -> None:
+    body = f"""x = Gather(table, input_ids) xt = Transpose <perm = [0, 2, 1]> (x) scores = MatMul(x, xt)
+        {ORDER} later = Not(order) seen_scores = Where(later, zero, scores) logits = MatMul(seen_scores, x)"""
+    text = f"""g (int64[b, s] input_ids, int64[b, s] attention_mask) => (float[b, s, 4] logits)
+        <float[b, s, s] scores, float[b, s, s] seen_scores> {{ {body} }}"""
+    model = graph(text, **GIVEN)
+    assert apply(DropGuardsPass(), model) == []
+    assert "Where" in {node.op_type for node in model.graph}

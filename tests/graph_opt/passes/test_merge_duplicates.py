@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from graph_asserts import assert_same, evaluate, graph
+from graph_asserts import apply, assert_same, evaluate, graph
 
 from carryall.graph_opt.passes.merge_duplicates import MergeDuplicatesPass
 
@@ -131,3 +131,14 @@ def test_functions_too_and_parameters_are_compared_by_name() -> None:
     MergeDuplicatesPass()(model)
     (function,) = model.functions.values()
     assert [node.op_type for node in function] == ["Exp", "LeakyRelu", "LeakyRelu", "Add", "Add"]
+
+
+def test_an_output_that_the_first_node_left_out_is_made() -> None:
+    body = """a, , s = LayerNormalization(x, w) b, m, t = LayerNormalization(x, w)
+        u = Add(a, b) v = Add(m, t) z = Add(v, s) y = Add(u, z)"""
+    model = graph(f"g (float[2, 3] x) => (float[2, 3] y) {{ {body} }}", w=np.ones(3, np.float32))
+    feed = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    before = evaluate(model, feed)[0]
+    assert apply(MergeDuplicatesPass(), model) == []
+    assert [node.op_type for node in model.graph].count("LayerNormalization") == 1
+    np.testing.assert_array_equal(evaluate(model, feed)[0], before)

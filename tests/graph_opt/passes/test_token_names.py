@@ -36,3 +36,13 @@ def test_tokens_and_scores_get_their_names() -> None:
 def test_other_graphs_keep_theirs(text: str) -> None:
     model = graph(text, **GIVEN)
     assert names(text) == [value.name for value in [*model.graph.inputs, *model.graph.outputs]]
+
+
+def test_inner_values_give_up_the_names() -> None:
+    body = "logits = Gather(embed, tokens) input_ids = Neg(logits) scores = MatMul(input_ids, head)"
+    model = graph(f"g (int64[b, s] tokens) => (float[b, s, 9] scores) {{ {body} }}", **GIVEN)
+    assert apply(TokenNamesPass(), model) == []
+    made = [str(value.name) for node in model.graph for value in node.outputs]
+    assert model.graph.inputs[0].name == "input_ids"
+    assert made[-1] == "logits"
+    assert len({*made, "input_ids"}) == 4

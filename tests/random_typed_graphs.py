@@ -1,0 +1,300 @@
+"""Random graphs of many types, shapes and opsets, each node tried out in ONNX's evaluator as it is added.
+
+What the other generator (``random_graphs.py``) keeps alike is mixed here: element types, empty and scalar
+tensors, odd broadcasts, operators at the edge of what they take, old forms of operators, initializers that
+are inputs or outputs too, and outputs that are read inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+Array = npt.NDArray[Any]
+_FLOATS = ("float32", "float32", "float16", "float64")
+_INTS = ("int64", "int64", "int32", "uint8", "int8")
+_SIZES = (0, 1, 1, 2, 3, 5)
+_SPECIAL = (0.0, -0.0, 1.0, 2.0, -1.0, 0.5, float("nan"), float("inf"), -float("inf"))
+
+
+@dataclass(slots=True)
+class Drawing:
+    """A graph under construction; every value's content is known."""
+
+    rng: np.random.Generator
+    opset: int
+    contents: dict[str, Array] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+    def name(self) -> str:
+        return f"v{len(self.contents)}_{len(self.nodes)}"
+
+    def chance(self, of: float) -> bool:
+        return bool(self.rng.random() < of)
+
+    def pick(self, choices: Any) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def any(self, kinds: str = "fiub") -> str:
+        """Return a value of some kinds of types, made where there is none."""
+        fitting = [name for name, array in self.contents.items() if array.dtype.kind in kinds]
+        return self.pick(fitting) if fitting and self.chance(0.9) else self.constant(self.array(kinds[0]))
+
+    def array(self, kind: str, shape: tuple[int, ...] | None = None) -> Array:
+        """Draw an array; floats are often special ones, integers small."""
+        if shape is None:
+            shape = tuple(self.pick(_SIZES) for _ in range(int(self.rng.integers(0, 4))))
+        if kind == "b":
+            return np.asarray(self.rng.random(shape) < 0.5)
+        if kind in "iu":
+            return np.asarray(self.rng.integers(0, 5, shape)).astype(self.pick(_INTS))
+        if self.chance(0.3):
+            return np.asarray(self.rng.choice(_SPECIAL, shape)).astype(self.pick(_FLOATS))
+        return np.asarray(self.rng.standard_normal(shape)).astype(self.pick(_FLOATS))
+
+    def constant(self, array: Array) -> str:
+        """Add a constant: a node, an initializer, or an initializer that callers may override."""
+        name = self.name()
+        self.contents[name] = array
+        if self.chance(0.4):
+            self.nodes.append(_node("Constant", (), [name], {"value": ir.tensor(array)}))
+        else:
+            self.constants[name] = array
+            if self.chance(0.1):
+                self.inputs[name] = array
+        return name
+
+    def ints(self, *numbers: int) -> str:
+        return self.constant(np.array(numbers, np.int64))
+
+    def add(self, op: str, *operands: str, outputs: int = 1, **attributes: Any) -> list[str]:
+        """Add a node if it runs on what its operands hold, else nothing."""
+        names = [f"{self.name()}_{index}" for index in range(outputs)]
+        node = _node(op, operands, names, attributes)
+        held = {name: self.contents[name] for name in operands if name}
+        results = run_node(node, held, self.opset)
+        if results is None:
+            return []
+        self.nodes.append(node)
+        for name, array in zip(names, results, strict=True):
+            self.contents[name] = array
+        self.made += names
+        return names
+
+
+def run_node(node: onnx.NodeProto, held: dict[str, Array], opset: int) -> list[Array] | None:
+    """Run one node; None where it refuses its operands, or gives no tensors."""
+    typed = [_described(name, array, [None] * array.ndim) for name, array in held.items()]
+    returned = [onnx.ValueInfoProto(name=name) for name in node.output]
+    model = _model(onnx.GraphProto(name="one", node=[node], input=typed, output=returned), opset)
+    try:
+        with np.errstate(all="ignore"):
+            found = [np.asarray(result) for result in ReferenceEvaluator(model).run(None, held)]
+    except Exception:  # noqa: BLE001 -- the evaluator's operators raise whatever numpy does
+        return None
+    fine = all(array.size < 200 and array.ndim < 6 and array.dtype.kind in "fiub" for array in found)
+    return found if fine else None
+
+
+def _node(
+    op: str, operands: Sequence[str], names: Sequence[str], attributes: dict[str, Any]
+) -> onnx.NodeProto:
+    values = [ir.val(name) if name else None for name in operands]
+    made = ir.node(op, values, attributes, outputs=[ir.val(name) for name in names])
+    return ir.serde.serialize_node(made)
+
+
+def _described(name: str, array: Array, dims: Sequence[int | str | None]) -> onnx.ValueInfoProto:
+    return ir.serde.serialize_value(ir.val(name, ir.DataType.from_numpy(array.dtype), dims))
+
+
+def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
+    imports = [onnx.OperatorSetIdProto(domain="", version=opset)]
+    return onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
+
+
+def _broadcastable(draw: Drawing, like: str) -> str:
+    """Return a constant of a value's type whose shape is broadcast with its, in odd ways."""
+    array = draw.contents[like]
+    shape = [size if draw.chance(0.5) else 1 for size in array.shape][int(draw.rng.integers(0, 2)) :]
+    shape = ([draw.pick((1, 2))] if draw.chance(0.2) else []) + shape
+    return draw.constant(draw.array(array.dtype.kind, tuple(shape)).astype(array.dtype))
+
+
+def _unary(draw: Drawing) -> None:
+    op = draw.pick(("Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Sign", "Identity", "Sigmoid", "Not", "Exp"))
+    draw.add(op, draw.any("b" if op == "Not" else "f"))
+
+
+def _binary(draw: Drawing) -> None:
+    op = draw.pick(
+        ("Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "GreaterOrEqual", "Pow", "Mod")
+    )
+    x = draw.any("fi")
+    y = _broadcastable(draw, x)
+    whole = draw.contents[x].dtype.kind in "iu"
+    if whole and op in ("Div", "Mod", "Pow") and not draw.contents[y].all():
+        return
+    attributes = {"fmod": 1} if op == "Mod" and not whole else {}
+    draw.add(op, *((x, y) if draw.chance(0.5) else (y, x)), **attributes)
+
+
+def _cast(draw: Drawing) -> None:
+    x = draw.any()
+    kind = draw.pick((*_FLOATS, *_INTS, "bool"))
+    array = draw.contents[x]
+    if np.dtype(kind).kind in "iu" and array.dtype.kind in "fiu":
+        numbers = array.astype(np.float64)
+        if not (np.isfinite(numbers) & (numbers >= 0) & (numbers < 100)).all():
+            return  # what such a cast gives is left to the runtime
+    draw.add("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(kind))))
+
+
+def _attributes(name: str, numbers: list[int]) -> dict[str, Any]:
+    """Return an attribute, none where it would be empty, which has no type."""
+    return {name: numbers} if numbers else {}
+
+
+def _layout(draw: Drawing) -> None:
+    x = draw.any()
+    rank, sizes = draw.contents[x].ndim, draw.contents[x].shape
+    axis = int(draw.rng.integers(-rank - 1, rank + 1))
+    match draw.pick(("Transpose", "Unsqueeze", "Squeeze", "Flatten", "Reshape", "Reshape", "Back")):
+        case "Transpose":
+            draw.add("Transpose", x, **_attributes("perm", draw.rng.permutation(rank).tolist()))
+        case "Unsqueeze":
+            draw.add("Unsqueeze", x, draw.ints(axis))
+        case "Squeeze":
+            draw.add("Squeeze", x, *([draw.ints(axis)] if draw.chance(0.6) else []))
+        case "Flatten":
+            draw.add("Flatten", x, axis=axis)
+        case "Back":
+            turned = draw.add("Transpose", x)
+            draw.add("Transpose", *turned) if turned else None
+        case _:
+            target = [draw.pick((0, -1, size)) for size in draw.rng.permutation(sizes).tolist()]
+            draw.add("Reshape", x, draw.ints(*target), **({"allowzero": 1} if draw.chance(0.2) else {}))
+
+
+def _part(draw: Drawing) -> None:
+    x = draw.any()
+    rank = draw.contents[x].ndim
+    axis = int(draw.rng.integers(-rank, rank)) if rank else 0
+    match draw.pick(("Slice", "Slice", "Gather", "Split", "Concat", "Tile", "Expand", "ScatterND")):
+        case "Slice":
+            bounds = [draw.ints(draw.pick((-9, -2, -1, 0, 1, 2, 2**62))) for _ in range(2)]
+            draw.add("Slice", x, *bounds, draw.ints(axis), draw.ints(draw.pick((-2, -1, 1, 1, 2))))
+        case "Gather":
+            indices = draw.rng.integers(-1, 1, (2,) * int(draw.rng.integers(0, 3)))
+            draw.add("Gather", x, draw.constant(np.asarray(indices, np.int64)), axis=axis)
+        case "Split":
+            parts = {"num_outputs": 2} if draw.opset >= 18 else {}
+            if rank and draw.contents[x].shape[axis] % 2 == 0:
+                draw.add("Split", x, axis=axis, outputs=2, **parts)
+        case "Concat":
+            empty = np.zeros_like(draw.contents[x]).take([], axis) if rank else None
+            other = draw.constant(empty) if empty is not None and draw.chance(0.5) else x
+            draw.add("Concat", x, other, axis=axis)
+        case "Tile":
+            draw.add("Tile", x, draw.ints(*[draw.pick((0, 1, 1, 2)) for _ in range(rank)]))
+        case "Expand":
+            draw.add("Expand", x, draw.ints(*[draw.pick((1, 1, 2)) for _ in range(rank + 1)]))
+        case _:
+            if rank and draw.contents[x].shape[0]:
+                rows = draw.constant(draw.contents[x][:1].copy())
+                draw.add("ScatterND", x, draw.constant(np.zeros((1, 1), np.int64)), rows)
+
+
+def _reduce(draw: Drawing) -> None:
+    x = draw.any("fi")
+    op = draw.pick(("ReduceSum", "ReduceMax", "ReduceProd", "ReduceMean", "ReduceMin"))
+    rank = draw.contents[x].ndim
+    axes = [int(draw.rng.integers(-rank, rank))] if rank and draw.chance(0.7) else []
+    keep = {"keepdims": int(draw.chance(0.5))}
+    if op != "ReduceSum" and draw.opset < 18:
+        draw.add(op, x, **keep, **_attributes("axes", axes))
+    elif draw.chance(0.8):
+        noop = {"noop_with_empty_axes": 1} if draw.chance(0.2) else {}
+        draw.add(op, x, *([draw.ints(*axes)] if axes or draw.chance(0.5) else []), **keep, **noop)
+
+
+def _sizes(draw: Drawing) -> None:
+    """Shape arithmetic that comes to a shape again."""
+    x = draw.any()
+    for shape in draw.add("Shape", x, **({"start": -2} if draw.opset >= 15 and draw.chance(0.3) else {})):
+        other = draw.add(draw.pick(("Max", "Min", "Mul", "Add")), shape, draw.ints(draw.pick((1, 2))))
+        if draw.chance(0.5):
+            draw.add("ConstantOfShape", *other)
+        else:
+            draw.add("Reshape", x, shape)
+            draw.add("Expand", draw.constant(draw.array("f", ())), *other)
+
+
+def _optional(draw: Drawing) -> None:
+    x = draw.any("f")
+    array = draw.contents[x]
+    bound = draw.constant(np.asarray(0.5, array.dtype))
+    match draw.pick(("Clip", "Where", "Dropout", "Quantize")):
+        case "Clip":
+            draw.add("Clip", x, *(("", bound) if draw.chance(0.5) else (bound,)))
+        case "Where":
+            seen = draw.constant(draw.array("b", array.shape[-1:]))
+            draw.add("Where", seen, x, _broadcastable(draw, x))
+        case "Dropout":
+            draw.add("Dropout", x, outputs=1 + int(draw.chance(0.5)))
+        case _:
+            scale = draw.constant(np.asarray(0.1, np.float32))
+            zero = draw.constant(np.asarray(draw.pick((0, 3)), draw.pick(("int8", "uint8"))))
+            if array.dtype == np.float32 and np.isfinite(array).all():
+                for quantized in draw.add("QuantizeLinear", x, scale, zero):
+                    for back in draw.add("DequantizeLinear", quantized, scale, zero):
+                        draw.add("QuantizeLinear", back, scale, zero)
+
+
+_KINDS: tuple[Callable[[Drawing], None], ...] = (
+    _unary, _binary, _binary, _cast, _cast, _layout, _layout, _part, _part, _reduce, _sizes, _optional
+)  # fmt: skip
+
+
+def typed_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Draw a model, and what to feed it with."""
+    rng = np.random.default_rng(seed)
+    draw = Drawing(rng, int(rng.integers(14, 25)))
+    for index in range(int(rng.integers(1, 3))):
+        name = f"x{index}"
+        draw.contents[name] = draw.inputs[name] = draw.array(draw.pick("ffib"))
+    for _ in range(int(rng.integers(2, 14))):
+        draw.pick(_KINDS)(draw)
+    names = dict.fromkeys([draw.pick([*draw.made, *draw.inputs]) for _ in range(3)] + draw.made[-1:])
+    if draw.constants and draw.chance(0.3):
+        names |= {draw.pick(list(draw.constants)): None}
+    returned = [name for name in names if name not in draw.inputs] or draw.add("Identity", "x0")
+    graph = onnx.GraphProto(
+        name="typed",
+        node=draw.nodes,
+        input=[_info(draw, name, named=0.5) for name in draw.inputs],
+        output=[_info(draw, name) for name in returned],
+        initializer=[_tensor(name, array) for name, array in draw.constants.items()],
+    )
+    return _model(graph, draw.opset), draw.inputs
+
+
+def _tensor(name: str, array: Array) -> onnx.TensorProto:
+    return ir.serde.serialize_tensor(ir.tensor(array, name=name))
+
+
+def _info(draw: Drawing, name: str, *, named: float = 1.0) -> onnx.ValueInfoProto:
+    """Describe an input or output; axes that are not empty may be named by their size instead of fixed."""
+    array = draw.contents[name]
+    dims = [f"d{size}" if size and draw.chance(named) else size for size in array.shape]
+    return _described(name, array, dims)
