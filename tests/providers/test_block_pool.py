@@ -64,7 +64,7 @@ def test_a_corrupt_table_is_found() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["grow", "cut", "share"]),
+            st.sampled_from(["grow", "cut", "share", "replace", "drop"]),
             st.integers(0, 3),
             st.integers(0, 3),
             st.integers(1, 20),
@@ -88,6 +88,20 @@ def test_integrity_holds_and_no_slot_writes_into_anothers_tokens(
         elif kind == "cut" and length <= len(expected[slot]):
             pool.truncate(slot, length)
             del expected[slot][length:]
+        elif kind == "drop":
+            blocks = min(length, len(expected[slot]) // 4)
+            pool.drop_first(slot, blocks)
+            del expected[slot][: 4 * blocks]
+        elif kind == "replace" and length <= len(expected[slot]):
+            try:
+                old = pool.replace(slot, length)
+            except ProviderRuntimeError:
+                assert pool.free_blocks < -(-length // 4)
+                pool.check_integrity()
+                continue
+            rows = [memory[old[i // 4], i % 4] for i in range(len(expected[slot]))][-length:]
+            memory |= {(pool.tables[slot][i // 4], i % 4): row for i, row in enumerate(rows)}
+            expected[slot] = rows
         elif kind == "grow":
             start, end = len(expected[slot]), len(expected[slot]) + length
             try:

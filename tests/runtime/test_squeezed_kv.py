@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,7 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.providers import get_provider
-from carryall.providers.base import MovableRunner, Row, Squeeze, SqueezingRunner
-from carryall.runtime.errors import ProviderRuntimeError
 from carryall.runtime.llm import LLM
-from carryall.runtime.loading import load_model
 from carryall.runtime.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
@@ -97,39 +94,3 @@ def test_the_engine_keeps_what_the_rule_says(family: str, provider: str, tmp_pat
     with LLM(checkpoint, **options) as llm:
         whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
     assert (whole == expected) == (family == "mistral")
-
-
-@pytest.mark.parametrize("kv_cache", ["float32", "int8"])
-def test_a_squeezed_slot_moves_whole_and_is_never_cut_back(
-    provider: str, kv_cache: str, tmp_path: Path
-) -> None:
-    if (provider, kv_cache) == ("cpu", "int8"):
-        pytest.skip("needs a calibrated model")
-    runner = load_model(
-        write_tiny("qwen3", tmp_path / "tiny"),
-        provider=provider,
-        kv_cache=kv_cache,
-        max_slots=2,
-        num_threads=1,
-    ).runner
-    tokens = np.array(PROMPTS[0])
-    runner.forward([Row(0, tokens[:50], 0)])
-    squeezing = cast(SqueezingRunner, runner)
-    squeezing.squeeze(0, 50, Squeeze(20, 4, 10))
-    runner.copy_prefix(0, 1, 50)
-    left, right = (
-        logits.copy() for logits in runner.forward([Row(slot, tokens[50:52], 50) for slot in (0, 1)])
-    )
-    np.testing.assert_array_equal(left, right)
-    for fault in (
-        lambda: runner.forward([Row(0, tokens[:1], 49)]),
-        lambda: runner.copy_prefix(0, 1, 49),
-        lambda: squeezing.squeeze(0, 52, Squeeze(23, 4, 10)),
-        lambda: cast(MovableRunner, runner).read_kv(0, 0, 10),
-        lambda: cast(MovableRunner, runner).write_kv(0, 0, 10, []),
-    ):
-        with pytest.raises(ProviderRuntimeError, match="slot 0"):
-            fault()
-    runner.release(0)
-    runner.forward([Row(0, tokens[:1], 0)])
-    runner.close()
