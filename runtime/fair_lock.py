@@ -13,8 +13,18 @@ class FairLock:
         self._mutex = threading.Lock()
         self._turns: deque[threading.Lock] = deque()
         self._held = False
+        self._owner: int | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the calling thread holds it."""
+        return self._owner == threading.get_ident()
 
     def __enter__(self) -> None:
+        self._acquire()
+        self._owner = threading.get_ident()
+
+    def _acquire(self) -> None:
         with self._mutex:
             if not self._held:
                 self._held = True
@@ -29,6 +39,7 @@ class FairLock:
             raise
 
     def __exit__(self, *_: object) -> None:
+        self._owner = None
         with self._mutex:
             self._pass_on()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -28,6 +29,7 @@ from .requests import ChatPrompt, PooledPrompt, Prompt, RequestFactory
 from .sampling_params import SamplingParams
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
+from .uninterrupted import uninterrupted
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -112,6 +114,7 @@ class LLM(TextModel):
             config = dataclasses.replace(config, squeeze_kv=squeeze_kv)
         self._engine = Engine(model.runner, config, model.proposer, model.identity)
         self._turn = FairLock()
+        self._dropped = deque[RequestGroup]()  # to be cancelled
         self._closed = False
 
     def generate(
@@ -278,7 +281,7 @@ class LLM(TextModel):
 
     def close(self) -> None:
         """Free the model. Requests of other threads end with EngineClosedError."""
-        with self._turn:
+        with uninterrupted(), self._turn:
             if not self._closed:
                 self._closed = True
                 self._engine.close()
@@ -317,23 +320,30 @@ class LLM(TextModel):
         return listed
 
     def _add(self, groups: Sequence[RequestGroup]) -> None:
-        with self._turn:
+        with uninterrupted(), self._turn:
             self._check_open()
             for group in groups:
                 for request in group.requests:
                     self._engine.add(request)
 
     def _cancel(self, groups: Sequence[RequestGroup]) -> None:
-        with self._turn:
-            for group in groups:
-                for request in group.requests:
-                    self._engine.cancel(request.request_id)
+        """End requests; those of a stream that the collector of garbage ends within a step, after that."""
+        self._dropped.extend(groups)
+        if not self._turn.is_ours:
+            with uninterrupted(), self._turn:
+                self._cancel_dropped()
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped:
+            for request in self._dropped.popleft().requests:
+                self._engine.cancel(request.request_id)
 
     def _step_for(self, group: RequestGroup, seen: int) -> None:
         """Run a step, unless another thread's step has moved the group beyond ``seen`` tokens meanwhile."""
-        with self._turn:
+        with uninterrupted(), self._turn:
             if not group.finished and group.num_generated == seen:
                 self._engine.step()
+            self._cancel_dropped()
 
     def _check_open(self) -> None:
         if self._closed:

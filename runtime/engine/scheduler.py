@@ -169,7 +169,8 @@ class Scheduler:
             else:
                 prefilling.append(request)
         budget = self._prompt_budget(len(plan.rows), len(prefilling))
-        for request in prefilling:
+        for request in sorted(prefilling, key=self._turn):
+            budget = self._admit(plan, budget, before=request)
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
         self._admit(plan, budget)
@@ -312,9 +313,16 @@ class Scheduler:
         affordable = self.costs.prompt_tokens(rows, stretch)
         return most if affordable is None else min(most, affordable)
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
+    def _turn(self, request: Request) -> tuple[int, float, int]:
+        """Sorts requests whose prompts compete for a step's tokens."""
+        return request.priority, self._served.served(request.tenant), request.arrival_index
+
+    def _admit(self, plan: StepPlan, budget: int, before: Request | None = None) -> int:
+        """Start waiting requests, only those whose turn is ``before`` that one's; return the tokens left."""
         while budget > 0 and self._slots.num_used < self._slots.num_slots:
             head = self._waiting.first(1)
+            if head and before is not None and self._turn(head[0]) > self._turn(before):
+                break
             chosen = self._choose() if head else None
             # A token of headroom for each, or the next step would preempt what this one began.
             headroom = len(self._running) + 1 if self._running else 0
@@ -329,6 +337,7 @@ class Scheduler:
                 plan.restoring.append(request)
                 continue
             budget -= plan.add(request, min(request.num_uncomputed, budget))
+        return budget
 
     def _choose(self) -> tuple[Request, PrefixMatch] | None:
         """The request to admit: of the first few, the one with the longest cached prefix.

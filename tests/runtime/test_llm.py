@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +110,49 @@ def test_a_stream_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> Non
         with pytest.raises(QueueFullError):
             next(iter(llm.stream("prompt", SamplingParams(n=2))))
         assert not llm._engine.has_work
+
+
+def test_a_stream_that_is_collected_within_a_step_ends_after_it(tmp_path: Path) -> None:
+    """It may be part of a cycle; its end must not wait for a lock that the collecting thread itself holds."""
+    model = toy_model(tmp_path)
+    assert isinstance(model.runner, NullRunner)
+    with LLM(model) as llm:
+        forgotten: list[object] = [llm.stream("prompt", GREEDY)]
+        forgotten.append(forgotten)
+        next(iter(forgotten[0]))  # type: ignore[call-overload]
+        del forgotten
+
+        def collect(_: object) -> None:
+            gc.collect()
+
+        model.runner.before_forward = collect
+        llm.generate("other", GREEDY)
+        stats = llm.stats()
+        assert (stats.running, stats.cancelled, stats.finished) == (0, 1, 1)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path: Path) -> None:
+    model = toy_model(tmp_path)
+    assert isinstance(model.runner, NullRunner)
+    begin = list(range(100))
+    prompts = [[*begin, n] for n in range(3)]
+    with LLM(model) as llm:
+        expected = [llm.generate(prompt, GREEDY)[0].outputs[0] for prompt in prompts]
+        llm._engine.clear_prefix_cache()
+        llm.generate([*begin, 9], GREEDY)
+        copy_prefix = model.runner.copy_prefix
+
+        def interrupted(source: int, target: int, length: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+            copy_prefix(source, target, length)
+
+        model.runner.copy_prefix = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, GREEDY)
+        assert not llm._engine.has_work
+        llm._engine.check_integrity()
+        model.runner.copy_prefix = copy_prefix  # type: ignore[method-assign]
+        assert [output.outputs[0] for output in llm.generate(prompts, GREEDY)] == expected
 
 
 def test_the_end_token_ends_it_and_is_not_in_the_text(tmp_path: Path) -> None:

@@ -107,6 +107,31 @@ def test_lower_priority_number_is_admitted_first() -> None:
     assert step(scheduler).requests[0].request_id == "first"
 
 
+def test_an_urgent_prompt_does_not_wait_for_the_rest_of_a_long_one() -> None:
+    scheduler = make()
+    add(scheduler, ("long", 60))
+    step(scheduler)
+    urgent = make_request("urgent", 20, priority=-1)
+    scheduler.add(urgent)
+    add(scheduler, ("next", 5))
+    assert shape(step(scheduler)) == [("urgent", 0, 16, 0)]
+    assert shape(step(scheduler)) == [("urgent", 16, 4, 1), ("long", 16, 12, 0)]
+    assert shape(step(scheduler))[1:] == [("long", 28, 15, 0)]
+
+
+def test_a_tenant_s_long_prompt_gives_way_to_another_tenant_s() -> None:
+    scheduler = make()
+    for name, size in (("a", 60), ("b", 30)):
+        scheduler.add(make_request(name, size, cache_salt=name))
+    rows = [shape(step(scheduler)) for _ in range(4)]
+    assert rows == [
+        [("a", 0, 16, 0)],
+        [("b", 0, 16, 0)],
+        [("a", 16, 16, 0)],
+        [("b", 16, 14, 1), ("a", 32, 2, 0)],
+    ]
+
+
 def test_the_youngest_is_preempted_when_the_budget_is_spent_and_resumes_later() -> None:
     scheduler = make(max_tokens=14)
     old, young = add(scheduler, ("old", 6), ("young", 5))
