@@ -54,7 +54,8 @@ class RunnerInfo:
     kv_bytes_per_token: int
     batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
     sliding_window: int = 0  # the widest window of layers that have one; 0 is none
-    trim_step: int = 0  # ``trim`` gives back what lies behind windows, so many tokens at a time; 0 is never
+    # ``trim`` gives back what lies behind windows, so many tokens at a time, a multiple of 64; 0 is never.
+    trim_step: int = 0
     window_bytes_per_token: int = 0  # how much of ``kv_bytes_per_token`` that is
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none

@@ -21,7 +21,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def make_runner(
-    *, max_slots: int = 4, context_length: int = 256, kv_bytes_per_token: int = 1, window: int = 0
+    *,
+    max_slots: int = 4,
+    context_length: int = 256,
+    kv_bytes_per_token: int = 1,
+    window: int = 0,
+    trim_step: int = TRIM_STEP,
 ) -> NullRunner:
     """A toy model with a byte of KV a token, unless asked otherwise."""
     config = RunnerConfig(max_slots=max_slots, context_length=context_length)
@@ -30,7 +35,7 @@ def make_runner(
         kv_bytes_per_token=kv_bytes_per_token,
         embedding_size=4,
         sliding_window=window,
-        trim_step=TRIM_STEP * (window > 0),
+        trim_step=trim_step * (window > 0),
     )
     return NullRunner(config, options)
 
@@ -47,11 +52,14 @@ def make_engine(
     adaptive: bool = False,
     squeeze_kv: int | None = None,
     window: int = 0,
+    trim_step: int = TRIM_STEP,
     trims_always: bool = False,
     swap_tokens: int = 0,
 ) -> tuple[Engine, NullRunner]:
     """An engine on a toy model; proposals are made whether or not they pay, unless asked otherwise."""
-    runner = make_runner(max_slots=max_slots, context_length=context_length, window=window)
+    runner = make_runner(
+        max_slots=max_slots, context_length=context_length, window=window, trim_step=trim_step
+    )
     config = EngineConfig(
         max_step_tokens=max_step_tokens,
         kv_bytes=kv_tokens,

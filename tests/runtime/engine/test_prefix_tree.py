@@ -57,14 +57,17 @@ class TreeMachine(RuleBasedStateMachine):
             self.table[slot] = tokens, salt, len(tokens)
             self.tree.set_computed(slot, len(tokens))
 
-    @rule(tokens=SEQUENCES, salt=SALTS)
-    def match(self, tokens: list[int], salt: str | None) -> None:
+    @rule(tokens=SEQUENCES, salt=SALTS, shares=st.dictionaries(SLOTS, st.floats(0, 1)))
+    def match(self, tokens: list[int], salt: str | None, shares: dict[int, float]) -> None:
         same = {s: (t, c) for s, (t, its_salt, c) in self.table.items() if its_salt == salt}
-        usable = {slot: min(common(tokens, t), computed) for slot, (t, computed) in same.items()}
+        shortest = {s: round(shares[s] * c) for s, (_, c) in same.items() if s in shares}
+        shared = {s: common(tokens, t) for s, (t, _) in same.items()}
+        serving = {s: depth for s, depth in shared.items() if depth >= shortest.get(s, 0)}
+        usable = {s: min(depth, same[s][1]) for s, depth in serving.items()}
         longest = max(usable.values(), default=0)
-        found = self.tree.match(array(tokens), salt)
+        found = self.tree.match(array(tokens), salt, shortest)
         assert found.length == longest
-        assert found.known == max((common(tokens, t) for t, _ in same.values()), default=0)
+        assert found.known == max(serving.values(), default=0)
         assert bool(found.slots) == (longest > 0)
         assert all(usable[slot] == longest for slot in found.slots)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from carryall.runtime.engine.slots import Copy, Release, SlotTable
+from carryall.runtime.engine.slots import Copy, Release, Save, SlotTable, Trim, Windows
 
 
 def test_lowest_free_slot_is_given_out_first() -> None:
@@ -61,6 +63,38 @@ def test_operations_are_given_out_once_in_order() -> None:
     slots.evict(b)
     assert slots.take_operations() == [Release(a), Copy(b, a, 1), Release(b)]
     assert slots.take_operations() == []
+
+
+def test_what_lies_behind_windows_counts_no_more() -> None:
+    slots = SlotTable(3, 100, Windows(step=8, widest=5, share=Fraction(1, 2), slack=8))
+    slot = slots.allocate(50)
+    assert slots.trimmable(slot, 24) == 4
+    slots.trim(slot, 50)
+    assert (slots.used_tokens, slots.shortest) == (50 - 16, {slot: 40})
+    assert slots.trimmable(slot, 55) == 0
+    other = slots.allocate(45)
+    slots.fork(slot, other, 44)
+    assert slots.used_tokens == 50 + 45 - 32
+    slots.park(other, 45)
+    slots.take_over(other, 60)
+    assert (slots.used_tokens, slots.idle_tokens) == (50 + 60 - 32, 0)
+    slots.free(slot)
+    slots.move(other, slot)
+    assert (slots.used_tokens, slots.shortest) == (44, {slot: 40})
+    slots.check_integrity()
+    slots.save(slot, [b"key"])
+    slots.park(slot, 60)
+    slots.evict(slot)
+    assert not slots.shortest
+    assert slots.take_operations() == [
+        Trim(slot, 40),
+        Copy(slot, other, 44),
+        Release(slot),
+        Release(other),
+        Save(slot, (b"key",), 40),
+        Release(slot),
+    ]
+    slots.check_integrity()
 
 
 def test_gaps_lie_between_used_slots() -> None:
