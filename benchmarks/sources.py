@@ -101,7 +101,8 @@ def _fault(graph: ir.Graph) -> str | None:
         return f"left: {', '.join(sorted(domains))}"
     if not caches or 2 * count["Attention"] != len(caches):
         return f"{count['Attention']} attentions for {len(caches) // 2} layers"
-    written_out = sorted(_WRITTEN_OUT & set(count))
+    routers = {node.inputs[0] for node in graph if node.op_type == "TopK"}
+    written_out = sorted({node.op_type for node in graph if routers.isdisjoint(node.outputs)} & _WRITTEN_OUT)
     return f"written out: {', '.join(written_out)}" if written_out else None
 
 

@@ -45,7 +45,7 @@ class MergeProjectionsPass(GraphPass):
     """Merge the matrix products that read one value."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Merge every group of two or more."""
+        """Merge every two or more whose weights are alike."""
         groups: dict[ir.Value, list[Projection]] = defaultdict(list)
         for node in nodes_of(graph, "MatMul"):
             found = _projection(node)
@@ -54,15 +54,17 @@ class MergeProjectionsPass(GraphPass):
             elif found is not None and node.inputs[0] is not None:
                 groups[node.inputs[0]].append(found)
         for x, group in groups.items():
-            if len(group) < 2:
-                continue
-            if len({projection.kind for projection in group}) > 1:
+            kinds: dict[tuple[object, ...], list[Projection]] = defaultdict(list)
+            for projection in group:
+                kinds[projection.kind].append(projection)
+            alike = [some for some in kinds.values() if len(some) > 1]
+            if len(group) > 1 and not alike:
                 self.refuse(
                     group[0].product, "the products of its input differ in weight type, block size or bias"
                 )
-                continue
-            _merge(graph, x, sorted(group, key=_operand_order))
-            self.fired += 1
+            for some in alike:
+                _merge(graph, x, sorted(some, key=_operand_order))
+                self.fired += 1
 
 
 class PackedQKVPass(GraphPass):

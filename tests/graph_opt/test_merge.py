@@ -60,6 +60,33 @@ def test_blocked_weights_are_merged_before_their_dequantization() -> None:
     assert_same(model, graph(f"{SIGNATURE} {{ {body} }}", **merged))
 
 
+def test_what_is_alike_is_merged_beside_what_is_not() -> None:
+    """Gate and up of a shared expert in 8 bits, and a float router between them."""
+    gate, up = (
+        "w = DequantizeLinear <axis = 0, block_size = 2> (p, s) a = MatMul(x, w)",
+        "v = DequantizeLinear <axis = 0, block_size = 2> (q, t) b = MatMul(x, v)",
+    )
+    signature = "g (float[N, 4] x) => (float[N, 2] a, float[N, 4] b, float[N, 3] r)"
+    given = {
+        "p": np.ones((4, 2), np.int8),
+        "s": np.ones((2, 2), np.float32),
+        "q": np.full((4, 4), 3, np.int8),
+        "t": np.full((2, 4), 2, np.float32),
+        "router": weights(3),
+    }
+    model = graph(f"{signature} {{ {gate} r = MatMul(x, router) {up} }}", **given)
+    assert apply(MergeProjectionsPass(), model) == []
+    merged = {
+        "p": np.repeat(np.array([[1, 3]], np.int8), 4, 0).repeat([2, 4], 1),
+        "s": np.repeat(np.array([[1, 2]], np.float32), 2, 0).repeat([2, 4], 1),
+        "sizes": np.array([2, 4]),
+        "router": given["router"],
+    }
+    body = """w = DequantizeLinear <axis = 0, block_size = 2> (p, s)
+              y = MatMul(x, w) a, b = Split <axis = -1> (y, sizes) r = MatMul(x, router)"""
+    assert_same(model, graph(f"{signature} {{ {body} }}", **merged))
+
+
 def test_one_bias_of_two_prevents_merging() -> None:
     """A missing bias could be filled with zeros, but no model has such a pair."""
     body = "m = MatMul(x, p) a = Add(m, c) b = MatMul(x, q)"
