@@ -1,49 +1,25 @@
-"""Random choice from many rows of logits at once."""
+"""Random choice from many rows of logits.
+
+All that reads whole rows of a large vocabulary is done to one after the other, while it is in a core's cache:
+that halves its time. Where a few candidates are left, those of all rows are sorted and drawn from together.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from . import whole_rows
-from .top_candidates import Candidates, Integers, Row, candidates_above, top_candidates
-from .whole_rows import Cumulative, exclude_top, inverse, row_weights
-
-Floats = npt.NDArray[np.float64]
+from .filters import Filters, Floats, choose, is_kept, typical, weigh
+from .top_candidates import Found, Integers, Row, find_above, find_top, in_order
+from .whole_rows import Cumulative, Weights, exclude_top, inverse
 
 _MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
 NUCLEUS = 64  # candidates that usually hold what top-p keeps
 _MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
-COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
-
-_F = TypeVar("_F", np.float32, np.float64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """From which tokens one draw is made, in this order; see ``SamplingParams``.
-
-    Args:
-        temperature: divides the logits; at least ``COLDEST``.
-        max_surprise: drop tokens of more bits of surprise than this (mirostat), keep at least the best.
-        top_k: keep this many; 0 keeps all.
-        top_p: keep the best until they have this probability.
-        min_p: drop those less likely than this share of the best.
-        typical_p: keep the most typical until they have this probability.
-        xtc_threshold: of those at least this likely, keep only the least likely one; 1 is off.
-    """
-
-    temperature: float = 1.0
-    max_surprise: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    xtc_threshold: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,201 +32,203 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Rows to draw from; of each its largest logit, its filters and its uniform."""
+    """Rows to draw from, at hand: their places in the result, likeliest tokens, filters and uniforms."""
 
+    places: Integers
     rows: Sequence[Row]
-    largest: npt.NDArray[np.float32]
+    best: Integers
     filters: Sequence[Filters]
     uniforms: Floats
 
-    def those(self, places: Sequence[int]) -> _Draws:
+    def those(self, chosen: Sequence[int]) -> _Draws:
         """Some of them."""
-        rows, filters = [self.rows[i] for i in places], [self.filters[i] for i in places]
-        return _Draws(rows, self.largest[places], filters, self.uniforms[places])
+        if len(chosen) == len(self.rows):
+            return self
+        rows, filters = [self.rows[i] for i in chosen], [self.filters[i] for i in chosen]
+        return _Draws(self.places[chosen], rows, self.best[chosen], filters, self.uniforms[chosen])
 
-    def weights(self, place: int) -> Row:
-        """Weights of a whole row, see ``row_weights``."""
-        return row_weights(self.rows[place], self.filters[place].temperature, self.largest[place])
+    def weights(self, index: int) -> Weights:
+        """Weights of a whole row."""
+        return Weights.of(self.rows[index], self.filters[index].temperature, int(self.best[index]))
 
 
-_Path = Callable[[_Draws], Integers]
+@dataclass(frozen=True, slots=True)
+class _Shortlist:
+    """The only tokens that some rows may give, and the mass of all tokens of each; NaN is their own."""
+
+    draws: _Draws
+    found: Found
+    total: Floats
 
 
-def draw(
-    rows: Sequence[Row],
-    filters: Sequence[Filters],
-    uniforms: Floats,
-    largest: npt.NDArray[np.float32] | None = None,
-) -> Drawn:
-    """Draw one token a row.
+class Drawing:
+    """Draws one token for each of many rows, which come group by group and are not kept.
 
-    Each row's result depends on nothing but its own logits, filters and uniform.
+    A row's result depends on nothing but its own logits, filters and uniform.
+
+    Args:
+        count: how many rows will come.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._tokens = np.zeros(count, np.int64)
+        self._surprises = np.full(count, np.nan)
+        self._short: list[_Shortlist] = []
+
+    def add(
+        self,
+        places: Sequence[int],
+        rows: Sequence[Row],
+        best: Sequence[int],
+        filters: Sequence[Filters],
+        uniforms: Floats,
+    ) -> None:
+        """Look at rows of logits [vocab_size], whose ``best`` tokens have the largest, finite ones."""
+        draws = _Draws(np.array(places, np.int64), rows, np.array(best, np.int64), filters, uniforms)
+        paths: dict[_Path, list[int]] = {}
+        for i, each in enumerate(filters):
+            paths.setdefault(_path(each, len(rows[i])), []).append(i)
+        for path, chosen in paths.items():
+            path(self, draws.those(chosen))
+
+    def finish(self) -> Drawn:
+        """Draw from what was kept of the rows."""
+        narrow = [each for each in self._short if each.found.counts.max() <= _MOST_SORTED]
+        wide = [[each] for each in self._short if each.found.counts.max() > _MOST_SORTED]
+        for some in [narrow, *wide] if narrow else wide:
+            filters = [f for each in some for f in each.draws.filters]
+            candidates = in_order([each.found for each in some])
+            weights = weigh(candidates.logits.astype(np.float64), filters)
+            top_k = np.array([f.top_k or weights.shape[1] for f in filters])
+            weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
+            total = np.concatenate([each.total for each in some])
+            total = np.where(np.isnan(total), weights.sum(axis=1), total)
+            uniforms = np.concatenate([each.draws.uniforms for each in some])
+            places = np.concatenate([each.draws.places for each in some])
+            self._tokens[places] = choose(candidates, weights, total, filters, uniforms)
+        return Drawn(self._tokens, self._surprises)
+
+    def top_k(self, draws: _Draws) -> None:
+        """Keep those that top-k leaves."""
+        found = find_top(draws.rows, np.array([f.top_k for f in draws.filters], np.int64))
+        self._short.append(_Shortlist(draws, found, np.full(len(draws.rows), np.nan)))
+
+    def nucleus(self, draws: _Draws) -> None:
+        """Keep a few candidates if they hold the wanted share of the whole row's mass, else draw at once."""
+        vocab_size = len(draws.rows[0])
+        width = vocab_size if vocab_size <= _MOST_SORTED else NUCLEUS
+        weights = [draws.weights(i) for i in range(len(draws.rows))]
+        cumulative = [Cumulative(each.values) for each in weights]
+        heaviest = np.array([each.heaviest for each in weights])
+        total = np.array([each.total for each in cumulative]) / heaviest
+        wanted = np.array([f.top_p for f in draws.filters]) * total
+        # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
+        is_narrow = wanted <= width
+        tried = np.flatnonzero(is_narrow)
+        if len(tried):
+            some = draws.those(tried.tolist())
+            found = find_top(some.rows, np.full(len(tried), width))
+            held = _masses(found, [weights[i] for i in tried])
+            enough = (held >= wanted[tried]) | (width == vocab_size)
+            is_narrow[tried[~enough]] = False
+            if enough.any():
+                kept = some.those(np.flatnonzero(enough).tolist())
+                self._short.append(_Shortlist(kept, found.those(enough), total[tried[enough]]))
+        for i in np.flatnonzero(~is_narrow).tolist():
+            f, share = draws.filters[i], float(draws.uniforms[i])
+            self._tokens[draws.places[i]] = whole_rows.draw_nucleus(
+                cumulative[i],
+                weights[i].heaviest,
+                float(wanted[i] * heaviest[i]),
+                f.min_p,
+                f.xtc_threshold,
+                share,
+            )
+
+    def min_p(self, draws: _Draws) -> None:
+        """Keep those that min-p leaves, unless they are too many."""
+        # One float32 step of slack, so that rounding drops nobody here; ``choose`` decides exactly.
+        lowest = [
+            float(row[best]) + f.temperature * math.log(f.min_p)
+            for row, best, f in zip(draws.rows, draws.best.tolist(), draws.filters, strict=True)
+        ]
+        threshold = np.nextafter(np.array(lowest, np.float32), np.float32(-np.inf))
+        counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
+        is_few = np.less_equal(counts, _MOST_SORTED)
+        few, many = np.flatnonzero(is_few).tolist(), np.flatnonzero(~is_few).tolist()
+        if few:
+            some = draws.those(few)
+            found = find_above(some.rows, threshold[few])
+            self._short.append(_Shortlist(some, found, np.full(len(few), np.nan)))
+        if many:
+            self.any(draws.those(many))
+
+    def any(self, draws: _Draws) -> None:
+        """Draw without sorting; of the filters, min-p and XTC apply."""
+        for i, f in enumerate(draws.filters):
+            share = float(draws.uniforms[i])
+            token = whole_rows.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share)
+            self._tokens[draws.places[i]] = token
+
+    def unsurprising(self, draws: _Draws) -> None:
+        """Mirostat 2 (arXiv:2007.14966), which has no other filters."""
+        for i, f in enumerate(draws.filters):
+            bits = min(f.max_surprise or 0.0, _MOST_SURPRISE)
+            share, place = float(draws.uniforms[i]), draws.places[i]
+            drawn = whole_rows.draw_unsurprising(draws.weights(i), bits, share)
+            self._tokens[place], self._surprises[place] = drawn
+
+    def typical(self, draws: _Draws) -> None:
+        """Row by row: whom typical-p keeps is known only once all others are weighed."""
+        each = zip(draws.rows, draws.best.tolist(), draws.filters, draws.uniforms.tolist(), strict=True)
+        self._tokens[draws.places] = [_draw_typical(*one) for one in each]
+
+
+_Path = Callable[[Drawing, _Draws], None]
+
+
+def _path(filters: Filters, vocab_size: int) -> _Path:
+    if filters.max_surprise is not None:
+        return Drawing.unsurprising
+    if filters.typical_p < 1.0:
+        return Drawing.typical
+    if 0 < filters.top_k < vocab_size:
+        return Drawing.top_k
+    if filters.top_p < 1.0:
+        return Drawing.nucleus
+    return Drawing.min_p if filters.min_p > 0.0 else Drawing.any
+
+
+def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Drawn:
+    """Draw one token a row, see ``Drawing``.
 
     Args:
         rows: per row, logits [vocab_size], the largest finite.
         filters: per row.
         uniforms: [rows] in [0, 1).
-        largest: [rows], the largest logit of each, where it is known.
     """
-    if largest is None:
-        largest = np.array([row.max() for row in rows], np.float32)
-    draws = _Draws(rows, largest, filters, uniforms)
-    tokens, surprises = np.empty(len(rows), np.int64), np.full(len(rows), np.nan)
-    paths: dict[_Path, list[int]] = {}
-    for i, each in enumerate(filters):
-        if each.max_surprise is not None:  # mirostat 2 (arXiv:2007.14966), which has no other filters
-            bits = min(each.max_surprise, _MOST_SURPRISE)
-            tokens[i], surprises[i] = whole_rows.draw_unsurprising(draws.weights(i), bits, float(uniforms[i]))
-        else:
-            paths.setdefault(_path(each, len(rows[i])), []).append(i)
-    for path, chosen in paths.items():
-        tokens[chosen] = path(draws.those(chosen))
-    return Drawn(tokens, surprises)
+    drawing = Drawing(len(rows))
+    drawing.add(range(len(rows)), rows, [int(row.argmax()) for row in rows], filters, uniforms)
+    return drawing.finish()
 
 
-def _path(filters: Filters, vocab_size: int) -> _Path:
-    if filters.typical_p < 1.0:
-        return _draw_typical
-    if 0 < filters.top_k < vocab_size:
-        return _draw_top_k
-    if filters.top_p < 1.0:
-        return _draw_nucleus
-    return _draw_min_p if filters.min_p > 0.0 else _draw_any
+def _masses(found: Found, weights: Sequence[Weights]) -> Floats:
+    """What each row's candidates weigh together, in the heaviest's weights."""
+    own = np.split(found.token_ids, np.cumsum(found.counts)[:-1])
+    pairs = zip(own, weights, strict=True)
+    return np.array([each.values[ids].sum(dtype=np.float64) / each.heaviest for ids, each in pairs])
 
 
-def _draw_top_k(draws: _Draws) -> Integers:
-    top_k = np.array([f.top_k for f in draws.filters], np.int64)
-    candidates = top_candidates(draws.rows, top_k)
-    weights = weigh(candidates.logits.astype(np.float64), draws.filters)
-    weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
-    return choose(candidates, weights, weights.sum(axis=1), draws.filters, draws.uniforms)
-
-
-def _draw_nucleus(draws: _Draws) -> Integers:
-    """Sort a few candidates if they hold the wanted share of the whole row's mass, else nothing."""
-    count, vocab_size = len(draws.rows), len(draws.rows[0])
-    width = vocab_size if vocab_size <= _MOST_SORTED else NUCLEUS
-    total, wanted = np.empty(count), np.empty(count)
-    tokens = np.full(count, -1, np.int64)
-    for i, f in enumerate(draws.filters):
-        cumulative = Cumulative(draws.weights(i))
-        total[i] = cumulative.total
-        wanted[i] = f.top_p * total[i]
-        # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
-        if wanted[i] > width:
-            tokens[i] = _draw_wide(cumulative, f, wanted[i], draws.uniforms[i])
-    tried = np.flatnonzero(tokens < 0)
-    if len(tried):
-        some = draws.those(tried.tolist())
-        candidates = top_candidates(some.rows, np.full(len(tried), width))
-        sorted_weights = weigh(candidates.logits.astype(np.float64), some.filters)
-        enough = (sorted_weights.sum(axis=1) >= wanted[tried]) | (width == vocab_size)
-        found = choose(candidates, sorted_weights, total[tried], some.filters, some.uniforms)
-        tokens[tried[enough]] = found[enough]
-    for i in np.flatnonzero(tokens < 0).tolist():
-        cumulative = Cumulative(draws.weights(i))
-        tokens[i] = _draw_wide(cumulative, draws.filters[i], wanted[i], draws.uniforms[i])
-    return tokens
-
-
-def _draw_wide(cumulative: Cumulative, filters: Filters, nucleus: float, share: float) -> int:
-    return whole_rows.draw_nucleus(
-        cumulative, float(nucleus), filters.min_p, filters.xtc_threshold, float(share)
-    )
-
-
-def _draw_min_p(draws: _Draws) -> Integers:
-    """Sort those that are kept, unless they are too many."""
-    # One float32 step of slack, so that rounding drops nobody here; choose decides exactly.
-    spread = np.array([f.temperature * np.log(f.min_p) for f in draws.filters])
-    threshold = np.nextafter((draws.largest + spread).astype(np.float32), np.float32(-np.inf))
-    counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
-    tokens = np.empty(len(draws.rows), np.int64)
-    is_few = np.less_equal(counts, _MOST_SORTED)
-    few, many = np.flatnonzero(is_few), np.flatnonzero(~is_few)
-    if len(few):
-        some = draws.those(few.tolist())
-        candidates = candidates_above(some.rows, threshold[few])
-        weights = weigh(candidates.logits.astype(np.float64), some.filters)
-        tokens[few] = choose(candidates, weights, weights.sum(axis=1), some.filters, some.uniforms)
-    if len(many):
-        tokens[many] = _draw_any(draws.those(many.tolist()))
-    return tokens
-
-
-def _draw_typical(draws: _Draws) -> Integers:
-    """Row by row: whom typical-p keeps is known only once all others are weighed."""
-    each = zip(draws.rows, draws.largest, draws.filters, draws.uniforms.tolist(), strict=True)
-    return np.array([_draw_typical_row(*one) for one in each], np.int64)
-
-
-def _draw_typical_row(row: Row, largest: np.float32, filters: Filters, share: float) -> int:
+def _draw_typical(row: Row, best: int, filters: Filters, share: float) -> int:
     count = min(filters.top_k or len(row), len(row))
     alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
     if alone and count == len(row) > _MOST_SORTED:
-        scaled = whole_rows.scaled_logits(row, filters.temperature, largest)
+        scaled = whole_rows.scaled_logits(row, filters.temperature, best)
         return whole_rows.draw_typical(scaled, filters.typical_p, share)
-    candidates = top_candidates([row], np.array([count]))
+    candidates = in_order([find_top([row], np.array([count]))])
     weights = weigh(candidates.logits.astype(np.float64), [filters])
     weights[:, count:] = 0.0
     kept = weights[0] * is_kept(weights, weights.sum(axis=1), [filters])[0]
-    kept[~_typical(kept / kept.sum(), filters.typical_p)] = 0.0
+    kept[~typical(kept / kept.sum(), filters.typical_p)] = 0.0
     exclude_top(kept, filters.xtc_threshold * kept.sum())
     return int(candidates.token_ids[0, inverse(kept, share * float(kept.sum()))])
-
-
-def _typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
-    """The tokens whose surprise is closest to the entropy, as many as reach ``mass`` (arXiv:2202.00666)."""
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)
-    entropy = (probabilities * np.where(probabilities > 0, surprise, 0.0)).sum()
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    before = np.cumsum(probabilities[order]) - probabilities[order]
-    typical = np.zeros(len(order), np.bool_)
-    typical[order] = before < mass
-    return typical
-
-
-def _draw_any(draws: _Draws) -> Integers:
-    """Draw without sorting; of the filters, min-p and XTC apply."""
-    each = enumerate(zip(draws.filters, draws.uniforms.tolist(), strict=True))
-    return np.array(
-        [whole_rows.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share) for i, (f, share) in each],
-        np.int64,
-    )
-
-
-def weigh(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
-    """exp(logits / temperature) in the logits' precision, scaled so that the largest of each row is 1."""
-    temperature = np.array([f.temperature for f in filters], logits.dtype)
-    weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        weights /= temperature[:, None]
-    np.exp(weights, out=weights)
-    return weights
-
-
-def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
-    """Which of the sorted candidates top-p and min-p leave."""
-    top_p = np.array([f.top_p for f in filters])
-    min_p = np.array([f.min_p for f in filters])
-    before = np.cumsum(weights, axis=1) - weights
-    kept = (weights > 0.0) & (weights >= min_p[:, None])
-    kept &= (before < (top_p * total)[:, None]) | (top_p[:, None] >= 1.0)
-    return kept
-
-
-def choose(
-    candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
-) -> Integers:
-    """Apply top-p, min-p and XTC to the sorted candidates, and draw from what is left."""
-    cumulative = np.cumsum(weights, axis=1)
-    last = np.maximum(is_kept(weights, total, filters).sum(axis=1), 1) - 1
-    for i, f in enumerate(filters):
-        if f.xtc_threshold < 1.0:
-            exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))
-            cumulative[i] = np.cumsum(weights[i])
-    rows = np.arange(len(weights))
-    target = uniforms * cumulative[rows, last]
-    chosen = np.minimum((cumulative <= target[:, None]).sum(axis=1), last)
-    return np.asarray(candidates.token_ids[rows, chosen], np.int64)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
 from ..errors import ProviderRuntimeError
-from .draw import NUCLEUS, Filters, Floats, choose, is_kept, weigh
+from .draw import NUCLEUS
+from .filters import Filters, Floats, choose, is_kept, weigh
 from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
 from .sampling_state import SamplingState
 from .scheduler import StepPlan

@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
-from .draw import draw
+from .draw import Drawing
 from .sampling_state import SamplingState
-from .top_candidates import Row, top_candidates
-from .whole_rows import mass, row_weights
+from .top_candidates import GROUP_LOGITS, Row, top_candidates
+from .whole_rows import log_sum_exp
 
 NO_TOKEN = -1
-# Rows are looked at in groups of about this many logits, so that copies of few rows are alive at a time.
-_GROUP_LOGITS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,28 @@ def sample(
         processors: change the logits of all rows they want.
     """
     changed = _changed_together(logits, states, processors)
-    step = max(1, _GROUP_LOGITS // len(logits[0])) if logits else 1
-    samples: list[Sample] = []
+    step = max(1, GROUP_LOGITS // len(logits[0])) if logits else 1
+    tokens, drawing = [NO_TOKEN] * len(states), Drawing(len(states))
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    random: list[int] = []
     for start in range(0, len(logits), step):
-        rows, own = logits[start : start + step], states[start : start + step]
-        processed = [
-            changed[i] if i in changed else state.processed(row)
-            for i, (row, state) in enumerate(zip(rows, own, strict=True), start)
-        ]
-        samples += _choose(rows, processed, own)
-    return samples
+        group = range(start, min(start + step, len(logits)))
+        rows = [changed[i] if i in changed else states[i].processed(logits[i]) for i in group]
+        greedy = [i for i in group if states[i].params.greedy]
+        for i in greedy:
+            tokens[i] = _most_likely(rows[i - start])
+        logprobs |= _wanted_logprobs(logits, tokens, states, greedy)
+        random += _add(drawing, group, rows, states)
+    drawn = drawing.finish()
+    surprises: dict[int, float] = {}
+    for i in random:
+        tokens[i] = int(drawn.token_ids[i])
+        surprises[i] = float(drawn.surprises[i])
+    logprobs |= _wanted_logprobs(logits, tokens, states, random)
+    return [
+        Sample(token, logprobs.get(i, ()), None if math.isnan(bits := surprises.get(i, math.nan)) else bits)
+        for i, token in enumerate(tokens)
+    ]
 
 
 def _changed_together(
@@ -95,32 +105,33 @@ def _changed_together(
     return changed
 
 
-def _choose(logits: Sequence[Row], processed: Sequence[Row], states: Sequence[SamplingState]) -> list[Sample]:
-    """Choose tokens of a few rows, and find the log-probabilities that are wanted of them."""
-    tokens = [NO_TOKEN] * len(states)
-    random, largest = [], []
-    for i, (row, state) in enumerate(zip(processed, states, strict=True)):
-        if state.params.greedy:
-            tokens[i] = _most_likely(row)
-        elif np.isfinite(most := row.max()):
-            random.append(i)
-            largest.append(most)
-    surprises: dict[int, float | None] = {}
+def _add(
+    drawing: Drawing, group: Sequence[int], rows: Sequence[Row], states: Sequence[SamplingState]
+) -> list[int]:
+    """Draw for those of a group that want random tokens and have sound rows; return which they are."""
+    best = {
+        i: token
+        for i, row in zip(group, rows, strict=True)
+        if not states[i].params.greedy and (token := _most_likely(row)) != NO_TOKEN
+    }
+    random = list(best)
     if random:
         uniforms = np.array([states[i].uniform() for i in random])
         filters = [states[i].filters() for i in random]
-        drawn = draw([processed[i] for i in random], filters, uniforms, np.array(largest, np.float32))
-        for i, token, bits in zip(random, drawn.token_ids.tolist(), drawn.surprises.tolist(), strict=True):
-            tokens[i] = token
-            surprises[i] = None if math.isnan(bits) else bits
-    wanted = [
-        i for i, state in enumerate(states) if state.params.logprobs is not None and tokens[i] != NO_TOKEN
-    ]
+        own = [rows[i - group[0]] for i in random]
+        drawing.add(random, own, list(best.values()), filters, uniforms)
+    return random
+
+
+def _wanted_logprobs(
+    logits: Sequence[Row], tokens: Sequence[int], states: Sequence[SamplingState], chosen: Sequence[int]
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Log-probabilities of those chosen rows that want them, under the model's own distribution."""
+    wanted = [i for i in chosen if states[i].params.logprobs is not None and tokens[i] != NO_TOKEN]
     counts = [states[i].params.logprobs or 0 for i in wanted]
     named = [states[i].params.logprob_token_ids for i in wanted]
-    chosen = [tokens[i] for i in wanted]
-    found = dict(zip(wanted, token_logprobs([logits[i] for i in wanted], chosen, counts, named), strict=True))
-    return [Sample(token, found.get(i, ()), surprises.get(i)) for i, token in enumerate(tokens)]
+    own = token_logprobs([logits[i] for i in wanted], [tokens[i] for i in wanted], counts, named)
+    return dict(zip(wanted, own, strict=True))
 
 
 def _most_likely(logits: Row) -> int:
@@ -152,8 +163,7 @@ def token_logprobs(
 def _row_logprobs(
     logits: Row, token: int, best: Sequence[int], count: int, named: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    largest = logits[best[0]]
-    normalizer = float(largest) + float(np.log(mass(row_weights(logits, 1.0, largest))))
+    normalizer = log_sum_exp(logits, best[0])
     best = best[:count]
     places = {other: place for place, other in enumerate(best, start=1)}
     return tuple(

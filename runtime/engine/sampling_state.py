@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
-from .draw import COLDEST, Filters
 from .dry import Dry
+from .filters import COLDEST, Filters
 from .logits_processors import (
     AllowedTokens,
     BadWords,

@@ -12,9 +12,9 @@ Row = npt.NDArray[np.float32]  # [vocab_size]
 Logits = npt.NDArray[np.float32]  # [rows, ...]
 Integers = npt.NDArray[np.int64]
 
-# Rows are stacked in groups of about this many logits, which fit into a core's own cache.
-_GROUP_LOGITS = 2**18
-_LEAST_BLOCKS = 512
+# Rows are worked on in groups of about this many logits, which fit into a core's own cache.
+GROUP_LOGITS = 2**18
+_LEAST_BLOCKS = 2048
 
 
 @dataclass(slots=True)
@@ -28,12 +28,20 @@ class Candidates:
     logits: Logits  # [rows, width]
 
 
-def grouped(rows: Sequence[Row]) -> Iterator[tuple[slice, Logits]]:
-    """Yield ever more rows, stacked: which they are, and their logits."""
-    step = max(1, _GROUP_LOGITS // len(rows[0])) if rows else 1
-    for start in range(0, len(rows), step):
-        chosen = slice(start, start + step)
-        yield chosen, rows[start][None] if step == 1 else np.stack(rows[chosen])
+@dataclass(slots=True)
+class Found:
+    """Candidates of some rows, one row after the other, each row's in order of token id."""
+
+    counts: Integers  # [rows]
+    token_ids: Integers  # [all]
+    logits: npt.NDArray[np.float32]  # [all]
+
+    def those(self, chosen: npt.NDArray[np.bool_]) -> Found:
+        """The candidates of some rows."""
+        if chosen.all():
+            return self
+        own = np.repeat(chosen, self.counts)
+        return Found(self.counts[chosen], self.token_ids[own], self.logits[own])
 
 
 def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
@@ -43,52 +51,77 @@ def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
         rows: per row, logits [vocab_size] without NaN.
         count: [rows], each in [1, vocab_size].
     """
-    found = [_at_least(logits, _lower_bound(logits, count[chosen])) for chosen, logits in grouped(rows)]
-    return _sorted(found)
+    return in_order([find_top(rows, count)])
 
 
-def candidates_above(rows: Sequence[Row], threshold: npt.NDArray[np.float32]) -> Candidates:
+def find_top(rows: Sequence[Row], count: Integers) -> Found:
+    """At least the ``count`` [rows] most likely tokens of each row, in no order of theirs."""
+    return _joined([_top(logits, count[own]) for own, logits in _grouped(rows)])
+
+
+def find_above(rows: Sequence[Row], threshold: npt.NDArray[np.float32]) -> Found:
     """All tokens whose logit reaches the row's ``threshold`` [rows]."""
-    return _sorted([_at_least(logits, threshold[chosen]) for chosen, logits in grouped(rows)])
+    return _joined([_above(logits, threshold[own]) for own, logits in _grouped(rows)])
 
 
-@dataclass(slots=True)
-class _Found:
-    """Candidates of some rows, one row after the other."""
-
-    counts: Integers  # [rows]
-    token_ids: Integers  # [all]
-    logits: npt.NDArray[np.float32]  # [all]
-
-
-def _at_least(logits: Logits, threshold: npt.NDArray[np.float32]) -> _Found:
-    flat = np.flatnonzero((logits >= threshold[:, None]).ravel())
-    row, token_ids = np.divmod(flat, logits.shape[1])
-    return _Found(np.bincount(row, minlength=len(logits)), token_ids, logits.ravel()[flat])
-
-
-def _sorted(found: Sequence[_Found]) -> Candidates:
-    counts = np.concatenate([part.counts for part in found])
+def in_order(found: Sequence[Found]) -> Candidates:
+    """What was found for some rows and then for others, the most likely first."""
+    all_found = _joined(found)
+    counts = all_found.counts
     row = np.repeat(np.arange(len(counts)), counts)
     column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     token_ids = np.zeros((len(counts), int(counts.max())), np.int64)
     logits = np.full(token_ids.shape, -np.inf, np.float32)
-    token_ids[row, column] = np.concatenate([part.token_ids for part in found])
-    logits[row, column] = np.concatenate([part.logits for part in found])
+    token_ids[row, column] = all_found.token_ids
+    logits[row, column] = all_found.logits
     order = np.argsort(-logits, axis=1, kind="stable")
     return Candidates(np.take_along_axis(token_ids, order, 1), np.take_along_axis(logits, order, 1))
 
 
-def _lower_bound(logits: Logits, count: Integers) -> npt.NDArray[np.float32]:
-    """A value that at least ``count`` logits of each row reach, and few others.
+def _grouped(rows: Sequence[Row]) -> Iterator[tuple[slice, Logits]]:
+    """Yield ever more rows, stacked: which they are, and their logits."""
+    step = max(1, GROUP_LOGITS // len(rows[0]))
+    for start in range(0, len(rows), step):
+        chosen = slice(start, start + step)
+        yield chosen, rows[start][None] if step == 1 else np.stack(rows[chosen])
 
-    The k-th largest of disjoint blocks' maxima is such a value: k blocks hold one logit each that reaches it.
-    A block's logits lie far apart, so that the maxima of all blocks come from whole vectors.
+
+def _joined(found: Sequence[Found]) -> Found:
+    if len(found) == 1:
+        return found[0]
+    return Found(
+        np.concatenate([part.counts for part in found]),
+        np.concatenate([part.token_ids for part in found]),
+        np.concatenate([part.logits for part in found]),
+    )
+
+
+def _above(logits: Logits, threshold: npt.NDArray[np.float32]) -> Found:
+    return _at(logits, np.flatnonzero((logits >= threshold[:, None]).ravel()))
+
+
+def _at(logits: Logits, flat: Integers) -> Found:
+    row, token_ids = np.divmod(flat, logits.shape[1])
+    return Found(np.bincount(row, minlength=len(logits)), token_ids, logits.ravel()[flat])
+
+
+def _top(logits: Logits, count: Integers) -> Found:
+    """Those that reach a value which at least ``count`` logits of each row reach, and few others.
+
+    The k-th largest of disjoint blocks' maxima is such a value: k blocks hold one logit each that reaches it,
+    and only blocks whose maximum does are looked at again. A block's logits lie far apart, so that the maxima
+    of all blocks come from whole vectors.
     """
     rows, vocab_size = logits.shape
-    block = max(1, vocab_size // max(8 * int(count.max()), _LEAST_BLOCKS))
-    blocks = vocab_size // block
-    maxima = logits[:, : blocks * block].reshape(rows, block, blocks).max(axis=1)
-    maxima.sort(axis=1)
-    bound: npt.NDArray[np.float32] = maxima[np.arange(rows), np.maximum(blocks - count, 0)]
-    return bound
+    size = max(1, vocab_size // max(8 * int(count.max()), _LEAST_BLOCKS))
+    blocks = vocab_size // size
+    full = blocks * size
+    parts = logits[:, :full].reshape(rows, size, blocks)
+    maxima = parts.max(axis=1)
+    bound = np.sort(maxima, axis=1)[np.arange(rows), np.maximum(blocks - count, 0)]
+    row, block = np.nonzero(maxima >= bound[:, None])
+    reaches = parts[row, :, block] >= bound[row, None]
+    found, place = np.nonzero(reaches)
+    rest_row, rest = np.nonzero(logits[:, full:] >= bound[:, None])
+    flat = row[found] * vocab_size + place * blocks + block[found]
+    return _at(logits, np.sort(np.concatenate([flat, rest_row * vocab_size + full + rest])))

@@ -7,7 +7,9 @@ one that is kept: exact, since whether one token is kept takes a single look at 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -16,25 +18,42 @@ import numpy.typing as npt
 from .splitmix import uniform
 
 _BLOCK = 256
+_PRODUCTS = 4096  # summed at once: few, so that rounding errors stay small and no BLAS begins threads
+_PARTS = 4  # of a row, looked at one by one where a part may tell already
+_TRIES = 2  # draws in the hope of a token that is kept, before those are picked out
+_SURELY = 1.0 - 1e-4  # of a float32 sum over a part
+# Exponents up to this one need no shift for their exponentials, and the sum of these, to be good floats.
+_MOST_UNSHIFTED = 40.0
 
 Row = npt.NDArray[np.float32]  # [vocab_size]
 _F = TypeVar("_F", np.float32, np.float64)
 
 
-def scaled_logits(row: Row, temperature: float, largest: np.float32) -> Row:
-    """Logits over temperature, less the largest; a row of this size is best worked on alone, in cache."""
-    scaled: Row = row - largest
-    if temperature != 1.0:
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-            scaled /= np.float32(temperature)
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A row in proportion to probability, and the weight of its likeliest token."""
+
+    values: Row
+    heaviest: float
+
+    @classmethod
+    def of(cls, logits: Row, temperature: float, best: int) -> Weights:
+        """Those of ``logits``, of which ``best`` is a largest."""
+        values = scaled_logits(logits, temperature, best)
+        np.exp(values, out=values)
+        return cls(values, float(values[best]))
+
+
+def scaled_logits(logits: Row, temperature: float, best: int) -> Row:
+    """Exponents of weights that neither vanish nor overflow; ``best`` is the token of a largest logit."""
+    factor, largest = np.float32(1.0 / temperature), logits[best]
+    if abs(float(largest)) * float(factor) <= _MOST_UNSHIFTED:
+        unshifted: Row = logits * factor
+        return unshifted
+    scaled: Row = logits - largest
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+        scaled *= factor
     return scaled
-
-
-def row_weights(row: Row, temperature: float, largest: np.float32) -> Row:
-    """Weights that are in proportion to probability, the largest 1."""
-    weights = scaled_logits(row, temperature, largest)
-    np.exp(weights, out=weights)
-    return weights
 
 
 def block_sums(weights: Row) -> npt.NDArray[np.float32]:
@@ -51,9 +70,15 @@ def mass(weights: Row) -> float:
     return float(block_sums(weights).sum(dtype=np.float64))
 
 
+def log_sum_exp(logits: Row, best: int) -> float:
+    """The logarithm of the sum of all exponentials."""
+    weights = Weights.of(logits, 1.0, best)
+    return float(logits[best]) + math.log(mass(weights.values) / weights.heaviest)
+
+
 def products_mass(left: Row, right: Row) -> float:
     """The sum of the products of two rows, taken in blocks so that rounding errors stay small."""
-    blocks = max(1, len(left) // _BLOCK)
+    blocks = max(1, len(left) // _PRODUCTS)
     full = len(left) // blocks * blocks
     parts = left[:full].reshape(blocks, 1, -1) @ right[:full].reshape(blocks, -1, 1)
     return float(parts.sum(dtype=np.float64)) + float(left[full:] @ right[full:])
@@ -66,43 +91,43 @@ class Cumulative:
         self.weights = weights
         self._sums = block_sums(weights).astype(np.float64)
         self._mass = np.cumsum(self._sums)
-
-    @property
-    def total(self) -> float:
-        """The sum of all weights."""
-        return float(self._mass[-1])
+        self.total = float(self._mass[-1])
 
     def token(self, share: float) -> int:
         """The token at this share of the mass."""
-        target = share * self._mass[-1]
-        block = min(int((self._mass <= target).sum()), int(np.searchsorted(self._mass, self._mass[-1])))
+        target = share * self.total
+        block = _place(self._mass, target)
         inside = self.weights[block :: len(self._sums)]
-        place = inverse(inside, target - (self._mass[block] - self._sums[block]))
+        place = inverse(inside, target - float(self._mass[block] - self._sums[block]))
         return block + place * len(self._sums)
 
-    def first_kept(self, share: float, is_kept: Callable[[int], bool]) -> int:
-        """Draw until a token is kept: with ``share`` first, then with numbers that follow from it."""
+    def tokens(self, share: float) -> Iterator[int]:
+        """Draw again and again: with ``share`` first, then with numbers that follow from it."""
         key = int(share * 2**53)
         for place in itertools.count():
-            token = self.token(uniform(key, place) if place else share)
-            if is_kept(token):
-                return token
-        raise AssertionError("unreachable")
+            yield self.token(uniform(key, place) if place else share)
+
+    def first_kept(self, share: float, is_kept: Callable[[int], bool]) -> int:
+        """Draw until a token is kept."""
+        return next(filter(is_kept, self.tokens(share)))
 
 
 def inverse(weights: npt.NDArray[_F], target: float) -> int:
     """The first index at which the cumulative sum exceeds ``target``; never one without weight."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    last = int(np.searchsorted(cumulative, cumulative[-1]))
-    return min(int(np.searchsorted(cumulative, target, side="right")), last)
+    return _place(np.cumsum(weights, dtype=np.float64), target)
 
 
-def exclude_top(weights: npt.NDArray[_F], bound: float) -> None:
+def _place(cumulative: npt.NDArray[np.float64], target: float) -> int:
+    place = int(cumulative.searchsorted(target, side="right"))
+    return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
+
+
+def exclude_top(weights: npt.NDArray[_F], bound: float, heaviest: float = 1.0) -> None:
     """Of one row's weights that reach ``bound``, leave only the least; of equal ones the last.
 
     XTC, by its author's definition: https://github.com/oobabooga/text-generation-webui/pull/6335.
     """
-    if bound > 1.0:  # no weight is above 1
+    if bound > heaviest:
         return
     top = np.flatnonzero(weights >= bound)
     if len(top) > 1:
@@ -110,28 +135,33 @@ def exclude_top(weights: npt.NDArray[_F], bound: float) -> None:
         weights[np.delete(top, last)] = 0.0
 
 
-def draw_any(weights: Row, min_p: float, xtc_threshold: float, share: float) -> int:
+def draw_any(weights: Weights, min_p: float, xtc_threshold: float, share: float) -> int:
     """Draw from all tokens that min-p and XTC leave; ``weights`` are used up."""
-    if min_p > 0.0:
-        weights *= weights >= min_p
-    if xtc_threshold < 1.0:
-        exclude_top(weights, xtc_threshold * mass(weights))
-    return Cumulative(weights).token(share)
+    values, least = weights.values, min_p * weights.heaviest
+    if xtc_threshold == 1.0:
+        return _draw_above(Cumulative(values), least, share)
+    if least > 0.0:
+        _drop_below(values, least)
+    exclude_top(values, xtc_threshold * mass(values), weights.heaviest)
+    return Cumulative(values).token(share)
 
 
 def draw_nucleus(
-    cumulative: Cumulative, nucleus: float, min_p: float, xtc_threshold: float, share: float
+    cumulative: Cumulative, heaviest: float, nucleus: float, min_p: float, xtc_threshold: float, share: float
 ) -> int:
     """Draw from the likeliest tokens that together have the mass ``nucleus``."""
-    weights = cumulative.weights
+    weights, total = cumulative.weights, cumulative.total
     if min_p > 0.0 or xtc_threshold < 1.0:
-        left = weights * (weights >= min_p)
+        left = weights.copy()
+        _drop_below(left, min_p * heaviest)
         if xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
-            exclude_top(left, xtc_threshold * nucleus)
+            exclude_top(left, xtc_threshold * nucleus, heaviest)
         cumulative = Cumulative(left)
 
     def is_kept(token: int) -> bool:
         weight = weights[token]
+        if _outweigh(weights, lambda part: weights[part] < weight, total - nucleus):
+            return True
         before = products_mass(weights, (weights > weight).astype(np.float32))
         before += float(weight) * np.count_nonzero(weights[:token] == weight)
         return bool(before < nucleus)
@@ -151,22 +181,58 @@ def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
         moment = products_mass(weights, scaled)
     if np.isnan(moment):  # what has no weight adds nothing
         moment = products_mass(weights, np.maximum(scaled, np.finfo(np.float32).min))
-    mean = moment / cumulative.total
+    mean, wanted = moment / cumulative.total, typical_p * cumulative.total
 
     def is_kept(token: int) -> bool:
         own = scaled[token]
         mirrored = np.float32(2.0 * mean - float(own))
-        closer = (scaled > min(own, mirrored)) & (scaled < max(own, mirrored))
+        low, high = min(own, mirrored), max(own, mirrored)
+
+        def is_farther(part: slice) -> npt.NDArray[np.bool_]:
+            some = scaled[part]
+            return np.logical_or(some < low, some > high)
+
+        if _outweigh(weights, is_farther, cumulative.total - wanted):
+            return True
+        closer = (scaled > low) & (scaled < high)
         before = products_mass(weights, closer.astype(np.float32))
         before += float(weights[token]) * np.count_nonzero(scaled[:token] == own)
-        return bool(before < typical_p * cumulative.total)
+        return bool(before < wanted)
 
     return cumulative.first_kept(share, is_kept)
 
 
-def draw_unsurprising(weights: Row, bits: float, share: float) -> tuple[int, float]:
+def draw_unsurprising(weights: Weights, bits: float, share: float) -> tuple[int, float]:
     """Draw from the tokens of at most so many bits of surprise; also that of the token drawn."""
-    total = mass(weights)
-    kept = weights * (weights >= min(total * 2.0**-bits, 1.0))  # the heaviest weighs 1, and stays
-    token = Cumulative(kept).token(share)
-    return token, float(np.log2(total) - np.log2(weights[token]))
+    cumulative = Cumulative(weights.values)
+    token = _draw_above(cumulative, min(cumulative.total * 2.0**-bits, weights.heaviest), share)
+    return token, math.log2(cumulative.total / float(weights.values[token]))
+
+
+def _draw_above(cumulative: Cumulative, least: float, share: float) -> int:
+    """Draw from the tokens of at least this weight."""
+    weights = cumulative.weights
+    for token in itertools.islice(cumulative.tokens(share), _TRIES):
+        if weights[token] >= least:
+            return token
+    kept = np.flatnonzero(weights >= least)
+    own = weights[kept]
+    return int(kept[inverse(own, uniform(int(share * 2**53), _TRIES) * float(own.sum(dtype=np.float64)))])
+
+
+def _drop_below(weights: Row, least: float) -> None:
+    weights *= (weights >= least).astype(np.float32)  # several times as fast as writing where a mask says
+
+
+def _outweigh(weights: Row, which: Callable[[slice], npt.NDArray[np.bool_]], bound: float) -> bool:
+    """Whether some tokens weigh more than ``bound``, if that shows before the whole row was looked at.
+
+    A token whose share of the mass is not at the very end of what a filter keeps needs a part of the row.
+    """
+    found, size = 0.0, -(-len(weights) // _PARTS)
+    for start in range(0, len(weights), size):
+        part = slice(start, start + size)
+        found += products_mass(weights[part], which(part).astype(np.float32))
+        if found * _SURELY > bound:
+            return True
+    return False

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.draw import Filters, draw
+from carryall.runtime.engine.draw import draw
+from carryall.runtime.engine.filters import Filters
 from carryall.runtime.engine.sampling_state import SamplingState
 from carryall.runtime.sampling_params import SamplingParams
 
@@ -43,6 +44,7 @@ def test_likely_is_what_is_so_after_the_other_filters() -> None:
     assert drawn([0.15, 0.4, 0.14, 0.31], xtc_threshold=0.35) == drawn([0.15, 0.4, 0.14, 0.31])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_it_applies_as_often_as_asked_and_as_the_seed_says(seed: int) -> None:
     params = SamplingParams(xtc_probability=0.5, seed=seed)

@@ -1,0 +1,90 @@
+"""What the sampling options leave of a row's sorted candidates, and the draw from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .top_candidates import Candidates, Integers
+from .whole_rows import exclude_top
+
+Floats = npt.NDArray[np.float64]
+
+COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
+
+_F = TypeVar("_F", np.float32, np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """From which tokens one draw is made, in this order; see ``SamplingParams``.
+
+    Args:
+        temperature: divides the logits; at least ``COLDEST``.
+        max_surprise: drop tokens of more bits of surprise than this (mirostat), keep at least the best.
+        top_k: keep this many; 0 keeps all.
+        top_p: keep the best until they have this probability.
+        min_p: drop those less likely than this share of the best.
+        typical_p: keep the most typical until they have this probability.
+        xtc_threshold: of those at least this likely, keep only the least likely one; 1 is off.
+    """
+
+    temperature: float = 1.0
+    max_surprise: float | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_threshold: float = 1.0
+
+
+def weigh(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
+    """exp(logits / temperature) in the logits' precision, scaled so that the largest of each row is 1."""
+    temperature = np.array([f.temperature for f in filters], logits.dtype)
+    weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+        weights /= temperature[:, None]
+    np.exp(weights, out=weights)
+    return weights
+
+
+def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
+    """Which of the sorted candidates top-p and min-p leave."""
+    top_p = np.array([f.top_p for f in filters])
+    min_p = np.array([f.min_p for f in filters])
+    before = np.cumsum(weights, axis=1) - weights
+    kept = (weights > 0.0) & (weights >= min_p[:, None])
+    kept &= (before < (top_p * total)[:, None]) | (top_p[:, None] >= 1.0)
+    return kept
+
+
+def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
+    """The tokens whose surprise is closest to the entropy, as many as reach ``mass`` (arXiv:2202.00666)."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)
+    entropy = (probabilities * np.where(probabilities > 0, surprise, 0.0)).sum()
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    kept = np.zeros(len(order), np.bool_)
+    kept[order] = before < mass
+    return kept
+
+
+def choose(
+    candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
+) -> Integers:
+    """Apply top-p, min-p and XTC to the sorted candidates, and draw from what is left."""
+    cumulative = np.cumsum(weights, axis=1)
+    last = np.maximum(is_kept(weights, total, filters).sum(axis=1), 1) - 1
+    for i, f in enumerate(filters):
+        if f.xtc_threshold < 1.0:
+            exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))
+            cumulative[i] = np.cumsum(weights[i])
+    rows = np.arange(len(weights))
+    target = uniforms * cumulative[rows, last]
+    chosen = np.minimum((cumulative <= target[:, None]).sum(axis=1), last)
+    return np.asarray(candidates.token_ids[rows, chosen], np.int64)
