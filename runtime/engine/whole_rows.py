@@ -190,7 +190,8 @@ def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
 
         def is_farther(part: slice) -> npt.NDArray[np.bool_]:
             some = scaled[part]
-            return np.logical_or(some < low, some > high)
+            farther: npt.NDArray[np.bool_] = (some < low) | (some > high)
+            return farther
 
         if _outweigh(weights, is_farther, cumulative.total - wanted):
             return True
