@@ -142,16 +142,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache")
+    parser.add_argument("--provider", default="cpu")
+    parser.add_argument("--criterion", action="append", choices=list(CRITERIA), help="by default all")
     given = parser.parse_args()
-    options = {"quantize": given.quantize, "kv_cache": given.kv_cache}
+    options = {"quantize": given.quantize, "kv_cache": given.kv_cache, "provider": given.provider}
     if given.text is not None:
         with LLM(given.model, **options) as llm:
             ids = np.array(llm.encode(given.text.read_text(encoding="utf-8")), np.int64)
         windows = ids[: given.windows * given.width].reshape(-1, given.width)
-        print(f"all kept: {perplexity(given.model, windows, None, kv_selection.distinct_keys, **options):.3f}")
+        print(
+            f"all kept: {perplexity(given.model, windows, None, kv_selection.distinct_keys, **options):.3f}"
+        )
         for keep in given.keep:
-            for name, criterion in CRITERIA.items():
-                found = perplexity(given.model, windows, keep, criterion, **options)
+            for name in given.criterion or CRITERIA:
+                found = perplexity(given.model, windows, keep, CRITERIA[name], **options)
                 print(f"{keep} kept, {name}: {found:.3f}", flush=True)
     if given.context is not None:
         keeps = [None, *given.keep]
