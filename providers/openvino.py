@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..graph_opt.edit import static_size
 from ..graph_opt.layers import HIDDEN_STATES
+from ..graph_opt.lower.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ..graph_opt.lower.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
 from ..graph_opt.lower.kv_int8 import KV_CACHE_MODES
 from ..graph_opt.lower.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
@@ -37,6 +38,7 @@ _PROPERTIES = {
 # What every device and model knows; the others are for generation.
 _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
+_NUMBER_OR_AUTO = "dynamic_quantization_group"
 _TRIM_STEP = 256  # tokens, a multiple of every device's block
 
 
@@ -47,12 +49,13 @@ class OpenVinoProvider(Provider):
         device: CPU, GPU, GPU.1, NPU.
         inference_precision: f32 is exact; bf16 or f16 is faster where the device has it; auto leaves it to
             OpenVINO.
-        kv_cache: int8 or float32, which is the precision of the inference here; auto is int8 where the model
-            was calibrated for it.
+        kv_cache: int8 or float32, which is the precision of the inference here, whatever it is; auto is int8
+            where the model was calibrated for it.
         kv_cache_precision: more exactly: f16 halves the memory of f32, u8 (int8) quarters it; auto leaves it
             to OpenVINO; empty goes by ``kv_cache``.
         dynamic_quantization_group: products with int4 and int8 weights take activations rounded to int8 in
-            groups of as many; 0 keeps them float.
+            groups of as many; 0, and a number larger than the blocks of weights, keeps them float; auto is
+            the size of those blocks.
         kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
         performance_hint: LATENCY or THROUGHPUT.
     """
@@ -64,7 +67,7 @@ class OpenVinoProvider(Provider):
         "inference_precision": "f32",
         "kv_cache": "auto",
         "kv_cache_precision": "",
-        "dynamic_quantization_group": 32,
+        "dynamic_quantization_group": "auto",
         "kv_cache_bytes": 0,
         "performance_hint": "LATENCY",
     }
@@ -111,7 +114,7 @@ class OpenVinoProvider(Provider):
         if facts.caches:
             return self._explicit_runner(model, config, facts)
         settings = self._checked(config.options)
-        core, compiled = self._compile(model, config, _cache_properties(settings, facts.int8_cache))
+        core, compiled = self._compile(model, config, facts)
         from .openvino_sessions import OpenVinoPagedSession, make_cache
 
         shapes = {
@@ -154,31 +157,35 @@ class OpenVinoProvider(Provider):
         """Attention is written out, so the cache has the inference's inputs and outputs for its home."""
         from .openvino_sessions import OpenVinoExplicitSession
 
-        _, compiled = self._compile(model, config, {})
+        _, compiled = self._compile(model, config, facts)
         graph = ExplicitGraph(
             facts.inputs, facts.caches, facts.vocab_size, facts.context_length, facts.hidden_size
         )
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
-    def _compile(
-        self, model: Path, config: RunnerConfig, generation: Mapping[str, str] | None = None
-    ) -> tuple[Any, Any]:
-        """Core and compiled model; ``generation`` are the properties that only a decoder has."""
+    def _compile(self, model: Path, config: RunnerConfig, facts: _Facts | None = None) -> tuple[Any, Any]:
+        """Core and compiled model; a decoder's ``facts`` say which properties only it has."""
         settings = self._checked(config.options)
         reason = self.available()
         if reason is not None:
             raise ProviderUnavailableError(reason)
-        from .openvino_model import compile_model, open_core, read
+        from .openvino_model import compile_model, open_core, own_precision, read
 
         device = settings["device"]
         core = open_core(device)
-        given = {*config.options, *(_PROPERTIES if generation is not None else _GENERAL)}
+        given = {*config.options, *(_PROPERTIES if facts is not None else _GENERAL)}
+        if facts is not None and facts.block_size and settings[_NUMBER_OR_AUTO] == _DEVICES_CHOICE:
+            settings[_NUMBER_OR_AUTO] = facts.block_size
         properties = {
             key: str(settings[name])
             for name, key in _PROPERTIES.items()
             if name in given and settings[name] != _DEVICES_CHOICE
         }
-        properties |= generation or {}
+        if facts is not None and not facts.caches:
+            precision = settings["inference_precision"]
+            if precision == _DEVICES_CHOICE:
+                precision = own_precision(core, device)
+            properties |= _cache_properties(settings, precision, facts.int8_cache)
         if config.num_threads:
             properties["INFERENCE_NUM_THREADS"] = str(config.num_threads)
         return core, compile_model(core, read(core, model), device, properties)
@@ -189,7 +196,8 @@ class OpenVinoProvider(Provider):
                 raise UsageError(
                     f"provider '{self.name}' has no option '{name}'; it has: {', '.join(self.options)}"
                 )
-            kind = type(self.options[name])
+            number = name == _NUMBER_OR_AUTO and value != _DEVICES_CHOICE
+            kind = int if number else type(self.options[name])
             if not isinstance(value, kind):
                 raise UsageError(
                     f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
@@ -205,6 +213,7 @@ class _Facts:
     """What a lowered graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
 
     Args:
+        block_size: weights that share a scale, in every product; 0 where no product has blocks.
         embedding_size: as in ``RunnerInfo``.
         caches: shapes of explicit KV; none where the cache is paged.
         layers: of a paged cache.
@@ -213,6 +222,7 @@ class _Facts:
     inputs: frozenset[str]
     caches: dict[str, KVSpec]
     int8_cache: bool
+    block_size: int
     context_length: int
     vocab_size: int
     num_tokens: int | None
@@ -250,6 +260,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         inputs=frozenset(inputs),
         caches=caches,
         int8_cache=int8_cache,
+        block_size=int(model.metadata_props.get(COMMON_BLOCK_SIZE, 0)),
         context_length=length,
         vocab_size=vocab_size,
         num_tokens=num_tokens,
@@ -267,17 +278,18 @@ def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
     }
 
 
-def _cache_properties(settings: Mapping[str, Any], int8_cache: bool) -> dict[str, str]:
+def _cache_properties(settings: Mapping[str, Any], inference: str, int8_cache: bool) -> dict[str, str]:
     """OpenVINO's properties of the KV cache.
 
     Args:
         settings: the provider's options, all of them.
+        inference: precision of the inference.
         int8_cache: whether the model was calibrated for 8 bits.
     """
     mode, precision = settings["kv_cache"], settings["kv_cache_precision"]
     if not precision:
         int8 = mode == "int8" or (mode == "auto" and int8_cache)
-        precision = "u8" if int8 else settings["inference_precision"]
+        precision = "u8" if int8 else inference
     if precision == _DEVICES_CHOICE:
         return {}
     # OpenVINO's own mode has scales a channel and block, so that every new token rounds the block again.

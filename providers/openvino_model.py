@@ -98,6 +98,12 @@ def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str
         raise GraphError(f"OpenVINO cannot compile this model for {device}: {one_line(error)}") from error
 
 
+def own_precision(core: Any, device: str) -> str:
+    """The precision that a device computes in where nobody asks for one, such as bf16."""
+    precision: str = core.get_property(device, "INFERENCE_PRECISION_HINT").to_string()
+    return precision
+
+
 def one_line(error: BaseException) -> str:
     """The message without line breaks."""
     return " ".join(str(error).split())

@@ -16,9 +16,25 @@ from ..edit import add_initializer, insert, int_attribute, nodes_of, remove_unus
 from ..lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
 from ..passes.base import GraphPass
 
+# Metadata: the largest number of weights of a column that share a scale in every blocked product.
+COMMON_BLOCK_SIZE = "common_block_size"
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+
 
 class ArithmeticDequantizePass(GraphPass):
-    """Write out every ``DequantizeLinear`` of a blocked weight."""
+    """Write out every ``DequantizeLinear`` of a blocked weight, and note the block size of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._common = 0
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model``; its metadata says the block size, if there is any."""
+        self._common = 0
+        result = super().call(model)
+        if self._common:
+            model.metadata_props[COMMON_BLOCK_SIZE] = str(self._common)
+        return result
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite what has a block size and stored operands."""
@@ -31,6 +47,8 @@ class ArithmeticDequantizePass(GraphPass):
             if len(known) < len(tensors):
                 self.refuse(node, "its weight, scale or zero point is computed")
                 continue
+            if any(use.node.op_type in _PRODUCTS for use in node.outputs[0].uses()):
+                self._common = math.gcd(self._common, block_size)
             self._write_out(graph, node, known, block_size)
             self.fired += 1
 

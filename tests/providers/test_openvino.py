@@ -36,6 +36,7 @@ from carryall.providers.paged_runner import PagedRunner
 from carryall.runtime.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 
 pytest.importorskip("openvino")
+from carryall.providers.openvino_model import open_core, own_precision
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "gpt2"]
 CONTEXT, SLOTS = 64, 4
@@ -171,6 +172,28 @@ def test_an_exhausted_pool_harms_no_other_row(open_runner: Open) -> None:
     with pytest.raises(ProviderRuntimeError, match="exhausted"):
         runner.forward([Row(0, ids[30:], 30), Row(1, ids[:1], 0)])
     np.testing.assert_allclose(runner.forward([Row(0, ids[30:], 30, 10)])[0], expected[30:], atol=1e-3)
+
+
+def test_activations_are_rounded_in_groups_of_the_weights_blocks(open_runner: Open, tmp_path: Path) -> None:
+    folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
+    model = export_package(folder, tmp_path / "package").load()
+    save_model(run(model, [quantization("int4", block_size=64).quantizer()])[0], tmp_path / "int4.onnx")
+
+    def logits(**options: object) -> npt.NDArray[np.float32]:
+        return all_logits(open_runner(model=ir.load(tmp_path / "int4.onnx"), **options), tokens(12))
+
+    chosen = logits()
+    np.testing.assert_array_equal(chosen, logits(dynamic_quantization_group=64))
+    for other in (0, 32):
+        assert not np.array_equal(chosen, logits(dynamic_quantization_group=other))
+    with pytest.raises(UsageError, match="dynamic_quantization_group"):
+        logits(dynamic_quantization_group="all")
+
+
+def test_a_cache_has_the_precision_that_the_device_chooses(open_runner: Open) -> None:
+    own = own_precision(open_core("CPU"), "CPU")
+    layout = open_runner(inference_precision="auto").info.kv_layout
+    assert layout == open_runner(inference_precision=own).info.kv_layout
 
 
 def test_an_absent_device_is_an_error_that_lists_the_present_ones(open_runner: Open) -> None:
