@@ -20,6 +20,7 @@ from .lazy import Array
 
 _PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _BLOCKED = -1e4  # a mask entry at or below this hides its key
+_PRODUCTS = frozenset({"Attention", "Gemm", "GroupQueryAttention", "MatMul"})
 _SEED = 0
 
 
@@ -150,6 +151,8 @@ def mask_meaning(
         context_length: most tokens of a probe.
         padded: whether the mask must hide padding too.
     """
+    if _is_of_activations(mask):
+        return "the mask is computed from what the model computes, or takes its sizes from there"
     probe = Probe(graph, mask)
     unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
     if unknown:
@@ -170,6 +173,20 @@ def mask_meaning(
         if (seen != expected)[real].any():
             return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
     return MaskMeaning(window)
+
+
+def _is_of_activations(mask: ir.Value) -> bool:
+    seen: set[ir.Node] = set()
+    waiting = [mask.producer()]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.op_type in _PRODUCTS:
+            return True
+        seen.add(node)
+        waiting += [value.producer() for value in node.inputs if value is not None]
+    return False
 
 
 def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:

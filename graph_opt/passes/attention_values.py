@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from itertools import product
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +18,6 @@ from .region import Array, close, region
 class MaskKind(Enum):
     """How a mask says which keys a token sees."""
 
-    NONE = "there is none"
     SEEN = "true where it sees"
     HIDDEN = "true where it does not"
     ADDED = "a number to add"
@@ -30,27 +31,26 @@ class Proposal:
     query: ir.Value
     key: ir.Value
     value: ir.Value
-    mask: ir.Value | None
+    masks: tuple[ir.Value, ...]
     output: ir.Value
     causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """With what a proposal is attention: softmax(cap(scale * q k) + mask) v."""
+    """With what a proposal is attention: softmax(cap(scale * q k) + masks) v."""
 
     scale: float
     softcap: float
-    mask: MaskKind
+    masks: tuple[MaskKind, ...]
 
 
 Heads = tuple[int, int]  # how many, of which size
 
 
 def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
-    """Return with what scale, cap and mask a proposal is attention, or why it is none."""
-    inputs = [x for x in (found.query, found.key, found.value, found.mask) if x is not None]
-    part = region(inputs, found.output)
+    """Return with what scale, cap and masks a proposal is attention, or why it is none."""
+    part = region([found.query, found.key, found.value, *found.masks], found.output)
     if isinstance(part, str):
         return part
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
@@ -58,34 +58,42 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     rng = np.random.default_rng(0)
     sizes = ((query, 5 if found.causal else 3), (key, 5), (value, 5))
     arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
-    seen = rng.random((2, 1, len(arrays[0][0, 0]), 5)) < 0.7
-    seen[..., 0] = True
-    if found.mask is None:
-        seen[:] = True
-    if found.causal:
-        seen &= np.tri(5, dtype=np.bool_)
-    numbers = _numbers(part.constants)
-    bias = rng.standard_normal(seen.shape).astype(np.float32)
-    for kind, mask in _masks(found.mask, seen, bias):
-        result, added = part(*arrays, *mask), bias if kind is MaskKind.ADDED else np.zeros_like(bias)
+    tokens = len(arrays[0][0, 0])
+    causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
+    forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
+    for chosen in product(*forms):
+        seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])
+        bias = sum((form.bias for form in chosen), np.zeros(1, np.float32))
+        result = part(*arrays, *(form.content for form in chosen))
         if part.failure is not None:
             return part.failure
-        for scale, cap in _factors(query[1], numbers):
-            if close(result, _attention(arrays, seen, added, scale, cap)):
-                return Meaning(scale, cap, kind)
+        for scale, cap in _factors(query[1], _numbers(part.constants)):
+            if close(result, _attention(arrays, seen, bias, scale, cap)):
+                return Meaning(scale, cap, tuple(form.kind for form in chosen))
     return "what surrounds its softmax is no attention of q on k and v by a known scale"
 
 
-def _masks(mask: ir.Value | None, seen: Array, bias: Array) -> Iterator[tuple[MaskKind, list[Array]]]:
-    """Yield each way in which a mask of this type may say what is seen, and what is added there."""
-    if mask is None:
-        yield MaskKind.NONE, []
-    elif mask.dtype == ir.DataType.BOOL:
-        yield MaskKind.SEEN, [seen]
-        yield MaskKind.HIDDEN, [~seen]
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A mask of one kind: what it holds, what it lets a token see, and what it adds there."""
+
+    kind: MaskKind
+    content: Array
+    seen: Array
+    bias: Array
+
+
+def _forms(mask: ir.Value, rng: np.random.Generator, tokens: int) -> Iterator[_Form]:
+    """Yield each way in which a mask of this type may say what is seen."""
+    seen = rng.random((2, 1, tokens, 5)) < 0.7
+    seen[..., 0] = True
+    nothing, bias = np.zeros(seen.shape, np.float32), rng.standard_normal(seen.shape).astype(np.float32)
+    if mask.dtype == ir.DataType.BOOL:
+        yield _Form(MaskKind.SEEN, seen, seen, nothing)
+        yield _Form(MaskKind.HIDDEN, ~seen, seen, nothing)
     else:
-        yield MaskKind.ADDED, [np.where(seen, bias, LOWEST).astype(np.float32)]
-        yield MaskKind.ONES, [seen.astype(np.float32)]
+        yield _Form(MaskKind.ADDED, np.where(seen, bias, LOWEST).astype(np.float32), seen, bias)
+        yield _Form(MaskKind.ONES, seen.astype(np.float32), seen, nothing)
 
 
 def _numbers(constants: Sequence[ir.Value]) -> list[float]:

@@ -24,6 +24,7 @@ _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where",
 _MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
 _KEYS = [0, 2, 3, 1]
 _MOST_MASKS = 8  # forms of one mask that are tried
+_MOST_ADDED = 2  # masks added one after the other, as one for the order of tokens and one for padding
 
 
 class FuseAttentionPass(GraphPass):
@@ -31,7 +32,7 @@ class FuseAttentionPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._masks: dict[tuple[ir.Value, MaskKind], ir.Value] = {}
+        self._masks: dict[tuple[object, ...], ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Look at every Softmax and every Attention without a cache."""
@@ -74,7 +75,8 @@ class FuseAttentionPass(GraphPass):
         heads, kv_heads, size = sizes
         attributes: dict[str, float | int] = {"q_num_heads": heads, "kv_num_heads": kv_heads}
         attributes |= {"scale": known.scale} | ({"softcap": known.softcap} if known.softcap else {})
-        mask = None if found.mask is None else self._additive(graph, found.mask, known.mask)
+        added = [self._additive(graph, *each) for each in zip(found.masks, known.masks, strict=True)]
+        mask = self._joined(graph, last, added)
         caches = [_appended(found.key), _appended(found.value)]
         if found.causal or caches[0] is None or caches[1] is None:
             operands = [join_heads(last, x) for x in (found.query, found.key, found.value)]
@@ -93,6 +95,18 @@ class FuseAttentionPass(GraphPass):
         remove_unused(graph, last)
         for old, new in pairs:
             _replace_cache(graph, old, new)
+
+    def _joined(self, graph: ir.Graph, before: ir.Node, masks: list[ir.Value]) -> ir.Value | None:
+        """Return the sum of masks, as finite as they are; made once, in front of the first to read it."""
+        if len(masks) < 2:
+            return masks[0] if masks else None
+        key = tuple(masks)
+        if key not in self._masks:
+            lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
+            total = insert(before, "Add", masks).outputs[0]
+            self._masks[key] = insert(before, "Max", [total, lowest]).outputs[0]
+            self._masks[key].dtype = ir.DataType.FLOAT
+        return self._masks[key]
 
     def _additive(self, graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
         """Return a mask as finite numbers to add, so that a row which sees nothing stays a number."""
@@ -143,13 +157,14 @@ def _around_softmax(node: ir.Node) -> list[Proposal] | str:
         return "no product of q and k before it, or of it and v behind it"
     operands = [value for value in (*scores.inputs[:2], weights.inputs[1]) if value is not None]
     query, key, value = (_source(value) for value in operands)
-    found = Proposal(query, key, value, None, _result(weights))
+    found = Proposal(query, key, value, (), _result(weights))
     if not masks:
         return [found]
     forms = [mask for mask in _upstream(masks[0]) if all(mask in set(_upstream(x)) for x in masks[1:])]
-    if not forms:
-        return "more than one value is added to its scores"
-    return [changed(found, mask=mask) for mask in forms]
+    proposals = [changed(found, masks=(mask,)) for mask in forms]
+    if len(masks) == _MOST_ADDED:
+        proposals.append(changed(found, masks=tuple(masks)))
+    return proposals or f"{len(masks)} values are added to its scores"
 
 
 def _upstream(mask: ir.Value) -> list[ir.Value]:
@@ -177,7 +192,8 @@ def _around_attention(node: ir.Node) -> list[Proposal] | str:
     causal = bool(int_attribute(node, "is_causal", 0))
     if causal and (_appended(_source(key)) is not None or mask is not None):
         return "it is causal by attribute, beside a mask or on a cache appended outside"
-    return [Proposal(query, _source(key), _source(value), mask, node.outputs[0], causal)]
+    masks = () if mask is None else (mask,)
+    return [Proposal(query, _source(key), _source(value), masks, node.outputs[0], causal)]
 
 
 def _source(value: ir.Value) -> ir.Value:
@@ -264,7 +280,11 @@ def _appended(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _replace_cache(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Let all read the new cache but those who measure the old one: the attention's own mask may."""
     producer = old.producer()
     new.shape = old.shape
+    measured = [use for use in old.uses() if use.node.op_type == "Shape" and not use.node.domain]
     replace(old, new)
+    for node, index in measured:
+        node.replace_input_with(index, old)
     remove_unused(graph, producer)

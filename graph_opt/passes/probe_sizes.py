@@ -7,7 +7,9 @@ graph may compare its sizes with: a graph that keeps the last 4095 tokens does n
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +21,7 @@ from .small_contents import MAX_CONTENT
 _ENDLESS = 1 << 24  # larger numbers stand for no bound at all
 _NARROWEST = 8  # bits
 _CACHE_RANK = 4
+_CLOSE = 53  # cached tokens
 _FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
 
 
@@ -43,37 +46,36 @@ class Sizes:
 PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
 
 
-def decoder_sizes(graph: ir.Graph, *, far: bool) -> tuple[Sizes, ...]:
-    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays.
+class Reach(Enum):
+    """How large the sizes are, the largest first."""
 
-    Args:
-        graph: a decoder.
-        far: whether the last set is beyond every number in the graph.
-    """
+    BEYOND = "the last set is beyond every number in the graph"
+    USUAL = "about a thousand tokens"
+    CLOSE = "less than a hundred, for graphs with tables no longer than a few hundred"
+
+
+def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
+    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays."""
     ids = next(value for value in graph.inputs if value.name == "input_ids")
     cached = any(value.shape is not None and len(value.shape) == _CACHE_RANK for value in graph.inputs)
     batch, new = static_size(ids, 0), static_size(ids, 1)
-    largest = _largest_number(graph) if far else 0
+    largest = _largest_number(graph) if reach is Reach.BEYOND else 0
+    most = _CLOSE if reach is Reach.CLOSE else PROBES[-2].past
     last = PROBES[-1]
     beyond = Sizes(last.batch, last.sequence + _FAR[0] * largest, last.past + _FAR[1] * largest)
     return tuple(
         Sizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0)
-        for probe in (*PROBES[:-1], beyond)
+        for probe in (*PROBES[:-2], dataclasses.replace(PROBES[-2], past=most), beyond)
     )
 
 
-def sizes_of_names(graph: ir.Graph, *, far: bool) -> list[dict[str, int]]:
-    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ.
-
-    Args:
-        graph: any graph.
-        far: as for ``decoder_sizes``.
-    """
+def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
+    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ."""
     dims = [dim for value in graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
     names = list(dict.fromkeys(str(dim.value) for dim in dims if dim.value))
     numbers = np.random.default_rng(0).permutation(np.arange(2, 4 * len(names) + 200))
     rows = numbers[: 3 * len(names)].reshape(3, -1)
-    largest = _largest_number(graph) if far else 0
+    largest = _largest_number(graph) if reach is Reach.BEYOND else 0
     rows[-1] += largest * np.arange(1, len(names) + 1)
     return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows.tolist())]
 

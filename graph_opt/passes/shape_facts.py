@@ -17,7 +17,7 @@ from onnx.defs import SchemaError
 
 from ..lazy import bits_of
 from .known_shapes import shape_of_result, type_of_result
-from .probe_sizes import PROBES, decoder_sizes, sizes_of_names
+from .probe_sizes import PROBES, Reach, decoder_sizes, sizes_of_names
 from .small_contents import MAX_CONTENT, content_of
 
 Array = npt.NDArray[Any]
@@ -52,14 +52,16 @@ class ShapeFacts:
             for name, number in graph.opset_imports.items()
         ]
         self._version = graph.opset_imports.get("", 1)
-        self._walk(graph, far=far)
-        if far and not self._fits:
-            self._walk(graph, far=False)
+        for reach in list(Reach)[0 if far else 1 :]:
+            self._walk(graph, reach)
+            if self._fits:
+                return
+        self._walk(graph, Reach.USUAL)
 
-    def _walk(self, graph: ir.Graph, *, far: bool) -> None:
-        self.probes = decoder_sizes(graph, far=far) if self._axes else ()
-        self._sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, far=far)
-        self._fits = True  # whether the largest sizes are such that the graph runs
+    def _walk(self, graph: ir.Graph, reach: Reach) -> None:
+        self.probes = decoder_sizes(graph, reach) if self._axes else ()
+        self._sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, reach)
+        self._fits = True  # whether no sizes are beyond what the graph runs with
         self._shapes: dict[ir.Value, Shapes] = {}
         self._types: dict[ir.Value, int] = {}
         self._contents: dict[ir.Value, tuple[Array, ...]] = {}
@@ -170,12 +172,14 @@ class ShapeFacts:
     def _apply_rule(self, node: ir.Node) -> bool:
         """Find shapes and type by a rule of our own, if there is one."""
         operands = [value for value in node.inputs if value is not None]
-        shapes: list[tuple[int, ...] | None] = []
-        try:
-            for column in zip(*(self._shapes[value] for value in operands), strict=True):
+        shapes, misfits = [], 0
+        for column in zip(*(self._shapes[value] for value in operands), strict=True):
+            try:
                 shapes.append(shape_of_result(node, column))
-        except ValueError:  # the sizes tried do not fit, as where two inputs must agree
-            self._fits &= len(shapes) < len(PROBES) - 1
+            except ValueError:  # the sizes tried do not fit, as where two inputs must agree
+                misfits += 1
+        if misfits:
+            self._fits &= misfits == len(PROBES)
             return False
         known = tuple(shape for shape in shapes if shape is not None)
         if not operands or len(known) < len(PROBES):
@@ -201,7 +205,7 @@ class ShapeFacts:
             return
         proto = ir.serde.serialize_node(node)
         results = [self._infer_once(node, schema, proto, index) for index in range(len(PROBES))]
-        self._fits &= bool(results[-1]) or not all(results[:-1])
+        self._fits &= all(results) or not any(results)
         for output in node.outputs:
             found = [result.get(str(output.name)) for result in results]
             shapes = [_shape_of(type_) for type_ in found if type_ is not None]

@@ -152,3 +152,24 @@ def test_keys_that_are_split_into_heads_and_turned_at_once() -> None:
     fused(model)
     expected = evaluate(graph(text, **GIVEN), given)[0]
     np.testing.assert_allclose(evaluate(model, given)[0], expected, rtol=2e-5, atol=2e-5)
+
+
+def test_two_masks_are_one_sum() -> None:
+    """As of a table for the order of tokens and of padding; and one measured off the keys makes no cycle."""
+    sizes = "size = Shape <start = 2, end = 3> (ck) order = Slice(table, first, size, along)"
+    masked = f"{sizes} m0 = Where(order, s, lowest) m = Add(m0, mask)"
+    text = f"""g ({SHAPES}, float[B, 1, S, T] mask, bool[1, 1, S, 9] table) =>
+        (float[B, {H}, S, {D}] y, float[B, {KV}, T, {D}] ck, float[B, {KV}, T, {D}] cv)
+        {VALUES.replace("bias>", "bias, bool[1, 1, S, T] order, float[B, " + str(H) + ", S, T] m0>")}
+        {{ {CACHE} {REPEAT} {SCORES} {masked} {REST} }}"""
+    names = ("q", "k", "v", "pk", "pv", "mask")
+    given = {name: array for name, array in feed("additive", past=4).items() if name in names}
+    given["table"] = (np.arange(9) <= np.arange(3)[:, None] + 4)[None, None]
+    constants = {**GIVEN, "first": np.array([0]), "along": np.array([3])}
+    model, expected = graph(text, **constants), evaluate(graph(text, **constants), given)
+    common.ShapeInferencePass()(model)
+    assert apply(FuseAttentionPass(), model) == []
+    assert len(fused(model).inputs) == 6
+    common.TopologicalSortPass()(model)
+    for found, wanted in zip(evaluate(model, given), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
