@@ -89,7 +89,7 @@ def perplexity(
         SamplingParams(temperature=0.0, max_tokens=half, ignore_eos=True, extra_args={"window": n})
         for n in range(len(windows))
     ]
-    kv_selection.distinct_keys = criterion
+    kv_selection.distinct_keys = criterion  # type: ignore[assignment]
     with LLM(model, max_slots=8, engine_config=config, **options) as llm:
         llm.generate(windows[:, :half].tolist(), params)
     return float(np.exp(np.mean(reader.losses)))
@@ -160,10 +160,10 @@ def main() -> None:
     if given.context is not None:
         keeps = [None, *given.keep]
         room = given.context + (given.rounds + 2) * STEPS
-        found = decode_ms(
+        times = decode_ms(
             given.model, given.context, given.batch, keeps, given.rounds, context_length=room, **options
         )
-        for keep, milliseconds in found.items():
+        for keep, milliseconds in times.items():
             print(f"{keep or 'all'} of {given.context} kept, batch {given.batch}: {milliseconds:.1f} ms")
 
 
