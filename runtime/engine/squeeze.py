@@ -70,8 +70,8 @@ def make_squeezer(
     recent = kept // 2
     if not info.squeezes:
         raise UsageError(
-            "this provider, or its type of KV cache, cannot drop KV of single tokens; leave squeeze_kv, or choose "
-            "another kv_cache"
+            "this provider, or its type of KV cache, cannot drop KV of single tokens; leave squeeze_kv or "
+            "choose another kv_cache"
         )
     if config.context_overflow == "slide":
         raise UsageError("squeeze_kv and context_overflow='slide' both drop tokens; choose one")
