@@ -241,6 +241,8 @@ class AsyncLLM(TextModel):
     def _tell(self, command: Callable[[], None]) -> bool:
         """Let the engine's thread run ``command`` between two steps; False if it has ended."""
         with self._wake:
+            if self._closed is None and not self._thread.is_alive():
+                self._closed = "its thread stayed behind in the process that was forked; make it after that"
             if self._closed is None:
                 self._inbox.append(command)
                 self._wake.notify()

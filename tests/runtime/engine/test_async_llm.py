@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -43,7 +44,7 @@ async def serving(folder: Path, *, max_queue: int | None = None, **options: Any)
         await asyncio.to_thread(llm.shutdown)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Awaitable[object]]) -> None:
     async def limited() -> None:
         await asyncio.wait_for(test(), TIMEOUT)
 
@@ -255,6 +256,23 @@ def test_a_crash_of_the_engine_s_thread_reaches_every_reader(tmp_path: Path) -> 
         llm.shutdown()
 
     run(test)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is what this is about
+def test_a_forked_process_is_told_that_the_engine_is_not_there(tmp_path: Path) -> None:
+    llm = AsyncLLM(toy_model(tmp_path))
+    child = os.fork()
+    if not child:
+        try:
+            asyncio.run(asyncio.wait_for(last(llm, "hello"), 5))
+        except EngineClosedError as error:
+            os._exit("forked" not in str(error))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run(lambda: last(llm, "hello"))
+    llm.shutdown()
 
 
 def test_several_event_loops_share_it(tmp_path: Path) -> None:
