@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx_ir as ir
-
 from ..graph_opt.comparison import Comparison
 from ..graph_opt.lazy import Array
+from ..graph_opt.load import load_model
 from ..graph_opt.runners import Logits, Tokens
 from ..graph_opt.verify import compare_prompts, sample_prompt
 from ..providers.base import Provider, Row, Runner, RunnerConfig
@@ -44,7 +43,7 @@ def compare_with_provider(original: Path, lowered: Path, provider: Provider) -> 
     """Compare a decoder, run by onnxruntime, with what a provider makes of its lowered graph."""
     with _decoders(provider) as open_decoder:
         return compare_prompts(
-            original, lowered, [sample_prompt(ir.load(original).graph)], open_b=open_decoder
+            original, lowered, [sample_prompt(load_model(original).graph)], open_b=open_decoder
         )
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from ..exporter.package import TOKENIZER_FILE
 from ..graph_opt.comparison import Bar, Comparison
+from ..graph_opt.load import load_model
 from ..graph_opt.runners import is_decoder
 from ..graph_opt.verify import compare_feed, compare_graphs, compare_prompts
 from ..runtime.errors import UsageError, VerificationError
@@ -98,7 +98,7 @@ def _compare_on(inputs: Path, a: Path, b: Path, steps: int) -> Comparison:
             feed = {name: archive[name] for name in archive.files}
     except (ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise UsageError(f"{inputs} is no .npz file of tensors: {error}") from error
-    graphs = [ir.load(model).graph for model in (a, b)]
+    graphs = [load_model(model).graph for model in (a, b)]
     wanted = {str(value.name) for graph in graphs for value in graph.inputs if not value.is_initializer()}
     if not wanted <= set(feed) and "input_ids" in feed and all(map(is_decoder, graphs)):
         return compare_prompts(a, b, _rows(feed), steps=steps)

@@ -14,20 +14,31 @@ from .opset_forms import invalid
 
 
 def load_model(path: Path) -> ir.Model:
-    """Load an ONNX file, its external weights mapped from disk on demand.
+    """Load an ONNX file to work on, its external weights mapped from disk on demand.
 
     Raises:
         GraphError: it cannot be read, or is not a valid graph; see ``check_model``.
     """
+    model = read_model(path)
+    check_model(model, str(path))
+    return model
+
+
+def read_model(path: Path) -> ir.Model:
+    """Read an ONNX file to look at: what a runtime takes may be less than valid.
+
+    Raises:
+        GraphError: it is not there, or cannot be read.
+    """
+    if not path.is_file():
+        raise GraphError(f"{path}: there is no such file")
     if not path.stat().st_size:
         raise GraphError(f"{path} is an empty file")
     try:
         with silent_onnx_ir():
-            model = ir.load(path)
+            return ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a file that is no ONNX
         raise GraphError(f"{path} is no readable ONNX file: {_root(error)}") from error
-    check_model(model, str(path))
-    return model
 
 
 def check_model(model: ir.Model, name: str) -> None:

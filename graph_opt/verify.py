@@ -27,6 +27,7 @@ from .comparison import (
 )
 from .edit import static_size
 from .lazy import Array
+from .load import load_model
 from .runners import Logits, Tokens, is_decoder, open_session, runner, running
 from .sample_inputs import sample_inputs
 
@@ -107,9 +108,10 @@ def compare_graphs(a: Path, b: Path, *, steps: int = 16) -> Comparison:
     """Run two graphs on inputs made up: decoders on random tokens, others on random tensors.
 
     Raises:
+        GraphError: one of them cannot be read, or is no valid graph.
         UsageError: their inputs or vocabularies differ.
     """
-    graphs = [ir.load(model).graph for model in (a, b)]
+    graphs = [load_model(model).graph for model in (a, b)]
     if not all(is_decoder(graph) for graph in graphs):
         return compare_feed(a, b, sample_inputs(graphs[0]))
     return compare(a, b, sample_prompt(graphs[0]), steps=steps)

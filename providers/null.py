@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..graph_opt.load import read_model
 from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
 from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
 
@@ -265,10 +266,7 @@ class NullProvider(Provider):
 
 
 def _vocab_size(model: Path) -> int:
-    try:
-        outputs = ir.load(model).graph.outputs
-    except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
-        raise GraphError(f"{model} is no readable ONNX file: {error}") from error
+    outputs = read_model(model).graph.outputs
     logits = next((value for value in outputs if value.name == "logits"), None)
     if logits is None:
         raise GraphError(f"{model} is no decoder: it has no output named logits")

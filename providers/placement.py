@@ -12,6 +12,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ..graph_opt.load import read_model as read_file
+
 # Ask for it in the session's configuration; onnxruntime 1.24 and newer.
 RECORD = "session.record_ep_graph_assignment_info"
 # ONNX Runtime leaves arithmetic on shapes to the CPU whatever the provider (core/framework/
@@ -183,7 +185,7 @@ def read_model(model: object) -> ir.Model:
         model = onnx.load_from_string(model)
     if isinstance(model, onnx.ModelProto):
         return ir.from_proto(model)
-    return ir.load(os.fspath(model))  # type: ignore[call-overload]
+    return read_file(Path(os.fspath(model)))  # type: ignore[call-overload]
 
 
 def heavy_nodes(model: Path | bytes | ir.Model) -> set[str]:

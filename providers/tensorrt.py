@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
+from ..graph_opt.load import read_model
 from ..graph_opt.lower.kernels import Kernels
 from ..graph_opt.lower.standard import standard_passes
 from ..runtime.errors import CarryallError, UsageError
@@ -119,7 +120,7 @@ class TensorRTProvider(OrtProvider):
 
     def type_options(self, model: Path) -> dict[str, str]:
         """int8 where activations are quantized; without Q/DQ, TensorRT would want calibration for it."""
-        quantized = any(node.op_type == "QuantizeLinear" for node in ir.load(model).graph)
+        quantized = any(node.op_type == "QuantizeLinear" for node in read_model(model).graph)
         return {"trt_int8_enable": "1"} if quantized else {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:

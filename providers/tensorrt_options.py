@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
+from ..graph_opt.load import read_model
 
 _log = logging.getLogger(__name__)
 _RECORD = "engines.json"
@@ -51,7 +51,7 @@ def input_shapes(model: Path) -> dict[str, list[int | str]]:
     names = {"input_ids": ("batch", "sequence"), "position_ids": ("batch", "sequence")}
     names["attention_mask"] = ("batch", "total")
     found: dict[str, list[int | str]] = {}
-    for value in ir.load(model).graph.inputs:
+    for value in read_model(model).graph.inputs:
         axes = names.get(str(value.name), ("batch", "", "past", ""))
         shape = list(value.shape or [])
         found[str(value.name)] = [
