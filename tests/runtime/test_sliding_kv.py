@@ -51,10 +51,18 @@ def generate(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> li
     return llm.generate(prompt, params)[0].outputs[0].token_ids
 
 
-def held(llm: LLM) -> int:
-    """Tokens' worth of KV that the runner holds."""
-    runner = llm._engine._runner
-    return runner.kv_bytes // runner.info.kv_bytes_per_token
+def record_trims(llm: LLM) -> list[tuple[int, int]]:
+    """Slots and lengths of all trims from now on."""
+    runner = cast(TrimmingRunner, llm._engine._runner)
+    trims: list[tuple[int, int]] = []
+    trim = runner.trim
+
+    def recording(slot: int, length: int) -> None:
+        trims.append((slot, length))
+        trim(slot, length)
+
+    runner.trim = recording  # type: ignore[method-assign]
+    return trims
 
 
 @pytest.mark.parametrize(
@@ -99,13 +107,29 @@ def test_when_kv_is_short_windows_go_before_requests_do(options: dict[str, Any])
     with LLM(**options) as llm:
         wanted = [generate(llm, prompt) for prompt in prompts]
         info = llm._engine.info
-    share = info.window_bytes_per_token / info.kv_bytes_per_token
-    room = 2000 - int(2 * 256 * share) + 40  # for both to their ends, if what lies behind windows goes
-    config = EngineConfig(kv_bytes=room * info.kv_bytes_per_token)
+    behind = 256 * info.window_bytes_per_token // info.kv_bytes_per_token
+    config = EngineConfig(kv_bytes=(1980 - behind) * info.kv_bytes_per_token)
     with LLM(**options, engine_config=config) as llm:
+        trimmed = record_trims(llm)
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == wanted
         assert llm.stats().preemptions == 0
-        assert held(llm) < 2000
+        assert trimmed
+
+
+def test_a_small_pool_of_blocks_goes_further_with_windows(options: dict[str, Any]) -> None:
+    if options["provider"] != "openvino":
+        pytest.skip("slots have no pool")
+    prompts = [PROMPT, PROMPT[::-1]]
+    with LLM(**options) as llm:
+        wanted = [generate(llm, prompt) for prompt in prompts]
+        token_bytes = llm._engine.info.kv_bytes_per_token
+    pool = {"kv_cache_bytes": (1728 // 32 + options["max_slots"]) * 32 * token_bytes}
+    with LLM(**options, provider_options=pool) as llm:
+        assert llm._engine.info.kv_tokens == 1728
+        trimmed = record_trims(llm)
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == wanted
+        assert llm.stats().preemptions == 0
+        assert trimmed
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -135,19 +159,12 @@ def test_only_layers_with_windows_forget(options: dict[str, Any]) -> None:
     if options["provider"] != "cpu":
         pytest.skip("blocks have no rows of their own")
     with LLM(**options, engine_config=ALWAYS) as llm:
-        runner = cast(TrimmingRunner, llm._engine._runner)
-        lengths: list[int] = []
-        trim = runner.trim
-
-        def recording(slot: int, length: int) -> None:
-            lengths.append(length)
-            trim(slot, length)
-            memory = runner._kv._kv  # type: ignore[attr-defined]
-            for name, buffer in memory.buffers.items():
-                windowed = name in memory._windows
-                assert buffer[slot, :, : length - WINDOW - 64].any() != windowed
-                assert buffer[slot, :, length - WINDOW + 1 : length].all()
-
-        runner.trim = recording  # type: ignore[method-assign]
+        trims = record_trims(llm)
         generate(llm, PROMPT)
-        assert lengths == [512]
+        ((slot, length),) = trims
+        memory = llm._engine._runner._kv._kv  # type: ignore[attr-defined]
+        for name, buffer in memory.buffers.items():
+            windowed = name in memory._windows
+            assert buffer[slot, :, : length - WINDOW - 64].any() != windowed
+            assert buffer[slot, :, length - WINDOW + 1 : length].all()
+        assert length == 512
