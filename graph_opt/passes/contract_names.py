@@ -21,8 +21,11 @@ _KIND_THEN_LAYER = re.compile(r".*?(key|value|k|v)s?(?:_cache|_values)?[._](\d+)
 _RANK = 4
 _AXES = {
     "input_ids": ("batch", "sequence"),
+    "position_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total"),
-    "past_key_values.0.key": ("batch", None, "past", None),
+    "past_key_values": ("batch", None, "past", None),
+    "logits": ("batch", "sequence", None),
+    "present": ("batch", None, "total", None),
 }
 
 
@@ -56,16 +59,16 @@ class ContractNamesPass(GraphPass):
 
 
 def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
-    """Return the contract's name of each axis that is called otherwise, where both names are free."""
-    found: dict[str | None, set[str]] = {}
-    for value in graph.inputs:
-        for dim, name in zip(value.shape or (), _AXES.get(str(value.name), ()), strict=False):
-            if name is not None and _symbol(dim) is not None:
-                found.setdefault(_symbol(dim), set()).add(name)
-    clear = {old: names.pop() for old, names in found.items() if len(names) == 1}
-    used = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()}
-    wanted = list(clear.values())
-    return {old: name for old, name in clear.items() if name not in used and wanted.count(name) == 1}
+    """Return the contract's name of each axis that is called otherwise, where nothing else has that name."""
+    found: dict[str | None, str] = {}
+    for value in [*graph.inputs, *graph.outputs]:
+        name = str(value.name)
+        names = _AXES.get(name.split(".")[0] if _CONTRACT.fullmatch(name) else name, ())
+        for dim, wanted in zip(value.shape or (), names, strict=False):
+            if wanted is not None and _symbol(dim) is not None:
+                found.setdefault(_symbol(dim), wanted)
+    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(found)
+    return {old: name for old, name in found.items() if old != name and name not in taken}
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str | None:

@@ -81,15 +81,20 @@ def test_axes_get_the_names_of_the_contract_wherever_they_stand() -> None:
     assert pass_.fired == 0
 
 
-@pytest.mark.parametrize(
-    ("shapes", "kept"),
-    [
-        ([["B", "S"], ["B", "S"], ["B", 2, "P", 8], ["B", "S", 9]], "S"),  # one name for two lengths
-        ([["B", "S"], ["C", "T"], ["B", 2, "P", 8], ["B", "S", 9]], "B"),  # two names for one length
-        ([["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", "batch"]], "B"),  # a name that is taken
-    ],
-)
-def test_axes_of_unclear_names_keep_them(shapes: list[list[str | int]], kept: str) -> None:
-    model = with_axes(*shapes)
+def test_axes_that_the_contract_makes_one_get_one_name() -> None:
+    model = with_axes(["B", "S"], ["C", "P + S"], ["D", 2, "P", 8], ["B", "S", 9])
     apply(ContractNamesPass(), model)
-    assert kept in axes(model)[0]
+    expected = [["batch", "sequence"], ["batch", "total"], ["batch", 2, "past", 8], ["batch", "sequence", 9]]
+    assert axes(model) == expected
+
+
+def test_a_name_that_means_something_else_is_not_taken() -> None:
+    model = with_axes(["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", "batch"])
+    apply(ContractNamesPass(), model)
+    assert axes(model)[0] == ["B", "sequence"]
+
+
+def test_one_axis_in_two_places_keeps_one_name() -> None:
+    model = with_axes(["B", "S"], ["B", "S"], ["B", 2, "P", 8], ["B", "S", 9])
+    apply(ContractNamesPass(), model)
+    assert axes(model)[:2] == [["batch", "sequence"], ["batch", "sequence"]]
