@@ -111,7 +111,7 @@ def test_tokens_outside_the_vocabulary_are_refused(options: dict[str, Any], word
     [
         ({"logit_bias": [1]}, "logit_bias must map"),
         ({"logit_bias": {"x": 1}}, "logit_bias must map"),
-        ({"logit_bias": {1: float("nan")}}, "logit_bias must be finite"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias must be within"),
         ({"bad_words": "abc"}, "bad_words must be a list"),
         ({"bad_words": [""]}, "must not be empty"),
         ({"bad_words": [[1.5]]}, "a bad word must be a list of int"),
