@@ -7,6 +7,7 @@ without a cache, are driven behind one face, so that any two stages of a pipelin
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import onnx_ir as ir
 
 from ..runtime.errors import GraphError, MissingExtraError
 from .lazy import Array
+from .passes.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
@@ -88,10 +90,27 @@ class GraphRunner(abc.ABC):
         """Return a sequence's keys and values [kv_heads, length, head_dim] by the names of the outputs."""
 
     def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
-        return {
-            name: np.zeros((batch, value.shape[1], length, value.shape[3]), _CACHE_TYPES[value.type])
-            for name, value in ((name, self.inputs[name]) for name in self.cache_names)
+        found: dict[str, Array] = {}
+        for name in self.cache_names:
+            heads, size = self._cache_sizes[name]
+            found[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
+        return found
+
+    @functools.cached_property
+    def _cache_sizes(self) -> dict[str, tuple[int, int]]:
+        """Heads and head size by cache; where an input leaves them open, of the attention that reads it."""
+        shapes = {name: self.inputs[name].shape for name in self.cache_names}
+        found = {
+            name: (heads, size)
+            for name, (_, heads, _, size) in shapes.items()
+            if isinstance(heads, int) and isinstance(size, int)
         }
+        if len(found) < len(shapes):
+            found |= attended_sizes(ir.load(self.model).graph)
+        unknown = [name for name in shapes if name not in found]
+        if unknown:
+            raise GraphError(f"{self.model} does not say how many heads of which size {unknown[0]} has")
+        return found
 
 
 class PortableRunner(GraphRunner):

@@ -36,7 +36,7 @@ _CACHE = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
+class GroupedHeads:
     """How many heads of which size."""
 
     query: int
@@ -55,7 +55,7 @@ class LiftAttentionPass(GraphPass):
         masks, rows = CausalMasks(graph), RopeRows(graph)
         for node in nodes:
             inputs = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
-            heads = _heads(node)
+            heads = grouped_heads(node)
             reason = _misfit(graph, node, inputs)
             if reason is not None or isinstance(heads, str):
                 self.refuse(node, reason or str(heads))
@@ -68,7 +68,7 @@ class LiftAttentionPass(GraphPass):
         graph: ir.Graph,
         node: ir.Node,
         inputs: list[ir.Value | None],
-        heads: _Heads,
+        heads: GroupedHeads,
         masks: CausalMasks,
         rows: RopeRows,
     ) -> None:
@@ -138,7 +138,8 @@ def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
     return None
 
 
-def _heads(node: ir.Node) -> _Heads | str:
+def grouped_heads(node: ir.Node) -> GroupedHeads | str:
+    """Return the heads of a GroupQueryAttention, or what is not known about them."""
     query, key = int_attribute(node, "num_heads", 0), int_attribute(node, "kv_num_heads", 0)
     cache = node.inputs[3] if len(node.inputs) > 3 else None
     size = static_size(cache, 3) or (static_size(node.outputs[1], 3) if len(node.outputs) > 1 else None)
@@ -146,10 +147,21 @@ def _heads(node: ir.Node) -> _Heads | str:
     if size is None and width is None:
         return "its head size is not known"
     packed = len(node.inputs) < 2 or node.inputs[1] is None
-    return _Heads(query, key, size or (width or 0) // (query + 2 * key if packed else query))
+    return GroupedHeads(query, key, size or (width or 0) // (query + 2 * key if packed else query))
 
 
-def _parts(graph: ir.Graph, node: ir.Node, heads: _Heads) -> list[ir.Value]:
+def attended_sizes(graph: ir.Graph) -> dict[str, tuple[int, int]]:
+    """Return heads and head size of every cache that a GroupQueryAttention reads, by name."""
+    found: dict[str, tuple[int, int]] = {}
+    for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+        heads = grouped_heads(node)
+        caches = [cache for cache in node.inputs[3:5] if cache is not None]
+        if isinstance(heads, GroupedHeads):
+            found |= {str(cache.name): (heads.key, heads.size) for cache in caches}
+    return found
+
+
+def _parts(graph: ir.Graph, node: ir.Node, heads: GroupedHeads) -> list[ir.Value]:
     """Return q, k and v, apart."""
     given = [value for value in node.inputs[:3] if value is not None]
     if len(given) == 3:

@@ -13,6 +13,7 @@ from carryall.graph_opt.passes.lift_attention import LiftAttentionPass
 from carryall.graph_opt.passes.lift_rotary import LiftRotaryPass
 from carryall.graph_opt.pipeline import run
 from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.verify import compare_graphs
 
 ort = pytest.importorskip("onnxruntime")
 H, KV, D, VOCAB = 4, 2, 16, 11
@@ -116,6 +117,20 @@ def uncached(packed: bool) -> ir.Model:
         node.replace_input_with(index, None)
     del model.graph.inputs[2:]
     return model
+
+
+def test_a_cache_that_leaves_its_head_size_open_is_driven_all_the_same(tmp_path: Path) -> None:
+    """As the builder writes int4 models."""
+    stated, open_, lifted = (tmp_path / f"{name}.onnx" for name in ("stated", "open", "lifted"))
+    ir.save(built(), stated)
+    model = built()
+    for cache in [*model.graph.inputs[2:], *model.graph.outputs[1:]]:
+        cache.shape = ir.Shape(["b", KV, "p", "size"])
+    ir.save(model, open_)
+    ir.save(run(model, portable_passes())[0], lifted)
+    for left, right in ((stated, open_), (open_, lifted)):
+        found = compare_graphs(left, right, steps=3)
+        assert max(error.max_rel for error in found.outputs.values()) < 1e-6
 
 
 def test_lengths_from_elsewhere_keep_the_kernel() -> None:
