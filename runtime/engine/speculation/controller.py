@@ -19,7 +19,7 @@ _MOST_IN_A_ROW = 100  # steps with proposals, then two plain ones: the second te
 _TRIAL_SHARE = 0.005  # of the time, for proposals that are not expected to pay
 _TRIAL_TOKENS = 2
 _SUREST = 0.99
-_LOSS_SHARE = 0.01  # of the time, the most that proposals may cost, whatever was expected of them
+_LOSS_SHARE = 0.005  # of the time, the most that proposals may cost, whatever was expected of them
 _MOST_SAVED = 10.0  # plain steps' worth of past gains that may be lost again, and of credit to begin with
 _MOST_LOST = 2.0
 

@@ -47,11 +47,7 @@ class StepCosts:
             excesses.append(seconds - usual)
             self._excess[rows] = min(max(0.0, _low(excesses)), usual)
             return
-        recent = self._recent.setdefault(rows, deque(maxlen=_REMEMBERED))
-        if not recent:
-            bisect.insort(self._sizes, rows)
-        recent.append(seconds)
-        self._usual[rows] = _low(recent)
+        self._note_plain(rows, seconds)
 
     def aftermath(self, rows: int) -> float:
         """Seconds that a plain step takes longer after one with proposals, as shapes change back."""
@@ -67,12 +63,21 @@ class StepCosts:
 
     def observe(self, proposer: object, rows: int, lengthened: int, tokens: int, seconds: float) -> float:
         """Take note of a step with proposals; return its seconds, less what a disturbance added."""
+        if seconds < self._usual.get(rows, 0.0):  # plain steps, which take no longer, have become faster
+            self._note_plain(rows, seconds)
         expected = self.added(proposer, rows, lengthened, tokens) + self._at(rows)
         share = (seconds - self._without_tokens(rows, lengthened)) / tokens / self._unit(rows)
         shares = self._shares.setdefault((proposer, rows), deque([_TOKEN], maxlen=_REMEMBERED))
         shares.append(max(_LEAST_TOKEN, share))
         self._share[proposer, rows] = _low(shares)
         return min(seconds, _OUTLIER * expected)
+
+    def _note_plain(self, rows: int, seconds: float) -> None:
+        recent = self._recent.setdefault(rows, deque(maxlen=_REMEMBERED))
+        if not recent:
+            bisect.insort(self._sizes, rows)
+        recent.append(seconds)
+        self._usual[rows] = _low(recent)
 
     def _without_tokens(self, rows: int, lengthened: int) -> float:
         """Seconds of a step with proposals, those for the tokens proposed aside."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
 from speculation_kit import Oracle
@@ -21,6 +23,7 @@ class Simulation:
         noise: standard deviation of the logarithm of a step's time.
         aftermath: what a plain step takes longer after one with proposals, as a share.
         evidence: how often there is something to propose.
+        clock: gives, step by step, by what other work on the machine multiplies a step's time.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Simulation:
         noise: float = 0.0,
         aftermath: float = 0.0,
         evidence: float = 1.0,
+        clock: Iterator[float] | None = None,
     ) -> None:
         self.rates = rates
         self.controller = Controller(batched=batched)
@@ -40,13 +44,13 @@ class Simulation:
         self.tokens = 0
         self.proposed = 0
         self._batched, self._shared, self._token, self._noise = batched, shared, token, noise
-        self._aftermath, self._evidence = aftermath, evidence
+        self._aftermath, self._evidence, self._clock = aftermath, evidence, clock
         self._switched = False
         self._rng = np.random.default_rng(0)
         self._oracle = Oracle()
 
     def run(self, steps: int) -> float:
-        """Tokens a second, relative to none ever being proposed."""
+        """Tokens a second of an undisturbed clock, relative to none ever being proposed."""
         begin = self.seconds, self.tokens
         for _ in range(steps):
             self._step()
@@ -72,7 +76,7 @@ class Simulation:
             seconds *= 1.0 + self._aftermath
         self._switched = bool(outcomes)
         self.seconds += seconds
-        self.controller.learn(outcomes, rows, seconds)
+        self.controller.learn(outcomes, rows, seconds * (next(self._clock) if self._clock else 1.0))
 
     def _duration(self, counts: list[int]) -> float:
         if self._batched:
@@ -103,6 +107,54 @@ def test_what_proposals_cost_the_steps_after_them_counts(rows: int, rate: float,
     )
     simulation.run(100)
     assert simulation.run(2000) > 0.975
+
+
+def jitter(rng: np.random.Generator) -> Iterator[float]:
+    """Every step takes another time."""
+    while True:
+        yield float(np.exp(0.4 * rng.normal()))
+
+
+def preempted(rng: np.random.Generator) -> Iterator[float]:
+    """One step in ten takes several times as long, because others ran."""
+    while True:
+        yield float(rng.uniform(2, 8)) if rng.random() < 0.1 else 1.0
+
+
+def company(rng: np.random.Generator, steps: int) -> Iterator[float]:
+    """Other work comes for about so many steps, and goes."""
+    while True:
+        yield from [float(rng.choice([1.0, 2.0, 4.0]))] * int(rng.geometric(1 / steps))
+
+
+CLOCKS: dict[str, Callable[[np.random.Generator], Iterator[float]]] = {
+    "jitter": jitter,
+    "preempted": preempted,
+    "short company": lambda rng: company(rng, 10),
+    "long company": lambda rng: company(rng, 150),
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.45])
+@pytest.mark.parametrize(("rows", "batched"), [(1, False), (8, False), (8, True)])
+def test_a_clock_that_lies_makes_nothing_dearer_than_three_percent(
+    clock: str, rate: float, rows: int, batched: bool
+) -> None:
+    """Proposals that nearly pay or never do, and steps whose time says little."""
+    liar = CLOCKS[clock](np.random.default_rng(0))
+    simulation = Simulation([rate] * rows, batched=batched, aftermath=0.3 * batched, clock=liar)
+    assert simulation.run(800) > 0.97
+
+
+def test_steps_with_proposals_tell_that_plain_ones_have_become_faster() -> None:
+    """Learned while other work slowed plain steps down, their time would make all proposals seem cheap."""
+    costs, oracle = StepCosts(batched=True), Oracle()
+    for _ in range(12):
+        costs.observe_plain(1, 2.0)
+    for _ in range(12):
+        costs.observe(oracle, 1, 1, 4, 1.2)
+    assert costs.plain(1) == 1.2
 
 
 @pytest.mark.parametrize(("token", "least"), [(0.05, 6.0), (0.2, 3.3), (0.5, 1.9)])
