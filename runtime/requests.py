@@ -90,8 +90,14 @@ class RequestFactory:
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
-            RequestError: the prompt is neither text nor token ids, or names tokens that do not exist.
+            RequestError: the prompt is neither text nor token ids, or names tokens that do not exist; or
+                another argument is not what it must be.
         """
+        _check_kinds(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
+        if not isinstance(priority, int):
+            raise RequestError(f"the priority must be a whole number, not {priority!r}")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
+            raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.token_ids(prompt)
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
@@ -216,6 +222,13 @@ class RequestFactory:
 
 def _no_parser() -> None:
     return None
+
+
+def _check_kinds(**texts: Any) -> None:
+    """Refuse here what would surprise the engine's thread, which serves others too."""
+    for name, value in texts.items():
+        if not isinstance(value, str | None):
+            raise RequestError(f"{name} must be a text, not {value!r}")
 
 
 def _token_ids(prompt: Sequence[int] | ChatPrompt | PooledPrompt) -> list[int]:

@@ -169,6 +169,32 @@ def test_bad_requests_fail_alone(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"priority": "high"}, "the priority must be a whole number, not 'high'"),
+        ({"priority": 0.5}, "the priority must be"),
+        ({"timeout": float("nan")}, "the timeout must be a number of seconds, not nan"),
+        ({"timeout": -1.0}, "the timeout must be"),
+        ({"cache_salt": ["a"]}, "cache_salt must be a text"),
+        ({"tenant": {}}, "tenant must be a text"),
+        ({"request_id": ["b"]}, "request_id must be a text"),
+    ],
+)
+def test_what_would_stop_the_engine_is_refused_before_it(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, max_slots=1) as llm:
+            first = asyncio.create_task(last(llm, "first"))
+            with pytest.raises(RequestError, match=why):
+                await llm.add_request("second", GREEDY, **options)
+            assert (await first).finished
+            assert (await last(llm, "third")).finished
+
+    run(test)
+
+
 def test_a_full_queue_refuses_and_recovers(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(
