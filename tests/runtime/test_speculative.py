@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from llm_kit import toy_model
@@ -12,12 +14,15 @@ from carryall.cli import carryall
 from carryall.exporter.demo import demo_path
 from carryall.providers import get_provider
 from carryall.providers.null import NullRunner
+from carryall.providers.paged_runner import PagedBatch
 from carryall.runtime.engine.config import EngineConfig
+from carryall.runtime.engine.engine import Engine
+from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.speculation.draft_model import DraftModel
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.errors import UsageError
 from carryall.runtime.llm import LLM
-from carryall.runtime.loading import LoadedModel, LoadOptions
+from carryall.runtime.loading import LoadedModel, LoadOptions, load_model
 from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.speculative import make_proposer
 from carryall.runtime.tokenizer import Tokenizer
@@ -91,6 +96,44 @@ def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
             assert metrics is not None
             assert 0 <= metrics.accepted_tokens <= metrics.proposed_tokens <= stats.proposed_tokens
             assert adaptive or stats.accepted_tokens > 10
+
+
+def test_proposals_of_eight_requests_are_verified_in_one_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a provider that verifies several rows at once: one inference a step, whatever is in it."""
+    reason = get_provider("openvino").available()
+    if reason is not None:
+        pytest.skip(reason)
+    from carryall.providers.openvino_sessions import OpenVinoPagedSession
+
+    inferences = 0
+    run = OpenVinoPagedSession.run
+
+    def counted(self: OpenVinoPagedSession, batch: PagedBatch) -> npt.NDArray[np.float32]:
+        nonlocal inferences
+        inferences += 1
+        return run(self, batch)
+
+    monkeypatch.setattr(OpenVinoPagedSession, "run", counted)
+    model = load_model("demo", provider="openvino", max_slots=8, context_length=128, num_threads=1)
+    assert model.tokenizer is not None
+    engine = Engine(model.runner, EngineConfig(adaptive_speculation=False), PromptLookup(4))
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = [model.tokenizer.encode(f"x{i} = {i}\nx{i} = {i}\nx{i} = {i}\nx{i} =") for i in range(8)]
+    requests = [Request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    most = 0
+    while engine.has_work:
+        before = [request.metrics.proposed_tokens for request in requests]
+        inferences = 0
+        engine.step()
+        assert inferences == 1
+        after = [request.metrics.proposed_tokens for request in requests]
+        most = max(most, sum(now > then for then, now in zip(before, after, strict=True)))
+    stats = engine.stats()
+    engine.close()
+    assert most == 8
+    assert stats.accepted_tokens > 8
 
 
 def test_the_command_line_takes_it() -> None:
