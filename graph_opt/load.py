@@ -11,6 +11,7 @@ from ..runtime.errors import GraphError
 from .checker import silent_onnx_ir
 from .edit import subgraphs
 from .opset_forms import invalid
+from .stored_weights import check_stays_inside, check_stored
 
 
 def load_model(path: Path) -> ir.Model:
@@ -20,6 +21,9 @@ def load_model(path: Path) -> ir.Model:
         GraphError: it cannot be read, or is not a valid graph; see ``check_model``.
     """
     model = read_model(path)
+    for value in (value for graph in model.graphs() for value in graph.initializers.values()):
+        if isinstance(value.const_value, ir.ExternalTensor):
+            check_stays_inside(value.const_value, str(path))
     check_model(model, str(path))
     return model
 
@@ -60,9 +64,17 @@ def check_model(model: ir.Model, name: str) -> None:
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _check_values(graph, name)
     for graph in model.graphs():
+        _check_names(graph, name)
         for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                _check_external(value.const_value, name)
+            if value.const_value is not None:
+                check_stored(value.const_value, name)
+
+
+def _check_names(graph: ir.Graph, name: str) -> None:
+    names = [value.name for value in graph.inputs]
+    twice = next((found for found in names if names.count(found) > 1), None)
+    if twice is not None:
+        raise GraphError(f"{name} has two inputs of the name {twice}")
 
 
 def _check_nodes(model: ir.Model, name: str) -> None:
@@ -126,18 +138,6 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
     return in_order
 
 
-def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
-    path = Path(tensor.path)
-    if not path.is_file():
-        raise GraphError(f"{name} keeps the weight {tensor.name} in {path}, and there is no such file")
-    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-    size = path.stat().st_size
-    if size < end:
-        raise GraphError(
-            f"{path} is cut off: {name} expects {tensor.name} up to byte {end}, and it has {size}"
-        )
-
-
 def _of(node: ir.Node) -> str:
     return f"{node.op_type} {node.name}" if node.name else node.op_type
 
@@ -146,4 +146,6 @@ def _root(error: BaseException) -> str:
     """Return what the innermost of a chain of errors says; onnx_ir wraps once a level."""
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, TypeError) and error.__context__ is not None:
+        error = error.__context__  # onnx_ir 1.1 fails while it says what was wrong
     return f"{type(error).__name__}: {error}" if not str(error) else str(error)

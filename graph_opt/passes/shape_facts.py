@@ -176,7 +176,7 @@ class ShapeFacts:
         for column in zip(*(self._shapes[value] for value in operands), strict=True):
             try:
                 shapes.append(shape_of_result(node, column))
-            except ValueError:  # the sizes tried do not fit, as where two inputs must agree
+            except (IndexError, ValueError):  # the sizes tried do not fit, as where two inputs must agree
                 misfits += 1
         if misfits:
             self._fits &= misfits == len(PROBES)
