@@ -38,6 +38,7 @@ from .float_compute import FloatComputePass
 from .kv_int8 import CacheScales, TakeCacheScalesPass
 from .logits import LOGITS_POSITIONS, SelectLogitsPass
 from .rope_tables import RopeTablesPass
+from .wanted_rows import WantedRowsPass
 from .weight_only_products import WeightOnlyProductsPass
 
 DOMAIN = "carryall"
@@ -307,6 +308,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         PagedInputsPass(),
         SelectLogitsPass(),
         FlatLogitsPass(),
+        WantedRowsPass(),
         ArithmeticDequantizePass(),
         common.RemoveUnusedNodesPass(),
     ]

@@ -19,6 +19,8 @@ from carryall import LLM, SamplingParams
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
+from carryall.graph_opt.lower.hidden_states import LastHiddenStatePass
+from carryall.graph_opt.lower.paged import paged_passes
 from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
 from carryall.graph_opt.passes.base import GraphPass
 from carryall.graph_opt.pipeline import run
@@ -92,6 +94,20 @@ def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tm
     mixed = runner.forward([Row(1, ids[33:34], 33), Row(2, ids[5:39], 5, 34)])
     np.testing.assert_allclose(mixed[0], expected[33:34], atol=1e-3)
     np.testing.assert_allclose(mixed[1], expected[5:39], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_without_hidden_states_compute_wanted_rows_alone(family: str, tmp_path: Path) -> None:
+    made, ids = package(family, tmp_path), tokens(40)
+    logits = []
+    for passes in ([LastHiddenStatePass(), *paged_passes(CONTEXT)], paged_passes(CONTEXT)):
+        save_model(run(made.load(), passes)[0], tmp_path / f"{len(logits)}.onnx")
+        config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
+        runner = get_provider("openvino").runner(tmp_path / f"{len(logits)}.onnx", config)
+        runner.forward([Row(1, ids[:33], 0, 0)])
+        logits.append(np.concatenate(runner.forward([Row(1, ids[33:34], 33), Row(2, ids[:24], 0, 3)])))
+        runner.close()
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"inference_precision": "bf16"}], ids=["f32", "bf16"])
