@@ -31,6 +31,7 @@ from ..edit import (
 )
 from ..layers import HIDDEN_STATES
 from ..passes.base import GraphPass
+from .any_tokens import AnyTokensPass
 from .arithmetic_dequantize import ArithmeticDequantizePass
 from .attention import rope_misfit
 from .capped_attention import CappedAttentionPass
@@ -297,6 +298,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
     """
     scales = CacheScales()
     return [
+        AnyTokensPass(),
         WeightOnlyProductsPass(),
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),

@@ -10,6 +10,7 @@ from onnx_ir.passes import common
 from ...runtime.errors import UsageError
 from ..quantize.half import HalfPrecisionPass
 from ..rules.base import RulePass
+from .any_tokens import AnyTokensPass
 from .attention import GroupQueryAttentionPass
 from .branchwise_norms import BranchwiseNormsPass
 from .dequantize_weights import DequantizeWeightsPass
@@ -73,7 +74,8 @@ class SlotOptions:
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
     kernels, scales = options.kernels, CacheScales()
-    passes: list[ir.passes.PassBase] = [*_precision_passes(options), common.ShapeInferencePass()]
+    passes: list[ir.passes.PassBase] = [AnyTokensPass(), *_precision_passes(options)]
+    passes.append(common.ShapeInferencePass())
     passes.append(TakeCacheScalesPass(scales, required=options.kv_cache == "int8"))
     if options.paged:
         passes += ort_paged_passes(options.context_length, scales)

@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from ..edit import float_attribute, insert, int_attribute, nodes_of, replace, shared_constant, static_size
 from ..passes.base import GraphPass
 from ..quantize.half import HalfPrecisionPass
+from .any_tokens import AnyTokensPass
 from .dequantize_weights import DequantizeWeightsPass, is_signed
 from .float_compute import FloatComputePass
 from .older_opset import DecomposeNormsPass, OlderOpsetPass
@@ -69,6 +70,7 @@ def standard_passes(
     """
     types = (ir.DataType.INT8, ir.DataType.INT4) if int4 else (ir.DataType.INT8,)
     return [
+        AnyTokensPass(),
         WeightOnlyProductsPass(static=False),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),

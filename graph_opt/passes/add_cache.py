@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, nodes_of, replace, static_size
+from ..edit import insert, int_attribute, nodes_of, replace
 from ..probe import MaskMeaning
 from .base import GraphPass
-from .decoder_inputs import CausalMasks, find_input, first_cache, is_decoder
+from .decoder_inputs import CausalMasks, first_cache, fixed_tokens, is_decoder
 from .known_masks import joined_mask, known_meaning
 from .region import region
 from .token_axes import Mixed, TokenAxes
@@ -49,10 +49,9 @@ class AddCachePass(GraphPass):
         """Rewrite all attentions, or none."""
         if not is_decoder(graph) or first_cache(graph) is not None or not len(graph):
             return
-        fixed = static_size(find_input(graph, "input_ids"), 1)
+        fixed = fixed_tokens(graph)
         if fixed is not None:
-            tokens = f"the graph takes exactly {fixed} tokens, so it cannot be continued"
-            self.refuse(graph[0], f"{tokens}; export it with a sequence axis that is dynamic")
+            self.refuse(graph[0], fixed)
             return
         nodes = list(nodes_of(graph, "Attention"))
         if not nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, shared_constant
+from ..edit import insert, shared_constant, static_size
 
 LOWEST = float(np.finfo(np.float32).min)
 _SHAPES = {"attention_mask": ["batch", "total"], "position_ids": ["batch", "sequence"]}
@@ -25,6 +25,17 @@ def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
 def first_cache(graph: ir.Graph) -> ir.Value | None:
     """Return the first cache among a graph's inputs; all are of one length."""
     return next((value for value in graph.inputs if str(value.name).startswith("past_key_values.")), None)
+
+
+def fixed_tokens(graph: ir.Graph) -> str | None:
+    """Say that a decoder takes a fixed number of tokens, and what to do, or return None."""
+    tokens = static_size(find_input(graph, "input_ids"), 1) if is_decoder(graph) else None
+    if tokens is None:
+        return None
+    return (
+        f"the graph takes exactly {tokens} token{'s' * (tokens > 1)}, so it cannot be continued; "
+        "export it with a sequence axis that is dynamic"
+    )
 
 
 def decoder_input(graph: ir.Graph, name: str) -> ir.Value:

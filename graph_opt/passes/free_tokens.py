@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..edit import insert, nodes_of, remove_unused, replace, shared_constant, static_size
 from .base import GraphPass
-from .decoder_inputs import find_input, is_decoder
+from .decoder_inputs import find_input, first_cache, fixed_tokens
 from .known_masks import is_one_way
 from .probe_sizes import PROBES
 from .simplify_shapes import reshape_target
@@ -27,7 +27,10 @@ class FreeTokensPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Write the shapes of everything on the way from tokens to logits anew."""
         ids = find_input(graph, "input_ids")
-        if not is_decoder(graph) or ids is None or static_size(ids, 1) != 1:
+        tokens, fixed = static_size(ids, 1), fixed_tokens(graph)
+        if ids is None or fixed is None or tokens != 1:
+            if fixed is not None and first_cache(graph) is not None:
+                self.refuse(graph[0], fixed)
             return
         unknown = next((x for x in nodes_of(graph, "Attention") if not _looks_back(graph, x)), None)
         if unknown is not None:

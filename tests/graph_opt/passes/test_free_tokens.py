@@ -80,3 +80,13 @@ def test_what_mixes_tokens_keeps_the_graph_at_one_token() -> None:
         "the graph takes one token at a time, and must: MatMul mixes tokens, "
         "or is not known to treat each by itself"
     ]
+
+
+def test_a_cache_and_a_fixed_number_of_tokens_stay_and_say_what_to_do() -> None:
+    model = decoder()
+    for value in model.graph.inputs[:2]:
+        value.shape = ir.Shape(["b", 4])
+    assert apply(FreeTokensPass(), model) == [
+        "the graph takes exactly 4 tokens, so it cannot be continued; "
+        "export it with a sequence axis that is dynamic"
+    ]
