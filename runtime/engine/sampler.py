@@ -65,7 +65,7 @@ def sample(
         states: per row; not changed, so that a step can be repeated.
         processors: change the logits of all rows they want.
     """
-    changed = _changed_together(logits, states, processors)
+    changed, faults = _changed_together(logits, states, processors)
     step = max(1, GROUP_LOGITS // len(logits[0])) if logits else 1
     tokens, drawing = [NO_TOKEN] * len(states), Drawing(len(states))
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -85,24 +85,37 @@ def sample(
         surprises[i] = float(drawn.surprises[i])
     logprobs |= _wanted_logprobs(logits, tokens, states, random)
     return [
-        Sample(token, logprobs.get(i, ()), None if math.isnan(bits := surprises.get(i, math.nan)) else bits)
+        Sample(
+            token,
+            logprobs.get(i, ()),
+            None if math.isnan(bits := surprises.get(i, math.nan)) else bits,
+            faults.get(i, ""),
+        )
         for i, token in enumerate(tokens)
     ]
 
 
 def _changed_together(
     logits: Sequence[Row], states: Sequence[SamplingState], processors: Sequence[BatchLogitsProcessor]
-) -> dict[int, Row]:
-    """The rows that a processor of batches wants, with their own processors and those applied."""
+) -> tuple[dict[int, Row], dict[int, str]]:
+    """The rows that processors of batches want, their own and those applied; for which of them one failed.
+
+    Nothing can be drawn from these.
+    """
     changed: dict[int, Row] = {}
+    faults: dict[int, str] = {}
     for processor in processors:
         wanted = [i for i, state in enumerate(states) if processor.wants(state.params)]
         if wanted:
             rows = [changed[i] if i in changed else states[i].processed(logits[i]) for i in wanted]
             stacked = np.stack(rows)
-            processor.apply(stacked, [states[i] for i in wanted])
+            try:
+                processor.apply(stacked, [states[i] for i in wanted])
+            except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
+                stacked.fill(np.nan)
+                faults |= dict.fromkeys(wanted, f"logits processor {processor!r} failed: {error!r}")
             changed |= zip(wanted, stacked, strict=True)
-    return changed
+    return changed, faults
 
 
 def _add(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_kit import VOCAB, make_engine, make_request, run
+from engine_kit import VOCAB, alone, make_engine, make_request, make_runner, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.logits_processors import Logits
 from carryall.runtime.engine.request import Request
 from carryall.runtime.engine.sampling_state import SamplingState
@@ -156,6 +158,23 @@ def test_a_function_that_fails_fails_only_its_own_request(result: Any) -> None:
     assert bad.finish_reason == "error"
     assert "logits processor <function" in str(bad.error)
     assert good.finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_engine_s_processor_that_fails_fails_the_requests_that_it_wants(temperature: float) -> None:
+    class Failing:
+        def wants(self, params: SamplingParams) -> bool:
+            return bool(params.extra_args)
+
+        def apply(self, logits: Logits, states: Sequence[SamplingState]) -> None:
+            raise ZeroDivisionError("no")
+
+    engine = Engine(make_runner(), EngineConfig(logits_processors=(Failing(),)))
+    wanted = SamplingParams(extra_args={"x": 1}, temperature=temperature)
+    bad, good = make_request("bad", params=wanted), make_request("good")
+    assert run(engine, [bad, good])[1] == alone(good)
+    assert bad.finish_reason == "error"
+    assert str(bad.error).endswith("failed: ZeroDivisionError('no')")
 
 
 def test_functions_are_checked() -> None:
