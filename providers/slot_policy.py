@@ -23,7 +23,7 @@ class SlotPolicy:
         joint_tokens: most tokens of several rows' prompts in one run, padding included, where the graph can.
         max_padding: most tokens by which a row may be shorter than the longest of its run: so many cost no
             more than another run.
-        min_joint: fewest tokens of a row in such a run.
+        min_joint: fewest tokens of a row in such a run: for so many the kernels are those of a row alone.
         narrow_rows: most slots of a decode run in the session made for few rows, where there is one.
         narrow_tokens: most tokens of a prompt's piece in that session.
         buckets: sizes of decode runs from slot 0 on, ascending; a run is as large as the next of them. Empty
@@ -39,7 +39,7 @@ class SlotPolicy:
     max_hole: int = 1
     joint_tokens: int = 512
     max_padding: int = 16
-    min_joint: int = 8
+    min_joint: int = 16
     max_rows: int = 2**31
     narrow_rows: int = 2**31
     narrow_tokens: int = 0
