@@ -144,7 +144,7 @@ class HostMemory(SlotMemory):
         self._kv = KVMemory(specs, slots, length)
         self.slots = slots
         self.length = self._kv.length
-        self.trims = any(spec.window for spec in specs.values())
+        self.trims = self._kv.gives_back and any(spec.window for spec in specs.values())
         self.squeezes = all(spec.dtype != np.uint8 for spec in specs.values())  # several numbers a byte
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()

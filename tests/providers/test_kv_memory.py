@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from carryall.providers import kv_memory
 from carryall.providers.base import Squeeze
 from carryall.providers.kv_memory import KVMemory, KVSpec, padded_length
+from carryall.providers.slot_memory import HostMemory
 from carryall.runtime.errors import ProviderRuntimeError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -82,6 +83,10 @@ def test_without_madvise_memory_stays_and_it_says_so(monkeypatch: pytest.MonkeyP
     memory.release(0)
     assert not memory.gives_back
     assert (memory.buffers["key"][0] == 1).all()
+    windowed = {"key": KVSpec(2, 16, np.dtype(np.float32), 8)}
+    assert not HostMemory(windowed, 1, 10).trims
+    monkeypatch.undo()
+    assert HostMemory(windowed, 1, 10).trims == memory.gives_back
 
 
 def test_copy_prefix_copies_every_buffer_and_no_further() -> None:
