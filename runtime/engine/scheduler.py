@@ -306,7 +306,7 @@ class Scheduler:
         more wait than stream, prompts get more of the step in proportion.
         """
         most = self._max_step_tokens - rows
-        if not rows or self._stretch == float("inf"):
+        if not rows or not (prefilling or len(self._waiting)) or self._stretch == float("inf"):
             return most
         starting = prefilling + min(len(self._waiting), self._slots.num_slots - self._slots.num_used)
         stretch = 1.0 + (self._stretch - 1.0) * max(1.0, starting / rows)
