@@ -145,6 +145,15 @@ def test_the_youngest_is_preempted_when_the_budget_is_spent_and_resumes_later() 
     assert shape(step(scheduler)) == [("young", 0, 7, 1)]
 
 
+def test_what_would_be_preempted_at_once_is_not_begun() -> None:
+    scheduler = make(max_tokens=14)
+    add(scheduler, ("old", 6))
+    step(scheduler)
+    add(scheduler, ("young", 6))  # 7 and 6 tokens fit, but not one more of each
+    assert [r.request_id for r in step(scheduler).requests] == ["old"]
+    assert (scheduler.num_waiting, scheduler.preemptions) == (1, 0)
+
+
 def test_a_preempted_request_is_admitted_before_later_ones() -> None:
     scheduler = make(max_tokens=14)
     old, young = add(scheduler, ("old", 6), ("young", 5))

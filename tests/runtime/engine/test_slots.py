@@ -20,6 +20,17 @@ def test_lowest_free_slot_is_given_out_first() -> None:
     slots.check_integrity()
 
 
+def test_the_lowest_is_given_out_first_after_a_move_too() -> None:
+    slots = SlotTable(5)
+    for _ in range(5):
+        slots.allocate(1)
+    for slot in (1, 3, 2):
+        slots.free(slot)
+    slots.move(4, 1)
+    assert [slots.allocate(1) for _ in range(3)] == [2, 3, 4]
+    slots.check_integrity()
+
+
 def test_budget_is_shared_by_all_slots_idle_ones_included() -> None:
     slots = SlotTable(4, max_tokens=10)
     first = slots.allocate(6)
