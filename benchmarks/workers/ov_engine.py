@@ -1,4 +1,8 @@
-"""OpenVINO GenAI's continuous-batching pipeline on a trace; its prefix cache serves the shared one."""
+"""OpenVINO GenAI's continuous-batching pipeline on a trace; its prefix cache serves the shared one.
+
+The model is ``PATH`` or ``PATH,PROPERTY=VALUE,...`` with properties of OpenVINO, such as
+``DYNAMIC_QUANTIZATION_GROUP_SIZE=128``, in place of its defaults.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,16 @@ from traces import Ask, Served, Trace
 from worker import serve
 
 
-def load(path: str) -> tuple[str, Callable[[Trace], Served]]:
+def load(argument: str) -> tuple[str, Callable[[Trace], Served]]:
     """Load the model; give the engine's name and its measuring function."""
+    path, *given = argument.split(",")
+    properties = dict(text.split("=", 1) for text in given)
     pipelines: dict[bool, og.ContinuousBatchingPipeline] = {}
 
     def pipeline(prefix_caching: bool) -> og.ContinuousBatchingPipeline:
         if prefix_caching not in pipelines:
             pipelines.clear()  # one model in memory at a time
-            pipelines[prefix_caching] = _pipeline(path, prefix_caching)
+            pipelines[prefix_caching] = _pipeline(path, prefix_caching, properties)
         return pipelines[prefix_caching]
 
     def measure(trace: Trace) -> Served:
@@ -32,16 +38,16 @@ def load(path: str) -> tuple[str, Callable[[Trace], Served]]:
         _generate(engine, asks)
         return Served(time.perf_counter() - start, sum(ask.new_tokens for ask in asks))
 
-    return f"openvino-genai {og.__version__}", measure
+    return " ".join([f"openvino-genai {og.__version__}", *given]), measure
 
 
-def _pipeline(path: str, prefix_caching: bool) -> og.ContinuousBatchingPipeline:
+def _pipeline(path: str, prefix_caching: bool, properties: dict[str, str]) -> og.ContinuousBatchingPipeline:
     scheduler = og.SchedulerConfig()
     scheduler.cache_size = 4
     scheduler.max_num_batched_tokens = 512
     scheduler.max_num_seqs = 32
     scheduler.enable_prefix_caching = prefix_caching
-    pipeline = og.ContinuousBatchingPipeline(path, scheduler, "CPU")
+    pipeline = og.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
     _generate(pipeline, [Ask(np.arange(2, 66), 4)] * 2)  # its kernels are compiled by the first run
     return pipeline
 
