@@ -91,11 +91,14 @@ def _step_cells(rows: list[Row]) -> list[str]:
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if not times or not ratios:
         return ["", "", "", ""]
+    step = f"{statistics.median(times):.2f}"
+    if set(ratios) == {1.0}:
+        return [step, "1", "", ""]
     won = [row.won for row in rows if row.won is not None]
     rounds = f"{statistics.median(won):.0%} ({min(won):.0%})" if won else ""
     faster = sum(row.ratio_high is not None and row.ratio_high < 1 for row in rows)
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
-    return [f"{statistics.median(times):.2f}", spread, rounds, str(faster)]
+    spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}, {max(ratios):.3f})"
+    return [step, spread, rounds, "" if rows[0].optimizer in YARDSTICKS else str(faster)]
 
 
 def chart(rows: list[Row]) -> str:

@@ -95,9 +95,11 @@ def command(
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
     With the target "portable", the graph keeps to standard operators and runs everywhere. With a provider as
     the target, it gets that provider's own kernels; run, chat and serve do so by themselves, in a cache.
+    Exit code 0 if OUT was written; 1 if a pass, or --verify, failed, and then nothing was; 2 for wrong use.
 
     \b
     Examples:
+        carryall optimize traced/model.onnx decoder.onnx --explain
         carryall optimize demo demo-cpu --target cpu --explain --report report.html
         carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """

@@ -60,9 +60,9 @@ def command(
 
     A and B run on the same tokens, on the CPU: a prompt, then the greedy continuation of A; one may be
     portable and the other lowered. The logits are compared after every token. Exit code 0 if the next-token
-    distributions of B stay within --max-kl of A's, else 1. A quantized model differs from its float original
-    by design: give such a pair a wider bar. Graphs that are no decoders run on random tensors, or on those
-    of --inputs, and each of their outputs must stay within --max-error.
+    distributions of B stay within --max-kl of A's, 1 if not, 2 for wrong use. A quantized model differs from
+    its float original by design: give such a pair a wider bar. Graphs that are no decoders run on random
+    tensors, or on those of --inputs, and each of their outputs must stay within --max-error.
 
     \b
     Examples:

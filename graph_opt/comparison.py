@@ -101,11 +101,12 @@ class LogitsComparison(Comparison):
             f"{self.mean_kl:.2g} on average; logits differ by {self.max_abs:.2g} at most"
         )
         cache = self.worst_output(without="logits")
-        return (
-            text
-            if cache is None
-            else f"{text}; {cache} by {self.outputs[cache].max_rel:.2g} of its largest value"
-        )
+        if cache is None:
+            return text
+        far = self.outputs[cache].max_rel
+        if np.isinf(far):
+            return f"{text}; {cache} has another shape, or is infinite"
+        return f"{text}; {cache} by {far:.2g} of its largest value"
 
 
 def compared_logits(

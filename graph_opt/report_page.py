@@ -93,8 +93,8 @@ def _is_idle(one: PassReport, report: Report) -> bool:
 
 def _pass_row(group: list[PassReport], nodes: int, most: int) -> dict[str, Any]:
     last, names = group[-1], [one.name for one in group]
-    changes = [f"+{count} {op}" for op, count in last.added.items()]
-    changes += [f"-{count} {op}" for op, count in last.removed.items()]
+    changes = [f"+{count}\u00a0{op}" for op, count in last.added.items()]
+    changes += [f"\u2212{count}\u00a0{op}" for op, count in last.removed.items()]
     return {
         "name": names[0] if len(group) == 1 else f"{len(group)} passes without a change",
         "idle": not last.did_anything,

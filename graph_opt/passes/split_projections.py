@@ -33,6 +33,8 @@ class GemmToMatMulPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every Gemm of an activation and a weight."""
         for node in nodes_of(graph, "Gemm"):
+            if _is_quantized_head(node):
+                continue
             reason = _gemm_misfit(node)
             if reason is not None:
                 self.refuse(node, reason)
@@ -70,6 +72,14 @@ class SplitProjectionsPass(GraphPass):
             elif parts:
                 _split(graph, node, bias, parts)
                 self.fired += 1
+
+
+def _is_quantized_head(node: ir.Node) -> bool:
+    """Return whether a Gemm reads a dequantized table as it stands, as the contract's tied heads do."""
+    table = node.inputs[1].producer() if node.inputs[1] is not None else None
+    return (
+        table is not None and table.op_type == "DequantizeLinear" and bool(int_attribute(node, "transB", 0))
+    )
 
 
 def _gemm_misfit(node: ir.Node) -> str | None:

@@ -106,7 +106,8 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [f"{tag} {name}" for name, _ in attrs if name in {"src", "href"}]
+        links = [(name, str(value)) for name, value in attrs if name in {"src", "href"}]
+        self.loaded += [f"{tag} {name}" for name, value in links if not value.startswith("#")]
         self.loaded += [tag] if tag in {"script", "link", "img", "iframe"} else []
         if tag not in EMPTY_TAGS:
             self.stack.append(tag)

@@ -104,3 +104,10 @@ def test_rows_that_stay_rows_are_multiplied_as_rows(gemm: str, after: str) -> No
 )
 def test_a_gemm_that_means_something_else_stays(body: str, reason: str) -> None:
     assert apply(GemmToMatMulPass(), graph(FLAT % body, wt=W.T, **GIVEN)) == [reason]
+
+
+def test_the_contracts_head_on_a_quantized_table_is_no_near_miss() -> None:
+    body = """f = Reshape(x, rows) t = DequantizeLinear <axis = 1> (codes, scales)
+        p = Gemm <transB = 1> (f, t) y = Reshape(p, back)"""
+    given = GIVEN | {"codes": np.ones(W.T.shape, np.int8), "scales": np.ones(W.shape[0], np.float32)}
+    assert apply(GemmToMatMulPass(), graph(FLAT % body, **given)) == []
