@@ -85,6 +85,7 @@ def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MA
     ends = set(inputs)
     order: dict[ir.Node, None] = {}
     constants: dict[ir.Value, None] = {}
+    met: set[ir.Node] = set()
     stack: list[tuple[ir.Value, bool]] = [(output, False)]
     while stack:
         value, ready = stack.pop()
@@ -100,9 +101,10 @@ def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MA
             order[node] = None
         elif any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
             return f"it contains {node.op_type}, which has a subgraph"
-        elif node.domain or len(order) >= max_nodes:
+        elif node.domain or (node not in met and len(met) >= max_nodes):
             return f"it contains {node.domain}.{node.op_type}" if node.domain else "it is too large"
         else:
+            met.add(node)
             stack.append((value, True))
             stack.extend((operand, False) for operand in node.inputs if operand is not None)
     if not order:
