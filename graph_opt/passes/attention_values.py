@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .decoder_inputs import LOWEST
-from .region import Array, close, region
+from .region import Array, Region, close, region
 
 
 class MaskKind(Enum):
@@ -67,7 +67,7 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
         result = part(*arrays, *(form.content for form in chosen))
         if part.failure is not None:
             return part.failure
-        for scale, cap in _factors(query[1], _numbers(part.constants)):
+        for scale, cap in _factors(query[1], _numbers(part)):
             if close(result, _attention(arrays, seen, bias, scale, cap)):
                 return Meaning(scale, cap, tuple(form.kind for form in chosen))
     return "what surrounds its softmax is no attention of q on k and v by a known scale"
@@ -96,9 +96,14 @@ def _forms(mask: ir.Value, rng: np.random.Generator, tokens: int) -> Iterator[_F
         yield _Form(MaskKind.ONES, seen.astype(np.float32), seen, nothing)
 
 
-def _numbers(constants: Sequence[ir.Value]) -> list[float]:
-    contents = [value.const_value.numpy() for value in constants if value.const_value is not None]
-    return [float(x.item()) for x in contents if x.size == 1 and x.dtype.kind == "f" and np.isfinite(x).all()]
+def _numbers(part: Region) -> list[float]:
+    """Return the numbers that a region computes with: constants, and attributes of an Attention in it."""
+    contents = [value.const_value.numpy() for value in part.constants if value.const_value is not None]
+    stated = [node.attributes.get(name) for node in part.nodes for name in ("scale", "softcap")]
+    return [
+        *(attribute.as_float() for attribute in stated if attribute is not None),
+        *(float(x.item()) for x in contents if x.size == 1 and x.dtype.kind == "f" and np.isfinite(x).all()),
+    ]
 
 
 def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:

@@ -173,3 +173,17 @@ def test_two_masks_are_one_sum() -> None:
     common.TopologicalSortPass()(model)
     for found, wanted in zip(evaluate(model, given), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_the_scale_of_an_attention_is_kept_when_its_cache_joins_it() -> None:
+    """As transformers' granite says it, which scales by a number of its own."""
+    names = ("q", "k", "v", "pk", "pv", "mask")
+    text = f"""g ({SHAPES}, float[B, 1, S, T] mask) => (float[B, {H}, S, {D}] y, float[B, {KV}, T, {D}] ck)
+        {VALUES} {{ {CACHE} y = Attention <scale = 0.1> (q, ck, cv, mask) }}"""
+    given = {name: array for name, array in feed("additive", past=4).items() if name in names}
+    model, expected = graph(text), evaluate(graph(text), given)
+    common.ShapeInferencePass()(model)
+    assert apply(FuseAttentionPass(), model) == []
+    assert (len(fused(model).inputs), fused(model).attributes["scale"].as_float()) == (6, pytest.approx(0.1))
+    for found, wanted in zip(evaluate(model, given), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
