@@ -23,7 +23,7 @@ _PARTS = frozenset(
         *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
         *("libraries", "ort_paged", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
         *("kv_blocks", "kv_selection", "slot_memory", "slot_policy", "slot_runner", "split_runner"),
-        "tensorrt_options",
+        *("joint_prompts", "tensorrt_options"),
     }
 )
 
