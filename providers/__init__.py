@@ -21,16 +21,7 @@ _PARTS = frozenset(
     {
         *("accelerators", "base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory"),
         *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
-        *(
-            "joint_prompts",
-            "libraries",
-            "ort_paged",
-            "paged_runner",
-            "placement",
-            "process_runner",
-            "selftest",
-            "slot_graph",
-        ),
+        *("libraries", "ort_paged", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
         *("kv_blocks", "kv_selection", "slot_memory", "slot_policy", "slot_runner", "split_runner"),
         *("joint_prompts", "tensorrt_options"),
     }
