@@ -143,3 +143,13 @@ def test_integrity_check_sees_damage(damage: str) -> None:
         node.start += 1
     with pytest.raises(RuntimeError, match=r"nodes for|lists|is not its child"):
         tree.check_integrity()
+
+
+def test_a_split_is_undone_when_nothing_branches_there_any_more() -> None:
+    tree = PrefixTree()
+    tree.insert(0, np.array([1, 2, 3, 4]), 4)
+    tree.insert(1, np.array([1, 2, 5, 6]), 4)
+    assert tree.num_nodes == 3
+    tree.remove(1)
+    assert tree.num_nodes == 1
+    tree.check_integrity()

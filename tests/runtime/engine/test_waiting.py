@@ -107,3 +107,15 @@ def test_lines_that_come_and_go_leave_nothing_behind() -> None:
         counters.leave(request.tenant)
     assert not queue._levels
     assert len(queue._priorities) <= 1
+
+
+def test_a_request_that_comes_back_is_there_once() -> None:
+    queue = WaitingQueue()
+    request = make_request("a")
+    request.resumes = True
+    for _ in range(2):
+        queue.push(request)
+        assert queue.first(8) == [request]
+        queue.remove(request)
+    queue.push(request)
+    assert queue.first(8) == [request]
