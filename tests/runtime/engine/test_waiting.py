@@ -111,11 +111,11 @@ def test_lines_that_come_and_go_leave_nothing_behind() -> None:
 
 def test_a_request_that_comes_back_is_there_once() -> None:
     queue = WaitingQueue()
-    request = make_request("a")
-    request.resumes = True
-    for _ in range(2):
-        queue.push(request)
-        assert queue.first(8) == [request]
-        queue.remove(request)
+    request, other = make_request("a"), make_request("b")
+    request.resumes = other.resumes = True
+    other.arrival_index = 1
+    for each in (request, other):
+        queue.push(each)
+    queue.remove(request)
     queue.push(request)
-    assert queue.first(8) == [request]
+    assert queue.first(8) == [request, other]
