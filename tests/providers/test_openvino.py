@@ -99,7 +99,7 @@ def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tm
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_without_hidden_states_compute_wanted_rows_alone(family: str, tmp_path: Path) -> None:
     made, ids = package(family, tmp_path), tokens(40)
-    logits = []
+    logits: list[npt.NDArray[np.float32]] = []
     for passes in ([LastHiddenStatePass(), *paged_passes(CONTEXT)], paged_passes(CONTEXT)):
         save_model(run(made.load(), passes)[0], tmp_path / f"{len(logits)}.onnx")
         config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
