@@ -144,3 +144,23 @@ def test_names_that_passes_use_themselves() -> None:
     )
     model.graph.initializers["axes_1"].name = "axes.1"
     assert unchanged(model, {"x": SMALL}) == ["ReduceMean", "Slice", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "feed"),
+    [
+        ("g (float[n] x) => (float[n] y) { t = Abs(x) u = Slice(t, last, low, zero, last) y = Neg(u) }",
+         {"last": np.array([-1]), "low": np.array([-(2**62)]), "zero": np.array([0])},
+         {"x": np.arange(3, dtype=np.float32)}),
+        ("g (float[n] x, float[1] z) => (float[n] y) { t = Abs(z) s = Shape(x) e = Expand(t, s) y = Neg(e) }",
+         {}, {"x": np.ones(3, np.float32), "z": np.ones(1, np.float32)}),
+        ("g (float[3, 3] x) => (float[3, 3] y) { c = ReduceMean <keepdims = 0> (x, last) d = Sub(x, c) "
+         f"{NORM.replace('x', 'd')} y = Div(d, r) }}", EPS, {"x": WIDE[0, 0, :, :3]}),
+        (f"{SQUARE} {{ m = MatMul(x, w) a = Slice(m, zero, six, one, two) y = Neg(a) }}",
+         {"w": np.arange(18, dtype=np.float32).reshape(3, 6), "zero": np.array([0]), "one": np.array([1]),
+          "two": np.array([2]), "six": np.array([6])}, {"x": SMALL}),
+    ],
+    ids=["a whole turned round", "a size that varies", "a mean of rows from columns", "every second column"],
+)  # fmt: skip
+def test_what_is_nearly_nothing_is_kept(text: str, given: dict[str, Any], feed: dict[str, Any]) -> None:
+    unchanged(graph(text, **given), feed)
