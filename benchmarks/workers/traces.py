@@ -51,6 +51,10 @@ class Trace:
     def static_batches(self) -> list[list[Ask]]:
         """Groups of ``batch`` requests, each padded to its longest prompt and most new tokens.
 
+        That is batching by request, as Orca (Yu et al., OSDI 2022) describes what it replaces: rows that are
+        done are computed on until the longest of their batch is, and nobody joins before. Only the tokens that
+        were asked for count as generated.
+
         Padding is random: equal paddings would be a prefix that an engine's cache serves.
         """
         asks, groups, rng = self.asks(), [], np.random.default_rng(self.seed)
