@@ -52,7 +52,7 @@ class Trace:
         """Groups of ``batch`` requests, each padded to its longest prompt and most new tokens.
 
         That is batching by request, as Orca (Yu et al., OSDI 2022) describes what it replaces: rows that are
-        done are computed on until the longest of their batch is, and nobody joins before. Only the tokens that
+        done are computed on until the longest of their batch is, and nobody joins before. Only tokens that
         were asked for count as generated.
 
         Padding is random: equal paddings would be a prefix that an engine's cache serves.
