@@ -54,8 +54,8 @@ def test_two_new_sizes_cannot_be_said_by_a_constant() -> None:
 
 def test_a_graph_with_a_short_table_is_tried_with_few_tokens() -> None:
     """Beyond its 100 rows it does not run, so what happens there is no matter."""
-    body = """s = Shape <start = 2, end = 3> (past) part = Slice(table, first, s, first) t = Cast <to = 1> (part)
-        one = Unsqueeze(t, axes) y = Add(past, one)"""
+    body = """s = Shape <start = 2, end = 3> (past) part = Slice(table, first, s, first)
+        t = Cast <to = 1> (part) one = Unsqueeze(t, axes) y = Add(past, one)"""
     given = {"table": np.ones((100, 4), np.int64), "first": np.array([0]), "axes": np.array([0, 1])}
     model = graph(f"{INPUTS} => (float[b, 2, p, 4] y) {{ {body} }}", **given)
     facts = ShapeFacts(model.graph)
