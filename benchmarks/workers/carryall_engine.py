@@ -1,7 +1,7 @@
 """carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead.
 
-The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,OPTION=TEXT``, the options being the
-provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
+The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,max_slots=NUMBER,OPTION=TEXT``, the options
+being the provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from worker import serve
 
 import carryall
 from carryall import SamplingParams
+from carryall.providers.base import RunnerConfig
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.engine.request import Request
@@ -148,7 +149,14 @@ def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
     config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig().step_stretch)))
-    model = load_model(path, provider=provider, context_length=CONTEXT, provider_options=_values(options))
+    slots = int(options.pop("max_slots", RunnerConfig().max_slots))
+    model = load_model(
+        path,
+        provider=provider,
+        max_slots=slots,
+        context_length=CONTEXT,
+        provider_options=_values(options),
+    )
     bench = Bench(Engine(model.runner, config))
     kinds = {"latency": bench.latency, "overhead": bench.overhead}
     name = " ".join([f"carryall {carryall.__version__}", provider, *settings])
