@@ -39,7 +39,7 @@ class EngineConfig:
     """
 
     max_step_tokens: int = 512
-    step_stretch: float = 2.15
+    step_stretch: float = 2.25
     max_queue: int | None = None
     kv_bytes: int | None = None
     prefix_cache: bool = True
