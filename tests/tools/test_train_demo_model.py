@@ -4,6 +4,8 @@ import importlib.util
 import json
 import random
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +22,15 @@ TINY = shlex.split(
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))  # where Python finds the modules beside a script
     spec = importlib.util.spec_from_file_location("train_demo_model", SCRIPT)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
 
 
 @pytest.fixture(scope="module")
