@@ -141,14 +141,8 @@ def load_model(
     where = name if choice is None else choice.provider
     if not is_split(where):
         config = get_provider(where).settle(config, files.load)
-    tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
-    special_tokens = tokenizer.special_tokens if tokenizer else {}
-    chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
-    defaults = GenerationDefaults.from_folder(files.folder)
-    runner, identity, graphs = _open(files, where, config, progress)
-    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
-    loaded.provider, loaded.choice, loaded.fallbacks = where, choice, fallbacks
-    loaded.open_encoder = functools.partial(_encoder, files, where, config, progress)
+    loaded = _opened(files, where, config, progress)
+    loaded.choice, loaded.fallbacks = choice, fallbacks
     if speculative is not None:
         options = LoadOptions(
             provider=provider if device else first_provider(where),
@@ -157,6 +151,19 @@ def load_model(
             progress=progress,
         )
         loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
+    return loaded
+
+
+def _opened(files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None) -> LoadedModel:
+    """The model with all that its folder says of it, open on a provider."""
+    tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
+    special_tokens = tokenizer.special_tokens if tokenizer else {}
+    chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
+    defaults = GenerationDefaults.from_folder(files.folder)
+    runner, identity, graphs = _open(files, provider, config, progress)
+    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
+    loaded.provider = provider
+    loaded.open_encoder = functools.partial(_encoder, files, provider, config, progress)
     return loaded
 
 
