@@ -16,8 +16,8 @@ from ..edit import add_initializer, insert, int_attribute, nodes_of, remove_unus
 from ..lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
 from ..passes.base import GraphPass
 
-# Metadata: the largest number of weights of a column that share a scale in every blocked product, before a
-# block that is not full makes this pass cut some smaller: one such product shall not make small groups for all.
+# Metadata: the largest number of weights of a column that share a scale in every blocked product, before this
+# pass cuts some smaller whose last block is not full: one such product shall not make small groups for all.
 COMMON_BLOCK_SIZE = "common_block_size"
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 
