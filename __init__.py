@@ -13,29 +13,29 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .runtime.dynamic_batching import DynamicBatcher
-    from .runtime.engine.async_llm import AsyncLLM
-    from .runtime.engine.beam_search import BeamSearchOptions
-    from .runtime.errors import CarryallError
-    from .runtime.llm import LLM
-    from .runtime.outputs import CompletionOutput, RequestOutput
-    from .runtime.sampling_params import SamplingParams
-    from .runtime.session import InferenceSession
-    from .runtime.structured_output import StructuredOutput
+    from .errors import CarryallError
+    from .runtime.api.async_llm import AsyncLLM
+    from .runtime.api.dynamic_batching import DynamicBatcher
+    from .runtime.api.llm import LLM
+    from .runtime.api.session import InferenceSession
+    from .runtime.engine.sampling.beam_search import BeamSearchOptions
+    from .runtime.types.outputs import CompletionOutput, RequestOutput
+    from .runtime.types.sampling_params import SamplingParams
+    from .runtime.types.structured_output import StructuredOutput
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncLLM": ".runtime.engine.async_llm",
-    "BeamSearchOptions": ".runtime.engine.beam_search",
-    "CarryallError": ".runtime.errors",
-    "CompletionOutput": ".runtime.outputs",
-    "DynamicBatcher": ".runtime.dynamic_batching",
-    "InferenceSession": ".runtime.session",
-    "LLM": ".runtime.llm",
-    "RequestOutput": ".runtime.outputs",
-    "SamplingParams": ".runtime.sampling_params",
-    "StructuredOutput": ".runtime.structured_output",
+    "AsyncLLM": ".runtime.api.async_llm",
+    "BeamSearchOptions": ".runtime.engine.sampling.beam_search",
+    "CarryallError": ".errors",
+    "CompletionOutput": ".runtime.types.outputs",
+    "DynamicBatcher": ".runtime.api.dynamic_batching",
+    "InferenceSession": ".runtime.api.session",
+    "LLM": ".runtime.api.llm",
+    "RequestOutput": ".runtime.types.outputs",
+    "SamplingParams": ".runtime.types.sampling_params",
+    "StructuredOutput": ".runtime.types.structured_output",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from carryall.providers.base import Row, Runner
-from carryall.runtime.loading import load_model
+from carryall.runtime.models.loading import load_model
 
 
 def losses(runner: Runner, tokens: np.ndarray, context: int, sinks: int, recent: int) -> np.ndarray:

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from charts import lines
 from optimizers import CONTEXT
 
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 
 def seconds(path: Path) -> tuple[float, float]:

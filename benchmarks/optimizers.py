@@ -72,17 +72,17 @@ def ort_all(source: Path, target: Path) -> None:
 
 def carryall_portable(source: Path, target: Path) -> None:
     """Run carryall's portable passes."""
-    from carryall.graph_opt.pipeline import run
-    from carryall.graph_opt.pipelines import portable_passes
+    from carryall.graph_opt.pipeline.pipeline import run
+    from carryall.graph_opt.pipeline.pipelines import portable_passes
 
     ir.save(run(ir.load(source), portable_passes())[0], target, external_data=f"{target.name}.data")
 
 
 def carryall_cpu(source: Path, target: Path, context: int = CONTEXT) -> None:
     """Run carryall's portable passes, then those of the CPU for so many tokens."""
-    from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-    from carryall.graph_opt.pipeline import run
-    from carryall.graph_opt.pipelines import portable_passes
+    from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+    from carryall.graph_opt.pipeline.pipeline import run
+    from carryall.graph_opt.pipeline.pipelines import portable_passes
 
     passes = [*portable_passes(), *slot_passes(SlotOptions(context_length=context))]
     ir.save(run(ir.load(source), passes)[0], target, external_data=f"{target.name}.data")

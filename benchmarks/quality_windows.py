@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from carryall.runtime.calibration import calibration_windows
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.evaluate.calibration import calibration_windows
+from carryall.runtime.text.tokenizer import Tokenizer
 
 folder = Path(sys.argv[1])
 np.savez(folder / "windows.npz", *calibration_windows(Tokenizer(folder / "float"), None, context_length=1024))

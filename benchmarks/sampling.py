@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from carryall.providers.base import Row, Runner
-from carryall.runtime.engine.sampler import sample
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.loading import load_model
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampler import sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.types.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 64
 THREADS = os.cpu_count() or 1

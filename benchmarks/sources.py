@@ -23,9 +23,9 @@ from pathlib import Path
 import onnx_ir as ir
 from decoder_run import Decoder
 
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 _PROMPTS = (
     [5, 17, 99, 23, 42, 7, 300, 812, 4, 77, 1501, 9, 250, 3000, 61, 18, 7, 7999, 12, 40],

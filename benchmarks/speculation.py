@@ -27,9 +27,9 @@ from copy_prompts import COPY_PROMPTS
 from carryall.exporter.demo import demo_path
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Request
-from carryall.runtime.loading import LoadedModel, load_model
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.models.loading import LoadedModel, load_model
+from carryall.runtime.types.sampling_params import SamplingParams
 
 _PROMPT_CHARACTERS = 700
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from carryall.providers import kv_selection
+from carryall.providers.kv import kv_selection
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 STEPS = 16  # of an engine, before the next one's turn
 

@@ -23,11 +23,11 @@ import onnx_ir as ir
 from optimizers import CONTEXT
 
 from carryall.exporter.save import save_model
-from carryall.graph_opt.load import load_model
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.graph_opt.verify import compare_prompts
+from carryall.graph_opt.compare.verify import compare_prompts
+from carryall.graph_opt.graph.load import load_model
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 _PROMPT_TOKENS = (5, 24, 48)
 

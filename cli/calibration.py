@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..errors import UsageError
 from ..exporter.package import Package, fingerprint
-from ..graph_opt.quantize.activations import Report, Tokens
-from ..graph_opt.quantize.blockwise import BlockFormat, Floats
-from ..graph_opt.quantize.budget import Plan, choices, spend_bits, spend_divergence
-from ..graph_opt.quantize.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
-from ..graph_opt.quantize.calibrators import CALIBRATORS, Histogram
-from ..graph_opt.quantize.half import LARGEST
-from ..graph_opt.quantize.half_range import largest_magnitudes, too_large
-from ..graph_opt.quantize.kv_cache import QuantizeKVPass, kv_scales
+from ..graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
+from ..graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
+from ..graph_opt.quantize.calibration.activations import Report, Tokens
+from ..graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
+from ..graph_opt.quantize.formats.half import LARGEST
+from ..graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ..graph_opt.quantize.methods import Quantization
-from ..graph_opt.quantize.ranges import input_histograms
-from ..graph_opt.quantize.sensitivity import Rounding, float_inputs, product_errors
-from ..graph_opt.quantize.smooth import largest_activations, smoothing_factors
-from ..graph_opt.quantize.weight_inputs import WeightInputs
-from ..runtime.calibration import MAX_TOKENS, calibration_windows
-from ..runtime.errors import UsageError
-from ..runtime.measurements import Arrays, cached_arrays
-from ..runtime.model_source import locate_model
-from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
+from ..graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence
+from ..graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
+from ..graph_opt.quantize.search.half_range import largest_magnitudes, too_large
+from ..graph_opt.quantize.search.ranges import input_histograms
+from ..graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
+from ..graph_opt.quantize.search.weight_inputs import WeightInputs
+from ..runtime.evaluate.calibration import MAX_TOKENS, calibration_windows
+from ..runtime.evaluate.measurements import Arrays, cached_arrays
+from ..runtime.models.model_source import locate_model
+from ..runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .models import default_context_length, graph_file
 from .progress import progress
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ..exporter.demo import demo_path
 from ..exporter.export import export_package
 from ..exporter.package import Package, Progress
-from ..graph_opt import graph_facts
-from ..graph_opt.pipeline import run
+from ..graph_opt.graph import graph_facts
+from ..graph_opt.pipeline.pipeline import run
 from ..graph_opt.quantize.methods import quantization
 from ..providers import get_provider
 from ..providers.base import RunnerConfig

@@ -8,13 +8,13 @@ from typing import Unpack
 
 import click
 
+from ..errors import ProviderRuntimeError
 from ..providers.placement import Placement
-from ..runtime.errors import ProviderRuntimeError
-from ..runtime.llm import LLM
-from ..runtime.loading import LoadedModel, LoadOptions, load_model
-from ..runtime.outputs import RequestOutput
-from ..runtime.requests import Prompt
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.api.llm import LLM
+from ..runtime.api.requests import Prompt
+from ..runtime.models.loading import LoadedModel, LoadOptions, load_model
+from ..runtime.types.outputs import RequestOutput
+from ..runtime.types.sampling_params import SamplingParams
 from .progress import progress
 
 

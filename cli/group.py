@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..runtime.errors import DEBUG_VARIABLE, CarryallError, UsageError
+from ..errors import DEBUG_VARIABLE, CarryallError, UsageError
 
 # The verbs and their one line of help, so that `carryall --help` imports none of them.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -45,7 +45,7 @@ SUMMARIES = {verb: summary for verbs in SECTIONS.values() for verb, summary in v
 
 
 class VerbGroup(click.Group):
-    """A click group whose commands are the modules beside this one, each exporting ``command``."""
+    """A click group whose commands are the modules in ``verbs``, each exporting ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all verbs, in the order in which the help shows them."""
@@ -56,7 +56,7 @@ class VerbGroup(click.Group):
         if cmd_name not in SUMMARIES:
             near = difflib.get_close_matches(cmd_name, SUMMARIES, n=1)
             ctx.fail(f"there is no verb '{cmd_name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-        module = importlib.import_module(f".{cmd_name}", __package__)
+        module = importlib.import_module(f".verbs.{cmd_name}", __package__)
         command: click.Command = module.command
         return command
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..graph_opt.quantize.methods import METHODS
-from ..runtime.loading import LoadOptions
+from ..runtime.models.loading import LoadOptions
 from .options import allow_fallback_option, ep_library_option, provider_option, provider_options_option
 
 Command = Callable[..., Any]

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ..exporter.config import context_lengths, read_config
 from ..exporter.export import export_model
 from ..exporter.package import DATA_FILE, MODEL_FILE, Package
-from ..graph_opt.load import load_model
-from ..runtime.model_source import locate_model
+from ..graph_opt.graph.load import load_model
+from ..runtime.models.model_source import locate_model
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..graph_opt.comparison import Comparison
-from ..graph_opt.lazy import Array
-from ..graph_opt.load import load_model
-from ..graph_opt.runners import Logits, Tokens
-from ..graph_opt.verify import compare_prompts, sample_prompt
+from ..graph_opt.compare.comparison import Comparison
+from ..graph_opt.compare.runners import Logits, Tokens
+from ..graph_opt.compare.verify import compare_prompts, sample_prompt
+from ..graph_opt.graph.lazy import Array
+from ..graph_opt.graph.load import load_model
 from ..providers.base import Provider, Row, Runner, RunnerConfig
 
 

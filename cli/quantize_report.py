@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..errors import UsageError
 from ..exporter.package import DATA_FILE, MODEL_FILE, Package
 from ..graph_opt.passes.base import GraphPass
-from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.layer_errors import layer_errors
-from ..graph_opt.quantize.smooth import SmoothQuantPass
+from ..graph_opt.pipeline.pipeline import run
+from ..graph_opt.quantize.algorithms.smooth import SmoothQuantPass
+from ..graph_opt.quantize.search.layer_errors import layer_errors
 from ..providers.base import Runner
-from ..providers.machine import describe_machine, usable_cores
-from ..runtime.calibration import read_text
+from ..providers.host.machine import describe_machine, usable_cores
 from ..runtime.engine.engine import Engine, EngineConfig
-from ..runtime.errors import UsageError
-from ..runtime.evaluation import Tokens, predict
-from ..runtime.loading import check_available, load_model
-from ..runtime.model_source import locate_model
-from ..runtime.tokenizer import TOKENIZER_FILE, Tokenizer
+from ..runtime.evaluate.calibration import read_text
+from ..runtime.evaluate.evaluation import Tokens, predict
+from ..runtime.models.loading import check_available, load_model
+from ..runtime.models.model_source import locate_model
+from ..runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import Calibration
-from .eval import HELD_OUT, greedy_agreement
 from .measure import Workload, interleaved, spread
 from .models import load_graph
 from .progress import progress
+from .verbs.eval import HELD_OUT, greedy_agreement
 
 _PROVIDER = "cpu"
 _TOKENS, _WINDOW = 4096, 512

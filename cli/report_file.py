@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..graph_opt.report import Report
-from ..graph_opt.report_page import to_html
-from ..runtime.errors import UsageError
+from ..errors import UsageError
+from ..graph_opt.pipeline.report import Report
+from ..graph_opt.pipeline.report_page import to_html
 
 _PAGE = ".html"
 

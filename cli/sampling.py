@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ..runtime.loading import LoadedModel
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.models.loading import LoadedModel
+from ..runtime.types.sampling_params import SamplingParams
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..errors import OutputExistsError, UsageError
 from ..exporter.package import Package, Progress, check_paths, write_package
-from ..runtime.errors import OutputExistsError, UsageError
 
 
 def write_graph(

@@ -13,7 +13,7 @@ from carryall import InferenceSession
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_model
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipeline.pipeline import run
 
 
 class GreedyTokensPass(GraphPass):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 RawConfig = Mapping[str, Any]
 

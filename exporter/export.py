@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 
-from ..runtime.errors import UnsupportedModelError
+from ..errors import UnsupportedModelError
 from . import models
 from .config import DecoderConfig, RawConfig, context_lengths, read_config
 from .decoder import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..runtime.errors import MissingExtraError, ModelNotFoundError
+from ..errors import MissingExtraError, ModelNotFoundError
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Other weights (consolidated, original, GGUF) lie beside these in many repositories.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..runtime.errors import UnsupportedModelError
+from ..errors import UnsupportedModelError
 from .decoder import Decoder
 from .weights import Array
 

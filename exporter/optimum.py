@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..runtime.errors import MissingExtraError, UnsupportedModelError
+from ..errors import MissingExtraError, UnsupportedModelError
 
 
 def trace(source: Path, folder: Path) -> ir.Model:

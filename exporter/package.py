@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..runtime.errors import CheckpointError, OutputExistsError, PackageError
+from ..errors import CheckpointError, OutputExistsError, PackageError
 from .config import context_lengths, read_config, read_json
 from .save import Progress as Progress
 from .save import save_model

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from .config import RopeConfig
 from .graph import GraphWriter
 

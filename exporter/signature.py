@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..runtime.errors import GraphError
+from ..errors import GraphError
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.key")
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import CheckpointError
+from ..errors import CheckpointError
 from .config import read_json
 
 Array = npt.NDArray[Any]

@@ -1,7 +1,7 @@
 """Execution providers: one file and one class a target, found by file name.
 
-``providers/<name>.py`` ends with ``PROVIDER = <its Provider class>``; another distribution adds one through
-the entry-point group ``carryall.providers``. See ``docs/adding_a_provider.md``.
+``providers/targets/<name>.py`` ends with ``PROVIDER = <its Provider class>``; another distribution adds one
+through the entry-point group ``carryall.providers``. See ``docs/adding_a_provider.md``.
 """
 
 from __future__ import annotations
@@ -11,25 +11,15 @@ import importlib
 import importlib.metadata
 import pkgutil
 
-from ..runtime.errors import ProviderUnavailableError, UsageError
+from ..errors import ProviderUnavailableError, UsageError
+from . import targets
 from .base import Provider
 
 ENTRY_POINT_GROUP = "carryall.providers"
 
-# Modules of this folder that are parts, not providers.
-_PARTS = frozenset(
-    {
-        *("accelerators", "base", "block_pool", "device_memory", "doctor", "explicit_runner", "kv_memory"),
-        *("machine", "nvidia", "openvino_model", "openvino_sessions", "ort", "ort_explicit", "ort_provider"),
-        *("libraries", "ort_paged", "paged_runner", "placement", "process_runner", "selftest", "slot_graph"),
-        *("kv_blocks", "kv_selection", "slot_memory", "slot_policy", "slot_runner", "split_runner"),
-        *("joint_prompts", "tensorrt_options"),
-    }
-)
-
 
 def _built_in() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _PARTS)
+    return sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
 
 
 @functools.cache
@@ -60,7 +50,7 @@ def get_provider(name: str) -> Provider:
     if has_argument(name):
         provider: object = type(get_provider(base))(argument)  # type: ignore[call-arg]
     elif name in _built_in():
-        provider = importlib.import_module(f".{name}", __name__).PROVIDER()
+        provider = importlib.import_module(f".{name}", targets.__name__).PROVIDER()
     elif name in _third_party():
         point = _third_party()[name]
         try:

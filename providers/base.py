@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import ProviderRuntimeError
+from ..errors import ProviderRuntimeError
 
 if TYPE_CHECKING:
     from .placement import Placement

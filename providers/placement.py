@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..graph_opt.load import read_model as read_file
+from ..graph_opt.graph.load import read_model as read_file
 
 # Ask for it in the session's configuration; onnxruntime 1.24 and newer.
 RECORD = "session.record_ep_graph_assignment_info"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
 
 from exporter_golden import golden_path, transformers_answer
 from family_cases import CASES, GOLDEN_OF, write_case

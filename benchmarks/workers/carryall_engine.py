@@ -20,8 +20,8 @@ from carryall import SamplingParams
 from carryall.providers.base import RunnerConfig
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Request
-from carryall.runtime.loading import load_model
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.models.loading import load_model
 
 LONG_PROMPT = 2000
 CONTEXT = 4096

@@ -12,17 +12,17 @@ from typing import Any, BinaryIO
 
 import click
 
-from ..runtime.batch.lines import LineReader
-from ..runtime.batch.output import ResultFile, write_result
-from ..runtime.batch.run import BatchRun, BatchSummary
-from ..runtime.errors import UsageError
-from ..runtime.loading import LoadOptions
-from ..runtime.service.handler import LLMHandler
-from ..runtime.service.served_model import ServedModel, load_served_model
-from .generation import tell_fallbacks
-from .load_options import load_options, squeeze_kv_option
-from .options import json_option, print_json, quiet_option
-from .progress import Progress, progress
+from ...errors import UsageError
+from ...runtime.batch.lines import LineReader
+from ...runtime.batch.output import ResultFile, write_result
+from ...runtime.batch.run import BatchRun, BatchSummary
+from ...runtime.models.loading import LoadOptions
+from ...runtime.service.handler import LLMHandler
+from ...runtime.service.served_model import ServedModel, load_served_model
+from ..generation import tell_fallbacks
+from ..load_options import load_options, squeeze_kv_option
+from ..options import json_option, print_json, quiet_option
+from ..progress import Progress, progress
 
 STREAM = Path("-")
 # Enough lines at hand that a slot which becomes free is filled in the next step.

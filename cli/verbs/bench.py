@@ -11,17 +11,17 @@ from typing import Any
 import click
 import onnx_ir as ir
 
-from ..graph_opt import graph_facts
-from ..providers.machine import describe_machine, memory_bandwidth, usable_cores
-from ..runtime.engine.engine import Engine, EngineConfig
-from ..runtime.loading import LoadOptions, load_model
-from .bench_report import show
-from .generation import open_model
-from .load_options import measured_options
-from .measure import Sample, Workload, measure, spread
-from .memory import peak_memory, reset_peak
-from .options import json_option, model_argument, print_json, quiet_option
-from .progress import progress
+from ...graph_opt.graph import graph_facts
+from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
+from ...runtime.engine.engine import Engine, EngineConfig
+from ...runtime.models.loading import LoadOptions, load_model
+from ..bench_report import show
+from ..generation import open_model
+from ..load_options import measured_options
+from ..measure import Sample, Workload, measure, spread
+from ..memory import peak_memory, reset_peak
+from ..options import json_option, model_argument, print_json, quiet_option
+from ..progress import progress
 
 
 def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:

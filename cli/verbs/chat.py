@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from ..runtime.errors import RequestError
-from ..runtime.llm import LLM
-from ..runtime.loading import LoadOptions
-from ..runtime.requests import RequestFactory
-from ..runtime.sampling_params import SamplingParams
-from . import generation
-from .load_options import single_options, squeeze_kv_option
-from .options import model_argument, quiet_option
-from .sampling import SectionedCommand, sampling_options, sampling_params
+from ...errors import RequestError
+from ...runtime.api.llm import LLM
+from ...runtime.api.requests import RequestFactory
+from ...runtime.models.loading import LoadOptions
+from ...runtime.types.sampling_params import SamplingParams
+from .. import generation
+from ..load_options import single_options, squeeze_kv_option
+from ..options import model_argument, quiet_option
+from ..sampling import SectionedCommand, sampling_options, sampling_params
 
 PROMPT = "> "
 

@@ -15,13 +15,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..runtime.llm import LLM
-from ..runtime.loading import check_available
-from ..runtime.outputs import RequestOutput
-from ..runtime.sampling_params import SamplingParams
-from .demo_steps import Step, travel
-from .generation import open_model, speed, stream_text
-from .options import human_bytes, json_option, print_json
+from ...runtime.api.llm import LLM
+from ...runtime.models.loading import check_available
+from ...runtime.types.outputs import RequestOutput
+from ...runtime.types.sampling_params import SamplingParams
+from ..demo_steps import Step, travel
+from ..generation import open_model, speed, stream_text
+from ..options import human_bytes, json_option, print_json
 
 PROMPT = "import os\nimport sys\n\n\ndef main("
 PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.15)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from ..graph_opt.diff import GraphDiff, diff
-from ..graph_opt.graph_facts import layer_pattern
-from .models import load_graph
-from .options import json_option, print_json
+from ...graph_opt.compare.diff import GraphDiff, diff
+from ...graph_opt.graph.graph_facts import layer_pattern
+from ..models import load_graph
+from ..options import json_option, print_json
 
 
 @click.command("diff")

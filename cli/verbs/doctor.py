@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..providers.doctor import Diagnosis, ProviderReport, diagnose
-from ..providers.selftest import SelftestReport
-from ..runtime.errors import ProviderUnavailableError
-from .options import human_bytes, json_option, print_json, quiet_option
+from ...errors import ProviderUnavailableError
+from ...providers.host.doctor import Diagnosis, ProviderReport, diagnose
+from ...providers.host.selftest import SelftestReport
+from ..options import human_bytes, json_option, print_json, quiet_option
 
 _PROMPT = range(300, 316)  # tokens that the demo model knows
 
@@ -61,10 +61,10 @@ def command(
 
 
 def _selftest(name: str, device: str | None) -> SelftestReport:
-    from ..exporter.demo import demo_path
-    from ..exporter.export import export_model
-    from ..providers import get_provider
-    from ..providers.selftest import selftest
+    from ...exporter.demo import demo_path
+    from ...exporter.export import export_model
+    from ...providers import get_provider
+    from ...providers.host.selftest import selftest
 
     provider = get_provider(name)
     reason = provider.available()

@@ -10,16 +10,16 @@ from typing import Any
 import click
 import numpy as np
 
-from ..providers.base import Runner
-from ..runtime.calibration import read_text
-from ..runtime.errors import UsageError
-from ..runtime.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict
-from ..runtime.loading import LoadedModel, LoadOptions
-from ..runtime.model_source import locate_model
-from .generation import open_model
-from .load_options import measured_options
-from .options import json_option, model_argument, print_json, quiet_option
-from .progress import progress
+from ...errors import UsageError
+from ...providers.base import Runner
+from ...runtime.evaluate.calibration import read_text
+from ...runtime.evaluate.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict
+from ...runtime.models.loading import LoadedModel, LoadOptions
+from ...runtime.models.model_source import locate_model
+from ..generation import open_model
+from ..load_options import measured_options
+from ..options import json_option, model_argument, print_json, quiet_option
+from ..progress import progress
 
 _PROMPT_TOKENS = 32
 _LONGEST_WINDOW = 1024

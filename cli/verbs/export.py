@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from ..exporter.export import export_package
-from ..exporter.optimum import trace
-from ..exporter.package import Package, check_paths, write_package
-from ..graph_opt import graph_facts
-from ..graph_opt.pipeline import run
-from ..graph_opt.pipelines import portable_passes
-from ..graph_opt.quantize.methods import METHODS, quantization
-from ..runtime.errors import UsageError
-from ..runtime.model_source import locate_model
-from .options import human_bytes, json_option, print_json, quiet_option
-from .progress import progress
+from ...errors import UsageError
+from ...exporter.export import export_package
+from ...exporter.optimum import trace
+from ...exporter.package import Package, check_paths, write_package
+from ...graph_opt.graph import graph_facts
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.quantize.methods import METHODS, quantization
+from ...runtime.models.model_source import locate_model
+from ..options import human_bytes, json_option, print_json, quiet_option
+from ..progress import progress
 
 
 @click.command("export")

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..exporter import export
-from .options import json_option, print_json
+from ...exporter import export
+from ..options import json_option, print_json
 
 
 @click.command("families")

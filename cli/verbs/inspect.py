@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..exporter.package import Package
-from ..exporter.signature import DecoderSignature
-from ..graph_opt import graph_facts
-from ..runtime.errors import GraphError
-from .models import load_graph
-from .options import human_bytes, json_option, model_argument, print_json
+from ...errors import GraphError
+from ...exporter.package import Package
+from ...exporter.signature import DecoderSignature
+from ...graph_opt.graph import graph_facts
+from ..models import load_graph
+from ..options import human_bytes, json_option, model_argument, print_json
 
 LARGEST = 8
 _LAYER = re.compile(r"\.\d+\.")

@@ -10,24 +10,24 @@ import click
 import onnx_ir as ir
 from rich.console import Console
 
-from ..exporter.package import DATA_FILE, MODEL_FILE
-from ..graph_opt import pipeline
-from ..graph_opt.bisect import first_failing_pass
-from ..graph_opt.comparison import Bar, Comparison
-from ..graph_opt.report import Report
-from ..graph_opt.verify import compare_graphs
-from ..graph_opt.weight_errors import float_weights
-from ..providers.base import Provider
-from ..runtime.errors import CarryallError, GraphError, VerificationError
-from ..runtime.model_source import locate_model
-from .models import graph_file, load_graph
-from .optimize_job import PORTABLE, Job
-from .options import json_option, quiet_option
-from .progress import progress
-from .provider_decoder import compare_with_provider
-from .report_file import check_report, write_report
+from ...errors import CarryallError, GraphError, VerificationError
+from ...exporter.package import DATA_FILE, MODEL_FILE
+from ...graph_opt.compare.comparison import Bar, Comparison
+from ...graph_opt.compare.verify import compare_graphs
+from ...graph_opt.graph.weight_errors import float_weights
+from ...graph_opt.pipeline import pipeline
+from ...graph_opt.pipeline.bisect import first_failing_pass
+from ...graph_opt.pipeline.report import Report
+from ...providers.base import Provider
+from ...runtime.models.model_source import locate_model
+from ..models import graph_file, load_graph
+from ..optimize_job import PORTABLE, Job
+from ..options import json_option, quiet_option
+from ..progress import progress
+from ..provider_decoder import compare_with_provider
+from ..report_file import check_report, write_report
+from ..write_graph import check_output, write_graph
 from .verify import MAX_ERROR, MAX_KL
-from .write_graph import check_output, write_graph
 
 
 @click.command("optimize")

@@ -13,28 +13,28 @@ from typing import Any
 import click
 import onnx_ir as ir
 
-from ..graph_opt import graph_facts
-from ..graph_opt.passes.base import GraphPass
-from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.activations import MIN_TOKENS
-from ..graph_opt.quantize.calibrators import CALIBRATOR, CALIBRATORS
-from ..graph_opt.quantize.half import is_half
-from ..graph_opt.quantize.kv_cache import KV_FORMATS, has_quantized_kv
-from ..graph_opt.quantize.methods import ALGORITHMS, EMBEDDINGS, METHODS, Quantization, quantization
-from ..graph_opt.quantize.sensitivity import dynamic_rounding, static_rounding
-from ..graph_opt.quantize.smooth import SmoothQuantPass
-from ..graph_opt.quantize.weight_only import has_quantized_weights
-from ..graph_opt.report import Report
-from ..runtime.calibration import MAX_TOKENS
-from ..runtime.errors import UsageError
-from ..runtime.model_source import locate_model
-from .calibration import LAYER_TOKENS, Calibration
-from .models import load_graph
-from .options import human_bytes, json_option, print_json, quiet_option
-from .progress import progress
-from .quantize_report import check_measurable, measure_price, summary
-from .report_file import check_report, write_report
-from .write_graph import write_graph
+from ...errors import UsageError
+from ...graph_opt.graph import graph_facts
+from ...graph_opt.passes.base import GraphPass
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.pipeline.report import Report
+from ...graph_opt.quantize.algorithms.smooth import SmoothQuantPass
+from ...graph_opt.quantize.calibration.activations import MIN_TOKENS
+from ...graph_opt.quantize.calibration.calibrators import CALIBRATOR, CALIBRATORS
+from ...graph_opt.quantize.formats.half import is_half
+from ...graph_opt.quantize.formats.kv_cache import KV_FORMATS, has_quantized_kv
+from ...graph_opt.quantize.formats.weight_only import has_quantized_weights
+from ...graph_opt.quantize.methods import ALGORITHMS, EMBEDDINGS, METHODS, Quantization, quantization
+from ...graph_opt.quantize.search.sensitivity import dynamic_rounding, static_rounding
+from ...runtime.evaluate.calibration import MAX_TOKENS
+from ...runtime.models.model_source import locate_model
+from ..calibration import LAYER_TOKENS, Calibration
+from ..models import load_graph
+from ..options import human_bytes, json_option, print_json, quiet_option
+from ..progress import progress
+from ..quantize_report import check_measurable, measure_price, summary
+from ..report_file import check_report, write_report
+from ..write_graph import write_graph
 
 NO_METHOD = "none"
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
-from ..runtime.errors import UsageError
-from ..runtime.llm import LLM
-from ..runtime.loading import LoadedModel, LoadOptions
-from ..runtime.outputs import CompletionOutput, RequestOutput
-from ..runtime.requests import ChatPrompt, Prompt, RequestFactory
-from . import generation
-from .load_options import single_options, squeeze_kv_option
-from .options import json_option, model_argument, print_json, quiet_option
-from .sampling import READABLE, SectionedCommand, samples_options, sampling_options, sampling_params
+from ...errors import UsageError
+from ...runtime.api.llm import LLM
+from ...runtime.api.requests import ChatPrompt, Prompt, RequestFactory
+from ...runtime.models.loading import LoadedModel, LoadOptions
+from ...runtime.types.outputs import CompletionOutput, RequestOutput
+from .. import generation
+from ..load_options import single_options, squeeze_kv_option
+from ..options import json_option, model_argument, print_json, quiet_option
+from ..sampling import READABLE, SectionedCommand, samples_options, sampling_options, sampling_params
 
 
 @click.command("run", cls=SectionedCommand)

@@ -6,14 +6,14 @@ import asyncio
 
 import click
 
-from ..runtime.errors import MissingExtraError
-from ..runtime.loading import LoadOptions
-from ..runtime.service.config import ServerConfig
-from ..runtime.service.served_model import ServedModel, load_served_model
-from .generation import tell_fallbacks
-from .load_options import load_options, squeeze_kv_option
-from .options import json_option, model_argument, print_json, quiet_option
-from .progress import progress
+from ...errors import MissingExtraError
+from ...runtime.models.loading import LoadOptions
+from ...runtime.service.config import ServerConfig
+from ...runtime.service.served_model import ServedModel, load_served_model
+from ..generation import tell_fallbacks
+from ..load_options import load_options, squeeze_kv_option
+from ..options import json_option, model_argument, print_json, quiet_option
+from ..progress import progress
 
 _DEFAULTS = ServerConfig()
 
@@ -70,7 +70,7 @@ def command(
         carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
     """
     try:
-        from ..runtime.service.serve import serve
+        from ...runtime.service.serve import serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
 

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from ..exporter.package import TOKENIZER_FILE
-from ..graph_opt.comparison import Bar, Comparison
-from ..graph_opt.load import load_model
-from ..graph_opt.runners import is_decoder
-from ..graph_opt.verify import compare_feed, compare_graphs, compare_prompts
-from ..runtime.errors import UsageError, VerificationError
-from ..runtime.model_source import locate_model
-from .models import graph_file
-from .options import json_option, print_json
+from ...errors import UsageError, VerificationError
+from ...exporter.package import TOKENIZER_FILE
+from ...graph_opt.compare.comparison import Bar, Comparison
+from ...graph_opt.compare.runners import is_decoder
+from ...graph_opt.compare.verify import compare_feed, compare_graphs, compare_prompts
+from ...graph_opt.graph.load import load_model
+from ...runtime.models.model_source import locate_model
+from ..models import graph_file
+from ..options import json_option, print_json
 
 MAX_KL = 5e-3  # above what kernels with 8-bit activations cost, below what a wrong graph does
 MAX_ERROR = 1e-3  # above what another order of sums costs in float32

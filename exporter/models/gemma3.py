@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.errors import CheckpointError
+from ...errors import CheckpointError
 from ..config import DecoderConfig, RawConfig
 from ..decoder import Decoder
 from . import gemma3_text

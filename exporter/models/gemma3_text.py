@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import UnsupportedModelError
+from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     DecoderConfig,

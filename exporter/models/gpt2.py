@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.errors import UnsupportedModelError
+from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
 from ..decoder import Decoder

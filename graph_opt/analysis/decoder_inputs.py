@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, shared_constant, static_size
+from ..graph.edit import insert, shared_constant, static_size
 
 LOWEST = float(np.finfo(np.float32).min)
 _SHAPES = {"attention_mask": ["batch", "total"], "position_ids": ["batch", "sequence"]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, shared_constant, static_size
+from ..graph.edit import insert, shared_constant, static_size
 
 _SWAP = [0, 2, 1, 3]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert
-from ..lazy import Array, lazy, pack_nibbles, packed_bytes, unpack_nibbles
+from ..graph.edit import add_initializer, insert
+from ..graph.lazy import Array, lazy, pack_nibbles, packed_bytes, unpack_nibbles
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from .. import probe
-from ..edit import insert, int_attribute, shared_constant
+from ...errors import GraphError
+from ..graph.edit import insert, int_attribute, shared_constant
+from . import probe
 from .decoder_inputs import LOWEST, CausalMasks, find_input, first_cache
 
 _SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import int_attribute
+from ..graph.edit import int_attribute
 
 Shape = tuple[int, ...]
 _SAME_TYPE = frozenset(

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..runtime.errors import GraphError, UsageError
-from .edit import insert, nodes_of, replace, static_size, weight
-from .passes.base import GraphPass
+from ...errors import GraphError, UsageError
+from ..graph.edit import insert, nodes_of, replace, static_size, weight
+from ..passes.base import GraphPass
 
 HIDDEN_STATES = "hidden_states"
 _CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\.(?:key|value)")

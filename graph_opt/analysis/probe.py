@@ -14,9 +14,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ..runtime.errors import GraphError
-from .edit import hold_in_memory, static_size
-from .lazy import Array
+from ...errors import GraphError
+from ..graph.edit import hold_in_memory, static_size
+from ..graph.lazy import Array
 
 _PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _BLOCKED = -1e4  # a mask entry at or below this hides its key

@@ -14,8 +14,8 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import static_size
-from ..lazy import bits_of
+from ..graph.edit import static_size
+from ..graph.lazy import bits_of
 from .small_contents import MAX_CONTENT
 
 _ENDLESS = 1 << 24  # larger numbers stand for no bound at all

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..edit import constant, int_attribute
+from ..graph.edit import constant, int_attribute
 
 _DIGITS = {ir.DataType.FLOAT: 24, ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
 _BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})

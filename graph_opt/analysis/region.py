@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ..edit import hold_in_memory, weight
+from ..graph.edit import hold_in_memory, weight
 
 Array = npt.NDArray[Any]
 _GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, static_size
-from ..probe import Probe, sample_lengths
+from ..graph.edit import insert, static_size
 from .decoder_inputs import decoder_input
+from .probe import Probe, sample_lengths
 from .region import Array
 
 _BATCH = 2

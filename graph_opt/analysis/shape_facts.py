@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import SchemaError
 
-from ..lazy import bits_of
+from ..graph.lazy import bits_of
 from .known_shapes import shape_of_result, type_of_result
 from .probe_sizes import PROBES, Reach, decoder_sizes, sizes_of_names
 from .small_contents import MAX_CONTENT, content_of

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..edit import int_attribute
+from ..graph.edit import int_attribute
 
 Array = npt.NDArray[Any]
 MAX_CONTENT = 1024  # elements; more are neither a shape nor the columns of a head

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..edit import constant, int_attribute
+from ..graph.edit import constant, int_attribute
 from .probe_sizes import Sizes
 from .shape_facts import ShapeFacts
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .lazy import Array
+from ..graph.lazy import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph_facts import count_operators
+from ..graph.graph_facts import count_operators
 from .match_nodes import NodeMatching, match_nodes
 from .structural_hash import attribute_hash, attribute_text, constant_of
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import GraphError, MissingExtraError
-from .lazy import Array
-from .passes.lift_attention import attended_sizes
+from ...errors import GraphError, MissingExtraError
+from ..graph.lazy import Array
+from ..passes.importing.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..runtime.errors import UsageError
-from .lazy import Array
+from ...errors import UsageError
+from ..graph.lazy import Array
 
 _UNKNOWN_SIZE = 3  # of every axis that the graph leaves open
 

@@ -14,7 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from ..runtime.errors import UsageError, VerificationError
+from ...errors import UsageError, VerificationError
+from ..graph.edit import static_size
+from ..graph.lazy import Array
+from ..graph.load import load_model
 from .comparison import (
     Bar,
     Comparison,
@@ -25,9 +28,6 @@ from .comparison import (
     output_errors,
     worst,
 )
-from .edit import static_size
-from .lazy import Array
-from .load import load_model
 from .runners import Logits, Tokens, is_decoder, open_session, runner, running
 from .sample_inputs import sample_inputs
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import int_attribute, nodes_of, weight
-from ..lazy import Array
-from ..mixture import Activation, Expert, gated_mlp
-from ..write_mixture import ExpertWeights
+from ..analysis.region import close, region
+from ..graph.edit import int_attribute, nodes_of, weight
+from ..graph.lazy import Array
 from .expert_tensors import ExpertLayer, FloatExperts
-from .region import close, region
+from .mixture import Activation, Expert, gated_mlp
+from .write_mixture import ExpertWeights
 
 _MOST_BETWEEN = 64  # nodes that the second product of stacked experts depends on, back to the tokens
 

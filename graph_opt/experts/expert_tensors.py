@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer
-from ..lazy import Array, lazy, shape_of, unpack_nibbles
-from ..write_mixture import LinearWeights
-from .kernel_blocks import KernelBlocks, dequantized
+from ..analysis.kernel_blocks import KernelBlocks, dequantized
+from ..graph.edit import add_initializer
+from ..graph.lazy import Array, lazy, shape_of, unpack_nibbles
+from .write_mixture import LinearWeights
 
 _LARGEST_BLOCK = 128
 _SMALLEST_BLOCK = 16  # of MatMulNBits

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .edit import constant, sole_consumer, weight
+from ..graph.edit import constant, sole_consumer, weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .edit import insert, shared_constant
+from ..graph.edit import insert, shared_constant
 from .mixture import Activation
 
 LinearWeights = tuple[ir.Value, ir.Value | None]  # [in, out], perhaps dequantized, and a bias [out]

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..runtime.errors import GraphError
+from ...errors import GraphError
 from .checker import silent_onnx_ir
 from .edit import subgraphs
 from .opset_forms import invalid

@@ -6,7 +6,7 @@ from pathlib import Path, PureWindowsPath
 
 import onnx_ir as ir
 
-from ..runtime.errors import GraphError
+from ...errors import GraphError
 from .lazy import shape_of
 
 

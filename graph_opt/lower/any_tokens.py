@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
+from ...errors import GraphError
+from ..analysis.decoder_inputs import fixed_tokens
 from ..passes.base import GraphPass
-from ..passes.decoder_inputs import fixed_tokens
 
 
 class AnyTokensPass(GraphPass):

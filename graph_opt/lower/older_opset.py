@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, shared_constant
-from ..opset_forms import missing_form
+from ...errors import GraphError
+from ..graph.edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, replace, shared_constant
+from ..graph.opset_forms import missing_form
 from ..passes.base import GraphPass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..edit import MICROSOFT
+from ..graph.edit import MICROSOFT
 
 
 class QuickGelu:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .passes.base import GraphPass
+from .base import GraphPass
 
 
 class Fixpoint(GraphPass):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from onnxscript.rewriter import MatchResult, RewriteRule, RewriteRuleSet
 
-from ..passes.base import GraphPass, Refusal
+from .base import GraphPass, Refusal
 
 
 class Rule(Protocol):

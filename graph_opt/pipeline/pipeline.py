@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ..runtime.errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
-from .checker import complaint
-from .graph_facts import count_operators, describe_tensor, initializers, weights_by_type
-from .lazy import map_weights
-from .load import check_model
-from .passes.base import GraphPass, Refusal, pass_name
+from ...errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
+from ..graph.checker import complaint
+from ..graph.graph_facts import count_operators, describe_tensor, initializers, weights_by_type
+from ..graph.lazy import map_weights
+from ..graph.load import check_model
+from ..graph.weight_errors import weight_errors
+from ..passes.base import GraphPass, Refusal, pass_name
 from .report import PassReport, Report
-from .weight_errors import weight_errors
 
 _LARGEST = 12
 

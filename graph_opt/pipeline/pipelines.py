@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ..passes.cleanup.merge_duplicates import MergeDuplicatesPass
+from ..passes.cleanup.remove_identities import RemoveIdentitiesPass
+from ..passes.normalize.lower_opset import LowerOpsetPass
 from .canonical import canonical_passes
-from .passes.lower_opset import LowerOpsetPass
-from .passes.merge_duplicates import MergeDuplicatesPass
-from .passes.remove_identities import RemoveIdentitiesPass
 
 
 def portable_passes() -> list[ir.passes.PassBase]:

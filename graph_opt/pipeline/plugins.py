@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..runtime.errors import UsageError
-from .rules.base import RulePass
+from ...errors import UsageError
+from ..passes.rules import RulePass
 
 ENTRY_POINT_GROUP = "carryall.passes"
 _RULE_METHODS = ("pattern", "check", "rewrite")

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .graph_facts import layer_pattern
-from .passes.base import Refusal
+from ..graph.graph_facts import layer_pattern
+from ..passes.base import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...runtime.errors import UsageError
+from ...errors import UsageError
 from ..passes.base import GraphPass
-from . import hqq, kquant
-from .blockwise import BlockFormat, Quantizer, round_to_nearest
-from .calibrated import CALIBRATED, QuantizedLayers
-from .dynamic_int8 import DynamicQuantizationPass
-from .half import HALF_TYPES, HalfPrecisionPass
-from .static_int8 import StaticQuantizationPass
-from .weight_only import Forms, WeightOnlyQuantizationPass
+from .algorithms import hqq, kquant
+from .algorithms.blockwise import BlockFormat, Quantizer, round_to_nearest
+from .formats.dynamic_int8 import DynamicQuantizationPass
+from .formats.half import HALF_TYPES, HalfPrecisionPass
+from .formats.static_int8 import StaticQuantizationPass
+from .formats.weight_only import Forms, WeightOnlyQuantizationPass
+from .search.calibrated import CALIBRATED, QuantizedLayers
 
 METHODS: dict[str, BlockFormat | None] = {
     "int4": BlockFormat(bits=4, block_size=128),

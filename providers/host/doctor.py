@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..runtime.errors import CarryallError, UsageError
-from . import get_provider, libraries, machine, nvidia, ort, provider_names
+from ...errors import CarryallError, UsageError
+from .. import get_provider, provider_names
+from ..base import Provider
+from ..ort import ort
+from . import libraries, machine, nvidia
 from .accelerators import accelerators
-from .base import Provider
 from .machine import memory_bandwidth
 
 __all__ = ["Diagnosis", "ProviderReport", "diagnose", "memory_bandwidth"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from ..runtime.errors import ProviderUnavailableError
-from . import libraries, ort
+from ...errors import ProviderUnavailableError
+from ..ort import ort
+from . import libraries
 from .libraries import Library
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"

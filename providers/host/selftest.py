@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph_opt.pipeline import run
-from .base import Provider, Row, Runner, RunnerConfig
+from ...graph_opt.pipeline.pipeline import run
+from ..base import Provider, Row, Runner, RunnerConfig
 
 SLOTS = 3
 # 16-bit floats and int8 activations move logits by as much of the largest, and a near tie may fall otherwise.

@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from ..runtime.errors import ProviderRuntimeError
+from ...errors import ProviderRuntimeError
 
 Copies = list[tuple[int, int]]  # (source, target) blocks whose content the caller must copy, in order
 

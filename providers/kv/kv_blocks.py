@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .base import Squeeze
+from ..base import Squeeze
 from .kv_selection import chosen_rows
 
 Array = npt.NDArray[Any]

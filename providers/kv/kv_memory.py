@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import ProviderRuntimeError
-from .base import Squeeze
+from ...errors import ProviderRuntimeError
+from ..base import Squeeze
 from .kv_selection import chosen_rows
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .base import Squeeze
+from ..base import Squeeze
 
 
 def chosen_rows(keys: npt.NDArray[Any], squeeze: Squeeze, *, windowed: bool) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..runtime.errors import GraphError
+from ...errors import GraphError
 from .kv_memory import KVSpec
 
 INPUT_IDS = "input_ids"

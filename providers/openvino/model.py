@@ -14,9 +14,9 @@ from openvino import opset13 as ops
 from openvino.frontend.onnx import ConversionExtension
 from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
-from ..graph_opt.lower.paged import DOMAIN, OPERATOR
-from ..runtime.errors import GraphError, ModelNotFoundError, ProviderUnavailableError
-from . import machine
+from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
+from ...graph_opt.lower.pipelines.paged import DOMAIN, OPERATOR
+from ..host import machine
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
 

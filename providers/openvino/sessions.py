@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
-from ..graph_opt.lower.paged import PagedLayer
-from ..runtime.errors import ProviderRuntimeError
-from .base import Squeeze
-from .explicit_runner import ExplicitGraph
-from .kv_blocks import AFFINE_BYTES, BlockLayer
-from .openvino_model import one_line
-from .paged_runner import Logits, PagedBatch
-from .slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
+from ...errors import ProviderRuntimeError
+from ...graph_opt.lower.pipelines.paged import PagedLayer
+from ..base import Squeeze
+from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
+from ..kv.slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
+from ..runners.explicit_runner import ExplicitGraph
+from ..runners.paged_runner import Logits, PagedBatch
+from .model import one_line
 
 
 class OpenVinoPagedSession:

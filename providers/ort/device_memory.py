@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ..runtime.errors import ProviderRuntimeError
+from ...errors import ProviderRuntimeError
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import TOTAL_LENGTH, present_name
 from . import ort
-from .kv_memory import KVSpec
-from .slot_graph import TOTAL_LENGTH, present_name
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
 
 # The kernels read this input on the host, whatever the device (onnxruntime's contrib_ops/cuda/bert/

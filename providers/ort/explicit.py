@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import GraphError, ProviderRuntimeError
+from ...errors import GraphError, ProviderRuntimeError
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, TYPES, present_name
+from ..runners.explicit_runner import ExplicitGraph, Logits, known_size
 from . import ort
 from .device_memory import Device
-from .explicit_runner import ExplicitGraph, Logits, known_size
-from .kv_memory import KVSpec
-from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, TYPES, present_name
 from .slot_memory import shared_value
 
 _PAST = "past_key_values."

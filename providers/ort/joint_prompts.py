@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .base import Row
-from .slot_graph import CACHE_ROWS, INPUT_IDS, POSITION_IDS, POSITIONS, SEQLENS_K, TOTAL_LENGTH
+from ..base import Row
+from ..kv.slot_graph import CACHE_ROWS, INPUT_IDS, POSITION_IDS, POSITIONS, SEQLENS_K, TOTAL_LENGTH
 
 
 def can_join(row: Row) -> bool:

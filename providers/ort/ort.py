@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..runtime.errors import (
+from ...errors import (
     CarryallError,
     GraphError,
     MissingExtraError,
@@ -18,7 +18,7 @@ from ..runtime.errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from .placement import (
+from ..placement import (
     RECORD,
     Placement,
     heavy_nodes,

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..graph_opt.lower.ort_paged import BEGINS, BOUNDS, PAST, TABLE
-from ..runtime.errors import GraphError, ProviderRuntimeError
+from ...errors import GraphError, ProviderRuntimeError
+from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
+from ..base import Squeeze
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, POSITIONS, TYPES
+from ..runners.explicit_runner import known_size
+from ..runners.paged_runner import Logits, PagedBatch
 from . import ort
-from .base import Squeeze
 from .device_memory import DeviceMemory
-from .explicit_runner import known_size
-from .kv_memory import KVSpec
-from .paged_runner import Logits, PagedBatch
-from .slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, POSITIONS, TYPES
 from .slot_memory import shared_value
 
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ..graph_opt.lower.kernels import Kernels
-from ..graph_opt.lower.slots import SlotOptions, slot_passes
-from ..graph_opt.quantize.half import HALF_TYPES
-from ..runtime.errors import CarryallError, ProviderUnavailableError, UsageError
+from ...errors import CarryallError, ProviderUnavailableError, UsageError
+from ...graph_opt.lower.kernels import Kernels
+from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from ...graph_opt.quantize.formats.half import HALF_TYPES
+from ..base import Provider, Runner, RunnerConfig
 from . import ort
-from .base import Provider, Runner, RunnerConfig
 from .slot_runner import SlotRunner
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..runtime.errors import ProviderRuntimeError
+from ...errors import ProviderRuntimeError
+from ..base import Squeeze
+from ..kv.kv_memory import KVMemory, KVSpec
+from ..kv.slot_graph import present_name
 from . import ort
-from .base import Squeeze
-from .kv_memory import KVMemory, KVSpec
-from .slot_graph import present_name
 
 Array = npt.NDArray[Any]
 

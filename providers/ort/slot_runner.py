@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import ProviderRuntimeError, UsageError
-from . import ort
-from .base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows, rows_in_cache
-from .joint_prompts import can_join, joint_feeds
-from .kv_memory import KVSpec
-from .slot_graph import (
+from ...errors import ProviderRuntimeError, UsageError
+from ..base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows, rows_in_cache
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import (
     CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
@@ -39,6 +37,8 @@ from .slot_graph import (
     SlotGraph,
     read_slot_graph,
 )
+from . import ort
+from .joint_prompts import can_join, joint_feeds
 from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
 

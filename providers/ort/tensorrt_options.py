@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..graph_opt.load import read_model
+from ...graph_opt.graph.load import read_model
 
 _log = logging.getLogger(__name__)
 _RECORD = "engines.json"

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
-from .base import Row, RunnerConfig, RunnerInfo, check_rows
-from .kv_memory import KVSpec
-from .slot_graph import HIDDEN_STATES, INPUT_IDS, POSITIONS
+from ...errors import GraphError, ProviderRuntimeError, UsageError
+from ..base import Row, RunnerConfig, RunnerInfo, check_rows
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import HIDDEN_STATES, INPUT_IDS, POSITIONS
 
 _MASK, _POSITION_IDS = "attention_mask", "position_ids"
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import ProviderRuntimeError
-from .base import Row, RunnerInfo, Squeeze, check_rows, rows_in_cache
-from .block_pool import BlockPool, Copies
+from ...errors import ProviderRuntimeError
+from ..base import Row, RunnerInfo, Squeeze, check_rows, rows_in_cache
+from ..kv.block_pool import BlockPool, Copies
 
 Logits = npt.NDArray[np.float32]
 

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime import errors
-from ..runtime.errors import CarryallError, ProviderRuntimeError
-from . import get_provider
-from .base import Row, Runner, RunnerConfig, RunnerInfo, Squeeze
+from ... import errors
+from ...errors import CarryallError, ProviderRuntimeError
+from .. import get_provider
+from ..base import Row, Runner, RunnerConfig, RunnerInfo, Squeeze
 
 _CLOSE_SECONDS = 10
 

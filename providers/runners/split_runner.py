@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.errors import ProviderRuntimeError
-from .base import MovableRunner, Row, Runner, RunnerInfo, Squeeze, SqueezingRunner, TrimmingRunner
+from ...errors import ProviderRuntimeError
+from ..base import MovableRunner, Row, Runner, RunnerInfo, Squeeze, SqueezingRunner, TrimmingRunner
 
 
 class SplitRunner:

@@ -10,16 +10,17 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ..graph_opt.edit import nodes_of
-from ..graph_opt.lower.blocked_weight import BlockedWeight, blocked_weight
-from ..graph_opt.lower.kernels import CPU
-from ..graph_opt.lower.slots import slot_passes
-from ..runtime.errors import ProviderUnavailableError, UsageError
-from . import machine, ort
-from .base import Runner, RunnerConfig
-from .ort_provider import OrtProvider
-from .slot_policy import SlotPolicy
-from .slot_runner import SlotRunner
+from ...errors import ProviderUnavailableError, UsageError
+from ...graph_opt.graph.edit import nodes_of
+from ...graph_opt.lower.kernels import CPU
+from ...graph_opt.lower.pipelines.slots import slot_passes
+from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
+from ..base import Runner, RunnerConfig
+from ..host import machine
+from ..ort import ort
+from ..ort.provider import OrtProvider
+from ..ort.slot_policy import SlotPolicy
+from ..ort.slot_runner import SlotRunner
 
 _log = logging.getLogger(__name__)
 

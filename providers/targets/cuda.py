@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..graph_opt.lower.kernels import CUDA
-from ..graph_opt.lower.ort_paged import block_size
-from ..runtime.errors import CarryallError, ProviderRuntimeError
-from . import libraries, nvidia, ort
-from .base import Runner, RunnerConfig, RunnerInfo
-from .block_pool import BlockPool
-from .device_memory import Device, DeviceMemory
-from .kv_memory import KVSpec
-from .ort_paged import OrtPagedSession, read_paged_graph
-from .ort_provider import OrtProvider, is_paged
-from .paged_runner import PagedRunner
-from .slot_policy import SlotPolicy, powers_of_two
-from .slot_runner import SlotRunner
+from ...errors import CarryallError, ProviderRuntimeError
+from ...graph_opt.lower.kernels import CUDA
+from ...graph_opt.lower.pipelines.ort_paged import block_size
+from ..base import Runner, RunnerConfig, RunnerInfo
+from ..host import libraries, nvidia
+from ..kv.block_pool import BlockPool
+from ..kv.kv_memory import KVSpec
+from ..ort import ort
+from ..ort.device_memory import Device, DeviceMemory
+from ..ort.paged import OrtPagedSession, read_paged_graph
+from ..ort.provider import OrtProvider, is_paged
+from ..ort.slot_policy import SlotPolicy, powers_of_two
+from ..ort.slot_runner import SlotRunner
+from ..runners.paged_runner import PagedRunner
 
 # Flash attention holds no matrix of scores, and a GPU wants long pieces.
 _PREFILL_CHUNK = 2048

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..graph_opt.lower.kernels import DIRECTML
-from . import ort
-from .base import Runner, RunnerConfig
-from .device_memory import Device, DeviceMemory
-from .kv_memory import KVSpec
-from .ort_provider import OrtProvider
-from .slot_policy import SlotPolicy
-from .slot_runner import SlotRunner
+from ...graph_opt.lower.kernels import DIRECTML
+from ..base import Runner, RunnerConfig
+from ..kv.kv_memory import KVSpec
+from ..ort import ort
+from ..ort.device_memory import Device, DeviceMemory
+from ..ort.provider import OrtProvider
+from ..ort.slot_policy import SlotPolicy
+from ..ort.slot_runner import SlotRunner
 
 # Names of the lowered graph's free sizes; see "The lowered graph" in docs/architecture.md.
 _DECODE_SIZES = {"batch": 1, "sequence": 1, "wanted": 1}

@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ..graph_opt.lower.kernels import Kernels
-from ..graph_opt.lower.standard import standard_passes
-from ..runtime.errors import ProviderUnavailableError, UsageError
-from . import ort
-from .base import Runner, RunnerConfig
-from .device_memory import Device
-from .explicit_runner import ExplicitRunner
-from .ort_explicit import OrtExplicitSession
-from .ort_provider import OrtProvider
+from ...errors import ProviderUnavailableError, UsageError
+from ...graph_opt.lower.kernels import Kernels
+from ...graph_opt.lower.pipelines.standard import standard_passes
+from ..base import Runner, RunnerConfig
+from ..ort import ort
+from ..ort.device_memory import Device
+from ..ort.explicit import OrtExplicitSession
+from ..ort.provider import OrtProvider
+from ..runners.explicit_runner import ExplicitRunner
 
 _SUFFIX = "ExecutionProvider"
 _LIBRARIES = (".so", ".dll", ".dylib")

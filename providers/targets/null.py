@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph_opt.load import read_model
-from ..runtime.errors import GraphError, ProviderRuntimeError, UsageError
-from .base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
+from ...errors import GraphError, ProviderRuntimeError, UsageError
+from ...graph_opt.graph.load import read_model
+from ..base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import nvidia
-from .libraries import Library
+from ..host import nvidia
+from ..host.libraries import Library
 from .tensorrt import TensorRTProvider
 
 

@@ -9,25 +9,25 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ..graph_opt.edit import static_size
-from ..graph_opt.layers import HIDDEN_STATES
-from ..graph_opt.lower.arithmetic_dequantize import COMMON_BLOCK_SIZE
-from ..graph_opt.lower.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
-from ..graph_opt.lower.kv_int8 import KV_CACHE_MODES
-from ..graph_opt.lower.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
-from ..runtime.errors import (
+from ...errors import (
     GraphError,
     MissingExtraError,
     ProviderRuntimeError,
     ProviderUnavailableError,
     UsageError,
 )
-from . import machine
-from .base import Provider, Runner, RunnerConfig, RunnerInfo
-from .block_pool import BlockPool
-from .explicit_runner import ExplicitGraph, ExplicitRunner, known_size
-from .kv_memory import KVSpec
-from .paged_runner import PagedRunner
+from ...graph_opt.analysis.layers import HIDDEN_STATES
+from ...graph_opt.graph.edit import static_size
+from ...graph_opt.lower.attention.kv_int8 import KV_CACHE_MODES
+from ...graph_opt.lower.outputs.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
+from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
+from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
+from ..base import Provider, Runner, RunnerConfig, RunnerInfo
+from ..host import machine
+from ..kv.block_pool import BlockPool
+from ..kv.kv_memory import KVSpec
+from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
+from ..runners.paged_runner import PagedRunner
 
 _PAST = "past_key_values."
 _PROPERTIES = {
@@ -84,7 +84,7 @@ class OpenVinoProvider(Provider):
 
     def device_names(self) -> list[str]:
         """What OpenVINO finds here."""
-        from .openvino_model import present_devices
+        from ..openvino.model import present_devices
 
         return present_devices()
 
@@ -99,7 +99,7 @@ class OpenVinoProvider(Provider):
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on the chosen device; has onnxruntime's ``run(output_names, feeds)``."""
-        from .openvino_model import OpenVinoSession
+        from ..openvino.model import OpenVinoSession
 
         return OpenVinoSession(self._compile(model, options or RunnerConfig())[1])
 
@@ -115,7 +115,7 @@ class OpenVinoProvider(Provider):
             return self._explicit_runner(model, config, facts)
         settings = self._checked(config.options)
         core, compiled = self._compile(model, config, facts)
-        from .openvino_sessions import OpenVinoPagedSession, make_cache
+        from ..openvino.sessions import OpenVinoPagedSession, make_cache
 
         shapes = {
             port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
@@ -155,7 +155,7 @@ class OpenVinoProvider(Provider):
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Attention is written out, so the cache has the inference's inputs and outputs for its home."""
-        from .openvino_sessions import OpenVinoExplicitSession
+        from ..openvino.sessions import OpenVinoExplicitSession
 
         _, compiled = self._compile(model, config, facts)
         graph = ExplicitGraph(
@@ -169,7 +169,7 @@ class OpenVinoProvider(Provider):
         reason = self.available()
         if reason is not None:
             raise ProviderUnavailableError(reason)
-        from .openvino_model import compile_model, open_core, own_precision, read
+        from ..openvino.model import compile_model, open_core, own_precision, read
 
         device = settings["device"]
         core = open_core(device)

@@ -9,18 +9,19 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ..graph_opt.load import read_model
-from ..graph_opt.lower.kernels import Kernels
-from ..graph_opt.lower.standard import standard_passes
-from ..runtime.errors import CarryallError, UsageError
-from . import libraries, machine, nvidia, ort
-from .base import Runner, RunnerConfig
-from .device_memory import Device
-from .explicit_runner import ExplicitRunner
-from .libraries import Library
-from .ort_explicit import OrtExplicitSession
-from .ort_provider import OrtProvider, compute_type
-from .tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+from ...errors import CarryallError, UsageError
+from ...graph_opt.graph.load import read_model
+from ...graph_opt.lower.kernels import Kernels
+from ...graph_opt.lower.pipelines.standard import standard_passes
+from ..base import Runner, RunnerConfig
+from ..host import libraries, machine, nvidia
+from ..host.libraries import Library
+from ..ort import ort
+from ..ort.device_memory import Device
+from ..ort.explicit import OrtExplicitSession
+from ..ort.provider import OrtProvider, compute_type
+from ..ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+from ..runners.explicit_runner import ExplicitRunner
 
 _log = logging.getLogger(__name__)
 

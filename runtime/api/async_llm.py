@@ -13,18 +13,18 @@ from typing import TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ..embedding import Pooling, check_pooling, embedding_questions, stacked
-from ..errors import CarryallError, EngineClosedError, RequestError
-from ..loading import LoadedModel, LoadOptions, load_model
-from ..outputs import RequestOutput
-from ..requests import Prompt, RequestFactory
-from ..sampling_params import SamplingParams
-from ..scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
-from ..text_model import TextModel
-from .engine import Engine, EngineConfig
-from .request import Request
-from .request_group import RequestGroup
-from .stats import EngineStats
+from ...errors import CarryallError, EngineClosedError, RequestError
+from ..engine.engine import Engine, EngineConfig
+from ..engine.requests.request import Request
+from ..engine.requests.request_group import RequestGroup
+from ..engine.stats import EngineStats
+from ..models.loading import LoadedModel, LoadOptions, load_model
+from ..types.outputs import RequestOutput
+from ..types.sampling_params import SamplingParams
+from .embedding import Pooling, check_pooling, embedding_questions, stacked
+from .requests import Prompt, RequestFactory
+from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from .text_model import TextModel
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from .engine.beam_search import Beam, BeamSearch, BeamSearchOptions
-from .errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
+from ...errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
+from ..engine.sampling.beam_search import Beam, BeamSearch, BeamSearchOptions
+from ..text.tokenizer import Tokenizer
+from ..types.outputs import CompletionOutput, RequestOutput
+from ..types.sampling_params import MAX_LOGPROBS, SamplingParams
 from .output_text import OutputText
-from .outputs import CompletionOutput, RequestOutput
-from .sampling_params import MAX_LOGPROBS, SamplingParams
-from .tokenizer import Tokenizer
 
 Generate = Callable[[list[list[int]], SamplingParams], list[RequestOutput]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ..providers import ort
-from .errors import ProviderRuntimeError, UsageError
+from ...errors import ProviderRuntimeError, UsageError
+from ...providers.ort import ort
 
 Tensors = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
+from ...errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 Results = dict[str, npt.NDArray[Any]]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .engine.request import Pooling as Pooling
-from .errors import ProviderRuntimeError, RequestError
-from .outputs import RequestOutput
+from ...errors import ProviderRuntimeError, RequestError
+from ..engine.requests.request import Pooling as Pooling
+from ..types.outputs import RequestOutput
+from ..types.sampling_params import SamplingParams
 from .requests import PooledPrompt
-from .sampling_params import SamplingParams
 from .scoring import Questions
 
 Vectors = npt.NDArray[np.float32]  # [texts, hidden_size]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..providers.base import Row, Runner
-from .engine.request import Pooling
-from .errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
+from ...errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
+from ...providers.base import Row, Runner
+from ..engine.requests.request import Pooling
 
 _CHUNK = 128
 

@@ -13,20 +13,20 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..exporter.package import Progress
+from ...errors import EngineClosedError, UsageError
+from ...exporter.package import Progress
+from ..engine.engine import Engine, EngineConfig
+from ..engine.requests.request_group import RequestGroup
+from ..engine.sampling.beam_search import BeamSearchOptions
+from ..engine.stats import EngineStats
+from ..models.loading import LoadedModel, load_model
+from ..text.chat_template import Message
+from ..types.outputs import RequestOutput
+from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
-from .chat_template import Message
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
-from .engine.beam_search import BeamSearchOptions
-from .engine.engine import Engine, EngineConfig
-from .engine.request_group import RequestGroup
-from .engine.stats import EngineStats
-from .errors import EngineClosedError, UsageError
 from .fair_lock import FairLock
-from .loading import LoadedModel, load_model
-from .outputs import RequestOutput
 from .requests import ChatPrompt, PooledPrompt, Prompt, RequestFactory
-from .sampling_params import SamplingParams
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
 from .uninterrupted import uninterrupted

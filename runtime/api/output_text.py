@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .detokenizer import Detokenizer
-from .outputs import ToolCall
-from .parsers.base import MessageParser
-from .sampling_params import SamplingParams
-from .stop_strings import StopStrings
-from .tokenizer import Tokenizer
+from ..text.detokenizer import Detokenizer
+from ..text.parsers.base import MessageParser
+from ..text.stop_strings import StopStrings
+from ..text.tokenizer import Tokenizer
+from ..types.outputs import ToolCall
+from ..types.sampling_params import SamplingParams
 
 # Enough for a tokenizer that joins words, and for a character of several tokens.
 _CONTEXT = 6

@@ -12,21 +12,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from .chat_template import Message
+from ...errors import InvalidSamplingError, RequestError, UsageError
+from ..engine.requests.request import Grammar, Pooling, Request
+from ..engine.requests.request_group import RequestGroup, sample_params
+from ..engine.schedule.admission import check_token_ids
+from ..models.loading import LoadedModel
+from ..text.chat_template import Message
+from ..text.parsers.base import MessageParser
+from ..text.parsers.registry import message_parser
+from ..text.tokenizer import Tokenizer
+from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
-from .engine.admission import check_token_ids
-from .engine.request import Grammar, Pooling, Request
-from .engine.request_group import RequestGroup, sample_params
-from .errors import InvalidSamplingError, RequestError, UsageError
-from .loading import LoadedModel
 from .output_text import OutputText
-from .parsers.base import MessageParser
-from .parsers.registry import message_parser
-from .sampling_params import SamplingParams
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .grammars import GrammarCompiler
+    from ..text.grammars import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class RequestFactory:
         """The grammar of a structured output, compiled or about to be."""
         if params.structured_output is None:
             return None
-        from .grammars import GrammarCompiler  # loaded on demand: few requests need it
+        from ..text.grammars import GrammarCompiler  # loaded on demand: few requests need it
 
         with self._lock:
             if self._grammars is None:

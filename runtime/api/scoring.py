@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .errors import ProviderRuntimeError, RequestError, UsageError
-from .outputs import Logprob, RequestOutput
+from ...errors import ProviderRuntimeError, RequestError, UsageError
+from ..types.outputs import Logprob, RequestOutput
+from ..types.sampling_params import SamplingParams
 from .requests import ChatPrompt, Prompt, RequestFactory
-from .sampling_params import SamplingParams
 
 T = TypeVar("T")
 

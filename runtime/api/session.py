@@ -17,8 +17,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..providers import get_provider, has_argument, ort
-from ..providers.placement import (
+from ...errors import ModelNotFoundError, UsageError
+from ...providers import get_provider, has_argument
+from ...providers.ort import ort
+from ...providers.placement import (
     RECORD,
     Placement,
     heavy_nodes,
@@ -27,7 +29,6 @@ from ..providers.placement import (
     summarise,
     weight_bytes_by_node,
 )
-from .errors import ModelNotFoundError, UsageError
 
 ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our error, with the remedy
 import onnxruntime  # noqa: E402

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .chat_template import Message
-from .engine.engine import Engine
+from ..engine.engine import Engine
+from ..text.chat_template import Message
+from ..text.tokenizer import Tokenizer
 from .requests import ChatPrompt, RequestFactory
-from .tokenizer import Tokenizer
 
 
 class TextModel:

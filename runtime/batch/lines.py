@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..errors import RequestError
+from ...errors import RequestError
 from ..service.messages import GenerationRequest
 from ..service.openai import ENDPOINTS, Endpoint
 

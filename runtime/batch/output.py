@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from ..errors import OutputExistsError, UsageError
+from ...errors import OutputExistsError, UsageError
 
 
 class ResultFile:

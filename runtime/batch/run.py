@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ProviderError, RequestCancelled, RequestError
+from ...errors import ProviderError, RequestCancelled, RequestError
 from ..service.deltas import collect
 from ..service.handler import LLMHandler
 from ..service.messages import Generation

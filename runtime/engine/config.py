@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .sampler import BatchLogitsProcessor
+from .sampling.sampler import BatchLogitsProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
-from ..errors import ProviderRuntimeError
-from .draw import NUCLEUS
-from .filters import Filters, Floats, choose, is_kept, weigh
-from .sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
-from .sampling_state import SamplingState
-from .scheduler import StepPlan
-from .top_candidates import Candidates, Row
+from .sampling.draw import NUCLEUS
+from .sampling.filters import Filters, Floats, choose, is_kept, weigh
+from .sampling.sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
+from .sampling.sampling_state import SamplingState
+from .sampling.top_candidates import Candidates, Row
+from .schedule.scheduler import StepPlan
 
 # Relative error of a float32 sum of a vocabulary's exponentials, here or on a device.
 _ROUNDING = 1e-4

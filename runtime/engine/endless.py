@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import UsageError
-from .request import Request
-from .scheduler import Scheduler
+from ...errors import UsageError
+from .requests.request import Request
+from .schedule.scheduler import Scheduler
 from .speculation.speculator import Speculator
 
 

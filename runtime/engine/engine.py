@@ -8,29 +8,23 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+from ...errors import CarryallError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
 from ...providers.base import Runner, RunnerInfo
-from ..errors import (
-    CarryallError,
-    ProviderRuntimeError,
-    QueueFullError,
-    RequestError,
-    UsageError,
-)
-from .admission import checked_room
-from .compiling import CompilingRequests
 from .config import EngineConfig as EngineConfig
-from .deadlines import Deadlines
 from .endless import EndlessText
-from .kv_tiers.chunk import Tier
-from .kv_tiers.mover import KVMover, make_tier
+from .kv.slot_operations import SlotOperations
+from .kv.slots import SlotTable, Windows
+from .kv.tiers.mover import KVMover, make_tier
 from .plan_draws import draw_tokens, observe_prompts
 from .plan_runner import PlanRunner
-from .prompt_costs import PromptCosts
-from .request import Request
-from .sampler import NO_TOKEN, Sample
-from .scheduler import Scheduler, StepPlan
-from .slot_operations import SlotOperations
-from .slots import SlotTable, Windows
+from .requests.chunk import Tier
+from .requests.prompt_costs import PromptCosts
+from .requests.request import Request
+from .sampling.sampler import NO_TOKEN, Sample
+from .schedule.admission import checked_room
+from .schedule.compiling import CompilingRequests
+from .schedule.deadlines import Deadlines
+from .schedule.scheduler import Scheduler, StepPlan
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from ...providers.base import BestLogits
 from .draw_best import place, sample_rows
 from .plan_runner import Logits
-from .request import Request
-from .sampler import BatchLogitsProcessor, Sample
-from .scheduler import StepPlan
+from .requests.request import Request
+from .sampling.sampler import BatchLogitsProcessor, Sample
+from .schedule.scheduler import StepPlan
 
 
 def draw_tokens(

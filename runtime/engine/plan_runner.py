@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, Row, Runner
-from ..errors import ProviderRuntimeError
 from .draw_best import forward
-from .request import Request
-from .sampler import BatchLogitsProcessor
-from .scheduler import StepPlan
+from .requests.request import Request
+from .sampling.sampler import BatchLogitsProcessor
+from .schedule.scheduler import StepPlan
 
 _log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Iterable
 from typing import cast
 
+from ...errors import ProviderRuntimeError, UsageError
 from ...providers.base import Runner, RunnerInfo, Squeeze, SqueezingRunner
-from ..errors import ProviderRuntimeError, UsageError
 from .config import EngineConfig
-from .request import Request
-from .scheduler import Scheduler
+from .requests.request import Request
+from .schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 

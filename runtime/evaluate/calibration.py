@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..exporter.demo import CALIBRATION_TEXT
-from ..graph_opt.quantize.activations import MIN_TOKENS
-from .errors import UsageError
-from .tokenizer import Tokenizer
+from ...errors import UsageError
+from ...exporter.demo import CALIBRATION_TEXT
+from ...graph_opt.quantize.calibration.activations import MIN_TOKENS
+from ..text.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.int64]
 WINDOW, MAX_TOKENS = 512, 8192

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..providers.base import Row, Runner
-from .errors import ProviderRuntimeError, UsageError
+from ...errors import ProviderRuntimeError, UsageError
+from ...providers.base import Row, Runner
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..providers.machine import cache_root
-from .errors import UsageError
+from ...errors import UsageError
+from ...providers.host.machine import cache_root
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _RECORD = "entry.json"
 _ABANDONED_SECONDS = 24 * 3600
 _IN_USE_SECONDS = 3600  # whoever was given a folder this lately may yet open its files
 _DEFAULT_LIMIT_GB = 32.0
-_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exporter.save import Progress
-from ..providers import get_provider, provider_names
-from ..providers.base import Provider, Row, Runner, RunnerConfig
-from ..providers.machine import describe_machine
+from ...errors import CarryallError, ProviderUnavailableError
+from ...exporter.save import Progress
+from ...providers import get_provider, provider_names
+from ...providers.base import Provider, Row, Runner, RunnerConfig
+from ...providers.host.machine import describe_machine
 from .cache import cache_key, cached_folder
-from .errors import CarryallError, ProviderUnavailableError
 from .lowering import lowered_model
 from .model_source import ModelFiles
 

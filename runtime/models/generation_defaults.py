@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import PackageError
-from .sampling_params import SamplingParams
-from .tokenizer import read_optional_json
+from ...errors import PackageError
+from ..text.tokenizer import read_optional_json
+from ..types.sampling_params import SamplingParams
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _OFF: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "temperature": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ..exporter.package import Progress
-from ..graph_opt.lower.hidden_states import HiddenStatesPass
-from ..providers import get_provider
-from ..providers.base import Runner, RunnerConfig
-from ..providers.placement import Placement
-from .chat_template import ChatTemplate
-from .engine.speculation.proposer import Proposer
-from .errors import CarryallError, ProviderUnavailableError, UsageError
+from ...errors import CarryallError, ProviderUnavailableError, UsageError
+from ...exporter.package import Progress
+from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+from ...providers import get_provider
+from ...providers.base import Runner, RunnerConfig
+from ...providers.placement import Placement
+from ..engine.speculation.proposer import Proposer
+from ..text.chat_template import ChatTemplate
+from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .fastest import AUTO, Choice, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .lowering import lowered_model, with_context
 from .model_source import ModelFiles, resolve_model
 from .speculative import make_proposer
 from .split import first_provider, is_split, name_and_device, split_runner, with_device
-from .tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ..exporter.package import MODEL_FILE
-from ..exporter.save import Progress, save_model
-from ..graph_opt.passes.base import GraphPass
-from ..graph_opt.pipeline import run
-from ..graph_opt.pipelines import portable_passes
-from ..providers.base import Provider, RunnerConfig
+from ...errors import UsageError
+from ...exporter.package import MODEL_FILE
+from ...exporter.save import Progress, save_model
+from ...graph_opt.passes.base import GraphPass
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.pipeline.pipelines import portable_passes
+from ...providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
-from .errors import UsageError
 from .model_source import ModelFiles
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..exporter.config import context_lengths, read_config
-from ..exporter.demo import NAMES, demo_path
-from ..exporter.export import export_package
-from ..exporter.hub import download, is_hub_id
-from ..exporter.package import Package, Progress, fingerprint, write_package
-from ..graph_opt.load import load_model
-from ..graph_opt.passes.base import pass_name
-from ..graph_opt.pipeline import run
-from ..graph_opt.quantize.methods import Quantization, quantization
+from ...errors import ModelNotFoundError, UsageError
+from ...exporter.config import context_lengths, read_config
+from ...exporter.demo import NAMES, demo_path
+from ...exporter.export import export_package
+from ...exporter.hub import download, is_hub_id
+from ...exporter.package import Package, Progress, fingerprint, write_package
+from ...graph_opt.graph.load import load_model
+from ...graph_opt.passes.base import pass_name
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.quantize.methods import Quantization, quantization
 from .cache import cache_key, cached_folder
-from .errors import ModelNotFoundError, UsageError
 
 _LOWERED_INPUTS = ("seqlens_k", "block_indices")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .engine.speculation.draft_model import DraftModel
-from .engine.speculation.prompt_lookup import PromptLookup
-from .engine.speculation.proposer import Proposer
-from .errors import UsageError
+from ...errors import UsageError
+from ..engine.speculation.draft_model import DraftModel
+from ..engine.speculation.prompt_lookup import PromptLookup
+from ..engine.speculation.proposer import Proposer
 
 if TYPE_CHECKING:
     from .loading import LoadedModel

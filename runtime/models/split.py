@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..exporter.save import Progress
-from ..graph_opt.layers import KeepLayersPass, LayerRange
-from ..providers import get_provider, has_argument
-from ..providers.base import Runner, RunnerConfig
-from ..providers.process_runner import ProcessRunner
-from ..providers.split_runner import SplitRunner
-from .errors import CarryallError, UsageError
+from ...errors import CarryallError, UsageError
+from ...exporter.save import Progress
+from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
+from ...providers import get_provider, has_argument
+from ...providers.base import Runner, RunnerConfig
+from ...providers.runners.process_runner import ProcessRunner
+from ...providers.runners.split_runner import SplitRunner
 from .lowering import lowered_model
 from .model_source import ModelFiles
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from ..errors import ProviderRuntimeError, RequestCancelled
-from ..outputs import CompletionOutput, RequestOutput
+from ...errors import ProviderRuntimeError, RequestCancelled
+from ..types.outputs import CompletionOutput, RequestOutput
 from .messages import Choice, Delta, Generation, Usage
 
 

@@ -6,8 +6,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ...errors import UsageError
 from ...proto import carryall_pb2, carryall_pb2_grpc
-from ..errors import UsageError
 from .config import ServerConfig
 from .grpc_service import LLMServicer
 from .handler import LLMHandler

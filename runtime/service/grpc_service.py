@@ -8,9 +8,7 @@ from typing import Any
 
 import grpc
 
-from ...proto import carryall_pb2 as pb
-from ...proto import carryall_pb2_grpc
-from ..errors import (
+from ...errors import (
     CarryallError,
     EngineClosedError,
     QueueFullError,
@@ -18,6 +16,8 @@ from ..errors import (
     RequestError,
     ServiceUnavailableError,
 )
+from ...proto import carryall_pb2 as pb
+from ...proto import carryall_pb2_grpc
 from .grpc_messages import from_request, to_model_info, to_response
 from .handler import LLMHandler
 

@@ -7,9 +7,9 @@ import functools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
-from ..engine.async_llm import AsyncLLM
-from ..errors import EngineClosedError, ServiceUnavailableError
-from ..requests import Prompt
+from ...errors import EngineClosedError, ServiceUnavailableError
+from ..api.async_llm import AsyncLLM
+from ..api.requests import Prompt
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RequestError
-from ..outputs import Logprob
-from ..sampling_params import SamplingParams
+from ...errors import RequestError
+from ..types.outputs import Logprob
+from ..types.sampling_params import SamplingParams
 from .messages import (
     Choice,
     Conversation,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-from ..errors import EngineClosedError
+from ...errors import EngineClosedError
 from .config import ServerConfig
 from .grpc_server import GrpcServer
 from .handler import LLMHandler

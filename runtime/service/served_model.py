@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ...providers.placement import Placement
-from ..engine.async_llm import AsyncLLM
+from ..api.async_llm import AsyncLLM
 from ..engine.engine import EngineConfig
-from ..loading import LoadOptions, load_model
+from ..models.loading import LoadOptions, load_model
 from .messages import ModelInfo
 
 

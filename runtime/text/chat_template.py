@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from .errors import ChatTemplateError
+from ...errors import ChatTemplateError
 from .template_sandbox import MAX_SIZE, SANDBOX
 from .tokenizer import read_optional_json
 

@@ -13,8 +13,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InvalidSamplingError
-from .structured_output import StructuredOutput
+from ...errors import InvalidSamplingError
+from ..types.structured_output import StructuredOutput
 from .tokenizer import Tokenizer
 
 _KEPT = 128

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from .errors import PackageError, RequestError
+from ...errors import PackageError, RequestError
 
 TOKENIZER_FILE = "tokenizer.json"
 

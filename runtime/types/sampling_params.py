@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InvalidSamplingError
+from ...errors import InvalidSamplingError
 from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 64

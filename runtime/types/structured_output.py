@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from .errors import InvalidSamplingError
+from ...errors import InvalidSamplingError
 
 _MOST_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from carryall.cli import carryall
 from carryall.cli.group import SUMMARIES
-from carryall.runtime.errors import CheckpointError, ModelNotFoundError
+from carryall.errors import CheckpointError, ModelNotFoundError
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:

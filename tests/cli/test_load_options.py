@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
-from carryall.runtime.errors import CarryallError
+from carryall.errors import CarryallError
 
 EVERYWHERE = {
     *("--provider", "--split", "--provider-option", "--ep-library", "--allow-fallback"),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from carryall.cli import carryall
 from carryall.cli.options import provider_options_option
-from carryall.runtime.errors import CarryallError
+from carryall.errors import CarryallError
 
 
 @provider_options_option

@@ -14,15 +14,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_sharded, write_tiny
 
-from carryall.exporter.export import export_model, export_package
-from carryall.exporter.weights import WeightWarning
-from carryall.runtime.errors import (
+from carryall.errors import (
     CarryallError,
     CheckpointError,
     ModelNotFoundError,
     OutputExistsError,
     UnsupportedModelError,
 )
+from carryall.exporter.export import export_model, export_package
+from carryall.exporter.weights import WeightWarning
 
 Tensors = dict[str, npt.NDArray[Any]]
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tiny_models import tiny_config
 
+from carryall.errors import CheckpointError
 from carryall.exporter.config import DecoderConfig, RopeConfig, context_lengths
 from carryall.exporter.export import family
-from carryall.runtime.errors import CheckpointError
 
 
 def normalised(model_type: str, **overrides: Any) -> DecoderConfig:

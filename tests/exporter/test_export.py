@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model, export_package, families
 from carryall.exporter.signature import DecoderSignature
-from carryall.runtime.errors import GraphError
 
 
 def weights(model: ir.Model) -> dict[str, ir.LazyTensor]:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import MissingExtraError, ModelNotFoundError
 from carryall.exporter import hub
 from carryall.exporter.export import export_model
-from carryall.runtime.errors import MissingExtraError, ModelNotFoundError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

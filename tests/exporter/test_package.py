@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import PackageError
 from carryall.exporter.export import export_package
 from carryall.exporter.package import COPIED_FILES, Package, fingerprint, write_package
-from carryall.runtime.errors import PackageError
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 from tiny_models import write_sharded, write_tiny
 
+from carryall.errors import CheckpointError
 from carryall.exporter.weights import Checkpoint
-from carryall.runtime.errors import CheckpointError
 
 
 def checkpoint_of(folder: Path, **tensors: npt.NDArray[Any]) -> Checkpoint:

@@ -10,12 +10,12 @@ import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.providers import ort
 from carryall.providers.base import RunnerConfig
-from carryall.providers.cuda import CudaProvider
-from carryall.providers.directml import DirectMLProvider
-from carryall.providers.libraries import Library
-from carryall.providers.tensorrt import TensorRTProvider
+from carryall.providers.host.libraries import Library
+from carryall.providers.ort import ort
+from carryall.providers.targets.cuda import CudaProvider
+from carryall.providers.targets.directml import DirectMLProvider
+from carryall.providers.targets.tensorrt import TensorRTProvider
 
 FREE_MEMORY = 2**30
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
+from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Pooling, Request
+from carryall.runtime.engine.requests.request import Pooling, Request
 from carryall.runtime.engine.speculation.proposer import Proposer
-from carryall.runtime.errors import ProviderRuntimeError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 VOCAB = 256
 TRIM_STEP = 8

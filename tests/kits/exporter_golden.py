@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-FOLDER = Path(__file__).parent / "exporter" / "golden"
+FOLDER = Path(__file__).resolve().parents[1] / "exporter" / "golden"
 PROMPT_LENGTH, PADDING, NEW_TOKENS, STORED_STEPS = 14, 5, 32, 6
 COLUMNS = slice(None, None, 7)  # of the vocabulary; the others would only make the files larger
 LIVE_TOLERANCE = 1e-4

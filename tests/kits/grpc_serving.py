@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
-from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.config import ServerConfig
 from carryall.runtime.service.grpc_server import GrpcServer
 from carryall.runtime.service.handler import LLMHandler

@@ -9,10 +9,10 @@ from typing import Any
 from text_kit import byte_level
 
 from carryall.providers.base import RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
-from carryall.runtime.chat_template import ChatTemplate
-from carryall.runtime.generation_defaults import GenerationDefaults
-from carryall.runtime.loading import LoadedModel
+from carryall.providers.targets.null import NullOptions, NullRunner
+from carryall.runtime.models.generation_defaults import GenerationDefaults
+from carryall.runtime.models.loading import LoadedModel
+from carryall.runtime.text.chat_template import ChatTemplate
 
 END = 257
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools or '' }}"

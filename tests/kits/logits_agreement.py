@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from carryall.graph_opt.runners import GraphRunner
+from carryall.graph_opt.compare.runners import GraphRunner
 
 
 def worst(first: GraphRunner, second: GraphRunner) -> float:

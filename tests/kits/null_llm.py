@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from carryall.exporter.demo import demo_path
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
-from carryall.runtime.chat_template import ChatTemplate
-from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.providers.targets.null import NullOptions, NullRunner
+from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.loading import LoadedModel
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.models.loading import LoadedModel
+from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
 

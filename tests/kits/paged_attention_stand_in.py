@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from carryall.graph_opt.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace
+from carryall.graph_opt.graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace
 from carryall.graph_opt.passes.base import GraphPass
 
 

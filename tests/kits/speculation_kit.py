@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from engine_kit import VOCAB, alone
 
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.proposer import Tokens
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RawTokenizer
 
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.text.tokenizer import Tokenizer
 
 WORDS = ["▁", "▁the", "▁cat", "s", "▁sat", "!", "▁été", "中", "\n", "▁of", "e"]
 

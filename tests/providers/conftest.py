@@ -10,13 +10,13 @@ from contract_kit import CONTEXT, LOWERED, SLOTS
 from device_stand_ins import STAND_INS
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Runner, RunnerConfig
-from carryall.runtime.errors import GraphError
 
 
 @pytest.fixture(params=[*provider_names(), *STAND_INS])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from contract_kit import CONTEXT, SLOTS, VOCAB, close_to, sequence, whole
 
+from carryall.errors import CarryallError, ProviderRuntimeError, UsageError
 from carryall.providers.base import Provider, Row, Runner
-from carryall.runtime.errors import CarryallError, ProviderRuntimeError, UsageError
 
 
 def test_info_describes_the_model(open_runner: Callable[..., Runner]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from contract_kit import CONTEXT, LOWERED, VOCAB, Logits, Tokens, close_to, sequence, whole
 
+from carryall.errors import ProviderRuntimeError
 from carryall.exporter.package import Package
 from carryall.providers.base import (
     BestLogits,
@@ -21,7 +22,6 @@ from carryall.providers.base import (
     SqueezingRunner,
     TrimmingRunner,
 )
-from carryall.runtime.errors import ProviderRuntimeError
 
 Open = Callable[..., Runner]
 # What the toy model needs to have them all.

@@ -16,7 +16,7 @@ from device_stand_ins import CudaOnCpu
 from slot_models import VOCAB, save_slot_model
 
 from carryall.providers.base import Provider, Row, RunnerConfig
-from carryall.providers.cpu import CpuProvider
+from carryall.providers.targets.cpu import CpuProvider
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -11,9 +11,10 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import graph
 
-from carryall.providers import ort, placement
+from carryall.errors import ProviderUnavailableError
+from carryall.providers import placement
+from carryall.providers.ort import ort
 from carryall.providers.placement import PlacedNode, Placement, heavy_nodes, stray_nodes, summarise
-from carryall.runtime.errors import ProviderUnavailableError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SHAPE, CONCAT = PlacedNode("Shape", "", "s"), PlacedNode("Concat", "", "c")

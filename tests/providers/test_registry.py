@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from carryall import providers
+from carryall.errors import ProviderUnavailableError, UsageError
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider
-from carryall.providers.cpu import CpuProvider
-from carryall.runtime.errors import ProviderUnavailableError, UsageError
+from carryall.providers.targets.cpu import CpuProvider
 
 
 @pytest.fixture
 def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A third party's provider, one that cannot be imported, and one that is no provider."""
     points = {
-        "theirs": "carryall.providers.cpu:CpuProvider",
+        "theirs": "carryall.providers.targets.cpu:CpuProvider",
         "broken": "nowhere:Thing",
         "odd": "builtins:dict",
     }

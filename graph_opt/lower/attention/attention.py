@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .. import probe
-from ..edit import (
+from ...analysis import probe
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     float_attribute,
@@ -23,8 +23,8 @@ from ..edit import (
     replace,
     static_size,
 )
-from ..passes.base import GraphPass
-from .kernels import Kernels
+from ...passes.base import GraphPass
+from ..kernels import Kernels
 
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"

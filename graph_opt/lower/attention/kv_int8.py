@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import UsageError
-from ..edit import MICROSOFT, add_initializer, constant, int_attribute, nodes_of, remove_unused, weight
-from ..lazy import shape_of
-from ..passes.base import GraphPass
+from ....errors import UsageError
+from ...graph.edit import MICROSOFT, add_initializer, constant, int_attribute, nodes_of, remove_unused, weight
+from ...graph.lazy import shape_of
+from ...passes.base import GraphPass
 
 KV_CACHE_MODES = ("auto", "int8", "float32")
 _OPERANDS = (

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, float_attribute, int_attribute, nodes_of, remove_unused, static_size, weight
-from ..passes.base import GraphPass
+from ...graph.edit import (
+    MICROSOFT,
+    float_attribute,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    static_size,
+    weight,
+)
+from ...passes.base import GraphPass
 
 _WEIGHTS = (14, 15)
 

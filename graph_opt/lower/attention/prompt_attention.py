@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     insert,
@@ -37,8 +37,8 @@ from ..edit import (
     static_size,
     weight,
 )
-from ..lazy import Array
-from ..passes.base import GraphPass
+from ...graph.lazy import Array
+from ...passes.base import GraphPass
 from .attention import SEQLENS_K, TOTAL_LENGTH
 
 CACHE_ROWS = "cache_rows"

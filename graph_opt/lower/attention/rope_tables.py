@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import probe
-from ..edit import add_initializer, insert, nodes_of
-from ..passes.base import GraphPass
+from ...analysis import probe
+from ...graph.edit import add_initializer, insert, nodes_of
+from ...passes.base import GraphPass
 
 
 class RopeTablesPass(GraphPass):

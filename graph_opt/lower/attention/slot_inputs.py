@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import MICROSOFT, insert, nodes_of, replace, shared_constant
-from ..passes.base import GraphPass
+from ....errors import GraphError
+from ...graph.edit import MICROSOFT, insert, nodes_of, replace, shared_constant
+from ...passes.base import GraphPass
 from .attention import SEQLENS_K, TOTAL_LENGTH
 
 _AXES = (("zero", 0), ("one", 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     MICROSOFT,
     constant,
     float_attribute,
@@ -20,8 +20,8 @@ from ..edit import (
     sole_consumer,
     weight,
 )
-from ..lazy import shape_of
-from ..passes.base import GraphPass
+from ...graph.lazy import shape_of
+from ...passes.base import GraphPass
 
 
 class BranchwiseNormsPass(GraphPass):

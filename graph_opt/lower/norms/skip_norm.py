@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     MICROSOFT,
     float_attribute,
     insert,
@@ -18,7 +18,7 @@ from ..edit import (
     sole_consumer,
     weight,
 )
-from ..passes.base import GraphPass
+from ...passes.base import GraphPass
 
 _LOWERED = {
     "RMSNormalization": "SkipSimplifiedLayerNormalization",

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import insert, remove_unused, replace, static_size, weight
-from ..passes.base import GraphPass
+from ....errors import GraphError
+from ...graph.edit import insert, remove_unused, replace, static_size, weight
+from ...passes.base import GraphPass
 from .logits import find_head
 
 LAST_HIDDEN_STATE = "last_hidden_state"

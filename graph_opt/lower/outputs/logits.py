@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import insert, shared_constant, weight
-from ..passes.base import GraphPass
+from ....errors import GraphError
+from ...graph.edit import insert, shared_constant, weight
+from ...passes.base import GraphPass
 
 LOGITS_POSITIONS = "logits_positions"
 _HEAD = frozenset({"Add", "Cast", "Div", "Gemm", "Identity", "MatMul", "Mul", "Reshape", "Tanh"})

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import shared_constant, static_size
-from ..passes.base import GraphPass
+from ....errors import GraphError
+from ...graph.edit import shared_constant, static_size
+from ...passes.base import GraphPass
 
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 

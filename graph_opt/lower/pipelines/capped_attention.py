@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import float_attribute, nodes_of
+from ...graph.edit import float_attribute, nodes_of
 from .standard import DecomposeAttentionPass
 
 

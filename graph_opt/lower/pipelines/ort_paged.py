@@ -10,11 +10,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..edit import MICROSOFT
-from .kv_int8 import CacheScales
-from .logits import SelectLogitsPass
+from ...graph.edit import MICROSOFT
+from ..attention.kv_int8 import CacheScales
+from ..attention.rope_tables import RopeTablesPass
+from ..outputs.logits import SelectLogitsPass
 from .paged import FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
-from .rope_tables import RopeTablesPass
 
 BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table"
 # [most new tokens of a row, most tokens of a row] on the host: without, the kernel waits for the device to

@@ -16,9 +16,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.errors import GraphError
-from .. import probe
-from ..edit import (
+from ....errors import GraphError
+from ...analysis import probe
+from ...analysis.layers import HIDDEN_STATES
+from ...graph.edit import (
     add_initializer,
     float_attribute,
     insert,
@@ -29,18 +30,17 @@ from ..edit import (
     shared_constant,
     static_size,
 )
-from ..layers import HIDDEN_STATES
-from ..passes.base import GraphPass
-from .any_tokens import AnyTokensPass
-from .arithmetic_dequantize import ArithmeticDequantizePass
-from .attention import rope_misfit
+from ...passes.base import GraphPass
+from ...passes.normalize.float_compute import FloatComputePass
+from ..any_tokens import AnyTokensPass
+from ..attention.attention import rope_misfit
+from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
+from ..attention.rope_tables import RopeTablesPass
+from ..outputs.logits import LOGITS_POSITIONS, SelectLogitsPass
+from ..outputs.wanted_rows import WantedRowsPass
+from ..products.arithmetic_dequantize import ArithmeticDequantizePass
+from ..products.weight_only_products import WeightOnlyProductsPass
 from .capped_attention import CappedAttentionPass
-from .float_compute import FloatComputePass
-from .kv_int8 import CacheScales, TakeCacheScalesPass
-from .logits import LOGITS_POSITIONS, SelectLogitsPass
-from .rope_tables import RopeTablesPass
-from .wanted_rows import WantedRowsPass
-from .weight_only_products import WeightOnlyProductsPass
 
 DOMAIN = "carryall"
 OPERATOR = "PagedAttention"

@@ -7,33 +7,33 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.errors import UsageError
-from ..quantize.half import HalfPrecisionPass
-from ..rules.base import RulePass
-from .any_tokens import AnyTokensPass
-from .attention import GroupQueryAttentionPass
-from .branchwise_norms import BranchwiseNormsPass
-from .dequantize_weights import DequantizeWeightsPass
-from .dynamic_int8 import DynamicProductsPass
-from .float_compute import FloatComputePass
-from .hidden_states import LastHiddenStatePass
-from .kernels import CPU, Kernels
-from .kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
-from .logits import SelectLogitsPass
-from .matmul_nbits import QuantizedWeightsPass
-from .merge import MergeProjectionsPass, PackedQKVPass
-from .moe import FusedExpertsPass
-from .norms_in_attention import NormsInAttentionPass
-from .older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
+from ....errors import UsageError
+from ...passes.normalize.float_compute import FloatComputePass
+from ...passes.rules import RulePass
+from ...quantize.formats.half import HalfPrecisionPass
+from ..any_tokens import AnyTokensPass
+from ..attention.attention import GroupQueryAttentionPass
+from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
+from ..attention.norms_in_attention import NormsInAttentionPass
+from ..attention.prompt_attention import PromptAttentionPass
+from ..attention.slot_inputs import SlotInputsPass
+from ..kernels import CPU, Kernels
+from ..norms.branchwise_norms import BranchwiseNormsPass
+from ..norms.skip_norm import SkipNormPass
+from ..older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
+from ..outputs.hidden_states import LastHiddenStatePass
+from ..outputs.logits import SelectLogitsPass
+from ..outputs.top_logits import TopLogitsPass
+from ..products.dequantize_weights import DequantizeWeightsPass
+from ..products.dynamic_int8 import DynamicProductsPass
+from ..products.matmul_nbits import QuantizedWeightsPass
+from ..products.merge import MergeProjectionsPass, PackedQKVPass
+from ..products.moe import FusedExpertsPass
+from ..products.static_int8 import StaticProductsPass
+from ..products.weight_only_products import WeightOnlyProductsPass
+from ..products.wide_products import WideProductsPass
+from ..quick_gelu import QuickGelu
 from .ort_paged import ort_paged_passes
-from .prompt_attention import PromptAttentionPass
-from .quick_gelu import QuickGelu
-from .skip_norm import SkipNormPass
-from .slot_inputs import SlotInputsPass
-from .static_int8 import StaticProductsPass
-from .top_logits import TopLogitsPass
-from .weight_only_products import WeightOnlyProductsPass
-from .wide_products import WideProductsPass
 
 _NEWEST = 23  # the portable graph's opset
 

@@ -14,15 +14,23 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..edit import float_attribute, insert, int_attribute, nodes_of, replace, shared_constant, static_size
-from ..passes.base import GraphPass
-from ..quantize.half import HalfPrecisionPass
-from .any_tokens import AnyTokensPass
-from .dequantize_weights import DequantizeWeightsPass, is_signed
-from .float_compute import FloatComputePass
-from .older_opset import DecomposeNormsPass, OlderOpsetPass
-from .rope_tables import RopeTablesPass
-from .weight_only_products import WeightOnlyProductsPass
+from ...graph.edit import (
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    replace,
+    shared_constant,
+    static_size,
+)
+from ...passes.base import GraphPass
+from ...passes.normalize.float_compute import FloatComputePass
+from ...quantize.formats.half import HalfPrecisionPass
+from ..any_tokens import AnyTokensPass
+from ..attention.rope_tables import RopeTablesPass
+from ..older_opset import DecomposeNormsPass, OlderOpsetPass
+from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
+from ..products.weight_only_products import WeightOnlyProductsPass
 
 OPSET = 21
 

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert, int_attribute, nodes_of, remove_unused, replace, weight
-from ..lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
-from ..passes.base import GraphPass
+from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
+from ...passes.base import GraphPass
 
 # Metadata: the largest number of weights of a column that share a scale in every blocked product, before this
 # pass cuts some smaller whose last block is not full: one such product shall not make small groups for all.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, int_attribute, weight
-from ..lazy import Array, lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles
+from ...graph.edit import add_initializer, int_attribute, weight
+from ...graph.lazy import Array, lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles
 
 _BITS = {ir.DataType.INT4: 4, ir.DataType.UINT4: 4, ir.DataType.INT8: 8, ir.DataType.UINT8: 8}
 _SIGNED = frozenset({ir.DataType.INT4, ir.DataType.INT8})

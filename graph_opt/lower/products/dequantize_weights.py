@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, int_attribute, nodes_of, replace, weight
-from ..lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
-from ..passes.base import GraphPass
+from ...graph.edit import add_initializer, int_attribute, nodes_of, replace, weight
+from ...graph.lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
+from ...passes.base import GraphPass
 
 Wanted = Callable[[ir.Node], bool]
 

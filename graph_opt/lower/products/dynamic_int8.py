@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, insert, nodes_of, sole_consumer
-from ..passes.base import GraphPass
+from ...graph.edit import MICROSOFT, insert, nodes_of, sole_consumer
+from ...passes.base import GraphPass
 from .integer_products import Product, lower_products, product_of
 
 

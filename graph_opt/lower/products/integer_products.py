@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert, remove_unused, replace, sole_consumer, weight
-from ..lazy import concat_last, lazy, shape_of
+from ...graph.edit import add_initializer, insert, remove_unused, replace, sole_consumer, weight
+from ...graph.lazy import concat_last, lazy, shape_of
 
 # Makes the node of the product, given weights, column scales, their zero points and perhaps a bias.
 Kernel = Callable[[Sequence[ir.Value]], ir.Node]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     constant,
@@ -19,10 +19,10 @@ from ..edit import (
     shared_constant,
     weight,
 )
-from ..lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
-from ..passes.base import GraphPass
+from ...graph.lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
+from ...passes.base import GraphPass
+from ..kernels import Kernels
 from .blocked_weight import BlockedWeight, blocked_weight, middle_zero_points, packed_operands
-from .kernels import Kernels
 
 
 class QuantizedWeightsPass(GraphPass):

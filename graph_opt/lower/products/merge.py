@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
-from ..lazy import concat_last, shape_of
-from ..passes.base import GraphPass
+from ...graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import concat_last, shape_of
+from ...passes.base import GraphPass
 from .blocked_weight import BlockedWeight, blocked_weight
 
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...experts.mixture import Activation, Expert, Mixture, find_mixture
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     insert,
@@ -24,11 +25,10 @@ from ..edit import (
     shared_constant,
     weight,
 )
-from ..lazy import Array, lazy, shape_of, transpose
-from ..mixture import Activation, Expert, Mixture, find_mixture
-from ..passes.base import GraphPass
+from ...graph.lazy import Array, lazy, shape_of, transpose
+from ...passes.base import GraphPass
+from ..kernels import ExpertKernels
 from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
-from .kernels import ExpertKernels
 
 _ROUTER_WEIGHTS = 14  # QMoE's input
 

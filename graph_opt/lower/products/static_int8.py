@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, constant, insert, int_attribute, nodes_of, remove_unused, shared_constant
-from ..passes.base import GraphPass
+from ...graph.edit import MICROSOFT, constant, insert, int_attribute, nodes_of, remove_unused, shared_constant
+from ...passes.base import GraphPass
 from .integer_products import Product, lower_products, product_of
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert, nodes_of, remove_unused, replace
-from ..lazy import lazy, shape_of
-from ..passes.base import GraphPass
+from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace
+from ...graph.lazy import lazy, shape_of
+from ...passes.base import GraphPass
 from .dynamic_int8 import dynamic_product
 from .integer_products import Product
 from .static_int8 import static_product, static_readers

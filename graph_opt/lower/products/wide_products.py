@@ -13,10 +13,18 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, shared_constant
-from ..lazy import Array
-from ..passes.base import GraphPass
-from ..quantize.integer_products import lazy_columns
+from ...graph.edit import (
+    MICROSOFT,
+    add_initializer,
+    insert,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+)
+from ...graph.lazy import Array
+from ...passes.base import GraphPass
+from ...quantize.formats.integer_products import lazy_columns
 from .blocked_weight import BlockedWeight, blocked_weight
 from .dequantize_weights import dequantized
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, nodes_of, replace
-from ..probe import MaskMeaning
-from .base import GraphPass
-from .decoder_inputs import CausalMasks, first_cache, fixed_tokens, is_decoder
-from .known_masks import joined_mask, known_meaning
-from .region import region
-from .token_axes import Mixed, TokenAxes
+from ...analysis.decoder_inputs import CausalMasks, first_cache, fixed_tokens, is_decoder
+from ...analysis.known_masks import joined_mask, known_meaning
+from ...analysis.probe import MaskMeaning
+from ...analysis.region import region
+from ...analysis.token_axes import Mixed, TokenAxes
+from ...graph.edit import insert, int_attribute, nodes_of, replace
+from ..base import GraphPass
 
 _PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
 _KINDS = ("key", "value")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, nodes_of, remove_unused, replace, shared_constant, static_size
-from .base import GraphPass
-from .decoder_inputs import find_input, first_cache, fixed_tokens
-from .known_masks import is_one_way
-from .probe_sizes import PROBES
-from .simplify_shapes import reshape_target
-from .token_axes import Mixed, TokenAxes
+from ...analysis.decoder_inputs import find_input, first_cache, fixed_tokens
+from ...analysis.known_masks import is_one_way
+from ...analysis.probe_sizes import PROBES
+from ...analysis.token_axes import Mixed, TokenAxes
+from ...graph.edit import insert, nodes_of, remove_unused, replace, shared_constant, static_size
+from ..base import GraphPass
+from ..normalize.simplify_shapes import reshape_target
 
 _SHAPE_CHANGERS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 

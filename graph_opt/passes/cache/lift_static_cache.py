@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, nodes_of, remove_unused, replace, static_size
-from .base import GraphPass
-from .decoder_inputs import is_decoder
+from ...analysis.decoder_inputs import is_decoder
+from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace, static_size
+from ..base import GraphPass
 
 _LENGTHS = 6  # where Attention takes nonpad_kv_seqlen
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import certainly_equal, constant, insert, nodes_of, remove_unused, replace, weight
-from ..probe import never_holds
-from .base import GraphPass
-from .decoder_inputs import is_decoder
+from ....errors import GraphError
+from ...analysis.decoder_inputs import is_decoder
+from ...analysis.probe import never_holds
+from ...graph.edit import certainly_equal, constant, insert, nodes_of, remove_unused, replace, weight
+from ..base import GraphPass
 
 _MOST_NODES = 64  # of a condition
 _SMALL = 64  # elements of its constants

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import remove_unused
-from .base import GraphPass
-from .decoder_inputs import is_decoder
+from ...analysis.decoder_inputs import is_decoder
+from ...graph.edit import remove_unused
+from ..base import GraphPass
 
 
 class DropHandedOnPass(GraphPass):

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, insert, subgraphs
-from .base import GraphPass
+from ...graph.edit import MICROSOFT, insert, subgraphs
+from ..base import GraphPass
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT})  # of others nobody knows whether they draw or remember
 _RANDOM = frozenset(

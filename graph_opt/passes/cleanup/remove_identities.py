@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import can_return, replace
-from .base import EveryGraphPass
+from ...graph.edit import can_return, replace
+from ..base import EveryGraphPass
 
 
 class RemoveIdentitiesPass(EveryGraphPass):

@@ -12,9 +12,9 @@ from math import erf
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, remove_unused, replace
-from .base import GraphPass
-from .region import Array, close, region
+from ...analysis.region import Array, close, region
+from ...graph.edit import insert, remove_unused, replace
+from ..base import GraphPass
 
 _ANCHORS = frozenset({"Erf", "Tanh", "Sigmoid"})
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Neg", "Erf", "Tanh", "Sigmoid", "Cast", "Sqrt"})

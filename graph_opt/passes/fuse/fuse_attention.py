@@ -12,11 +12,19 @@ from dataclasses import replace as changed
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, nodes_of, remove_unused, replace, shared_constant, sole_consumer
-from .attention_values import MaskKind, Meaning, Proposal, meaning
-from .base import GraphPass
-from .decoder_inputs import LOWEST
-from .head_layout import head_sizes, join_heads, split_heads
+from ...analysis.attention_values import MaskKind, Meaning, Proposal, meaning
+from ...analysis.decoder_inputs import LOWEST
+from ...analysis.head_layout import head_sizes, join_heads, split_heads
+from ...graph.edit import (
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    sole_consumer,
+)
+from ..base import GraphPass
 
 _SCALING = frozenset({"Mul", "Div"})
 _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Cast", "Identity"}

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import constant, int_attribute, nodes_of, remove_unused, replace, weight
-from ..lazy import shape_of
-from ..mixture import Mixture, find_mixture
-from ..write_mixture import Routing, write_mixture
-from .base import GraphPass
-from .expert_parts import ExpertPart, expert_parts
-from .region import Array, Region, close, evaluate_together, region
+from ...analysis.region import Array, Region, close, evaluate_together, region
+from ...experts.expert_parts import ExpertPart, expert_parts
+from ...experts.mixture import Mixture, find_mixture
+from ...experts.write_mixture import Routing, write_mixture
+from ...graph.edit import constant, int_attribute, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import shape_of
+from ..base import GraphPass
 
 _BATCH, _SEQUENCE = 2, 5
 _NODES_AN_EXPERT = 64

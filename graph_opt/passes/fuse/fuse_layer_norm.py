@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     constant,
     float_attribute,
     insert,
@@ -18,8 +18,8 @@ from ..edit import (
     sole_consumer,
     weight,
 )
-from ..lazy import shape_of
-from .base import GraphPass
+from ...graph.lazy import shape_of
+from ..base import GraphPass
 
 
 class FuseLayerNormPass(GraphPass):

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..edit import (
+from ...analysis.region import Region, close, region
+from ...graph.edit import (
     constant,
     insert,
     remove_unused,
@@ -20,8 +21,7 @@ from ..edit import (
     static_size,
     weight,
 )
-from .base import GraphPass
-from .region import Region, close, region
+from ..base import GraphPass
 
 _MAX_STEPS = 6
 _LONG = 64  # fixed axes of this size and more are probed with fewer

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import (
+from ....errors import GraphError
+from ...analysis.head_layout import head_sizes, join_heads, split_heads
+from ...analysis.probe import Probe
+from ...analysis.region import Array, close, region
+from ...graph.edit import (
     insert,
     int_attribute,
     nodes_of,
@@ -22,10 +25,7 @@ from ..edit import (
     sole_consumer,
     static_size,
 )
-from ..probe import Probe
-from .base import GraphPass
-from .head_layout import head_sizes, join_heads, split_heads
-from .region import Array, close, region
+from ..base import GraphPass
 
 _STEPS = 8
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])

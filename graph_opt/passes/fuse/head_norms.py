@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, remove_unused, replace, shared_constant, sole_consumer, static_size
-from .base import GraphPass
+from ...graph.edit import (
+    insert,
+    int_attribute,
+    remove_unused,
+    replace,
+    shared_constant,
+    sole_consumer,
+    static_size,
+)
+from ..base import GraphPass
 
 _NORMS = frozenset({"RMSNormalization", "LayerNormalization"})
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from ..edit import take_name
-from .base import GraphPass
-from .decoder_inputs import is_decoder
+from ...analysis.decoder_inputs import is_decoder
+from ...graph.edit import take_name
+from ..base import GraphPass
 
 _CONTRACT = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
 _LAYER_THEN_KIND = re.compile(r"(?:^|.*[._])(\d+)[._]?(key|value|k|v)s?")

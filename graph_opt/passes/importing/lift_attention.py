@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...analysis.decoder_inputs import CausalMasks, is_decoder
+from ...analysis.head_layout import split_heads
+from ...analysis.probe import Probe, has_caches, sample_lengths
+from ...analysis.rope_rows import RopeRows
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     float_attribute,
@@ -24,11 +28,7 @@ from ..edit import (
     replace,
     static_size,
 )
-from ..probe import Probe, has_caches, sample_lengths
-from .base import GraphPass
-from .decoder_inputs import CausalMasks, is_decoder
-from .head_layout import split_heads
-from .rope_rows import RopeRows
+from ..base import GraphPass
 
 _INPUTS = 14
 _LATER_INPUTS = ("head sink", "quantization scale", "quantization scale", "q or k norm")

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..edit import (
+from ...experts.expert_tensors import BlockedExperts, ExpertLayer, ExpertTensors, FloatExperts
+from ...experts.mixture import Activation
+from ...experts.write_mixture import ExpertWeights, Routing, write_mixture
+from ...graph.edit import (
     MICROSOFT,
     float_attribute,
     int_attribute,
@@ -22,10 +25,7 @@ from ..edit import (
     text_attribute,
     weight,
 )
-from ..mixture import Activation
-from ..write_mixture import ExpertWeights, Routing, write_mixture
-from .base import GraphPass
-from .expert_tensors import BlockedExperts, ExpertLayer, ExpertTensors, FloatExperts
+from ..base import GraphPass
 
 _ACTIVATIONS = ("silu", "gelu", "relu", "identity")
 _SWIGLU = "swiglu"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, float_attribute, insert, remove_unused, replace
-from .base import GraphPass
+from ...graph.edit import MICROSOFT, float_attribute, insert, remove_unused, replace
+from ..base import GraphPass
 
 _SKIP = {
     "SkipSimplifiedLayerNormalization": "RMSNormalization",

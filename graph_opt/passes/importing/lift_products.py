@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     MICROSOFT,
     add_initializer,
     float_attribute,
@@ -17,8 +17,8 @@ from ..edit import (
     shared_constant,
     weight,
 )
-from ..lazy import transpose
-from .base import GraphPass
+from ...graph.lazy import transpose
+from ..base import GraphPass
 
 
 class LiftProductsPass(GraphPass):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, remove_unused, replace
-from .base import GraphPass
-from .decoder_inputs import is_decoder
-from .rope_rows import RopeRows
+from ...analysis.decoder_inputs import is_decoder
+from ...analysis.rope_rows import RopeRows
+from ...graph.edit import MICROSOFT, float_attribute, insert, int_attribute, nodes_of, remove_unused, replace
+from ..base import GraphPass
 
 
 class LiftRotaryPass(GraphPass):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import MICROSOFT, insert, int_attribute, nodes_of, remove_unused, replace, weight
-from ..lazy import shape_of
-from .base import GraphPass
-from .kernel_blocks import KernelBlocks, dequantized
+from ...analysis.kernel_blocks import KernelBlocks, dequantized
+from ...graph.edit import MICROSOFT, insert, int_attribute, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import shape_of
+from ..base import GraphPass
 from .tied_head import tied_product
 
 

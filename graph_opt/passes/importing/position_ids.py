@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import insert, shared_constant
-from .base import GraphPass
-from .shape_facts import ShapeFacts
+from ...analysis.shape_facts import ShapeFacts
+from ...graph.edit import insert, shared_constant
+from ..base import GraphPass
 
 _NAME = "position_ids"
 

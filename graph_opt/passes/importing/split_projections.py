@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import (
+from ...graph.edit import (
     add_initializer,
     certainly_equal,
     constant,
@@ -21,8 +21,8 @@ from ..edit import (
     shared_constant,
     weight,
 )
-from ..lazy import lazy, shape_of, transpose
-from .base import GraphPass
+from ...graph.lazy import lazy, shape_of, transpose
+from ..base import GraphPass
 
 _Part = tuple[ir.Value, int, int]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert, nodes_of, remove_unused, replace, shared_constant, weight
-from ..lazy import shape_of, transpose
-from .base import GraphPass
+from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace, shared_constant, weight
+from ...graph.lazy import shape_of, transpose
+from ..base import GraphPass
 
 _SAMPLE = 4  # rows compared before all are
 _ROWS = 4096  # rows compared at once

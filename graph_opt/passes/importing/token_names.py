@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import int_attribute, nodes_of, static_size, take_name, weight
-from ..lazy import shape_of
-from .base import GraphPass
-from .decoder_inputs import find_input
+from ...analysis.decoder_inputs import find_input
+from ...graph.edit import int_attribute, nodes_of, static_size, take_name, weight
+from ...graph.lazy import shape_of
+from ..base import GraphPass
 
 
 class TokenNamesPass(GraphPass):

@@ -11,9 +11,9 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import int_attribute, nodes_of, replace
-from ..lazy import lazy, shape_of
-from ..passes.base import GraphPass
+from ...graph.edit import int_attribute, nodes_of, replace
+from ...graph.lazy import lazy, shape_of
+from ..base import GraphPass
 
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 

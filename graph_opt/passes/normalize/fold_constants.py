@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import add_initializer, remove_unused, replace, weight
-from ..lazy import bits_of, shape_of
-from .base import GraphPass
-from .small_contents import content_of
+from ...analysis.small_contents import content_of
+from ...graph.edit import add_initializer, remove_unused, replace, weight
+from ...graph.lazy import bits_of, shape_of
+from ..base import GraphPass
 
 _BUDGET = 1 << 16  # elements of any operand and of the result
 _NARROW = 8  # bits; smaller types are weights, and strings have none

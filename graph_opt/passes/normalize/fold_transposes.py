@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import add_initializer, nodes_of, remove_unused, replace, weight
-from ..lazy import bits_of, shape_of, transpose
-from .base import GraphPass
+from ...graph.edit import add_initializer, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import bits_of, shape_of, transpose
+from ..base import GraphPass
 
 _NARROWEST = 8  # bits
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import float_attribute, insert, nodes_of, replace, shared_constant
-from ..opset_forms import missing_form
-from .base import EveryGraphPass, GraphPass
+from ...graph.edit import float_attribute, insert, nodes_of, replace, shared_constant
+from ...graph.opset_forms import missing_form
+from ..base import EveryGraphPass, GraphPass
 from .raise_opset import TARGET
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..edit import can_return, insert, remove_unused, replace, sole_consumer
-from .base import EveryGraphPass
-from .qdq import MOVERS, RESHAPES, Parameters, cannot_move, moved_axis, parameters
+from ...analysis.qdq import MOVERS, RESHAPES, Parameters, cannot_move, moved_axis, parameters
+from ...graph.edit import can_return, insert, remove_unused, replace, sole_consumer
+from ..base import EveryGraphPass
 
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _SAME_WORK = RESHAPES | {"Transpose", "Concat"}  # the others drop elements, which need no quantizing then

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import insert, int_attribute, nodes_of, remove_unused, replace
-from .base import GraphPass
+from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace
+from ..base import GraphPass
 
 
 class NormBeforeTransposePass(GraphPass):

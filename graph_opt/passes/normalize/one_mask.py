@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import int_attribute, nodes_of, static_size
-from .base import GraphPass
-from .decoder_inputs import CausalMasks, find_input, is_decoder
-from .known_masks import is_one_way, joined_mask, known_meaning
+from ...analysis.decoder_inputs import CausalMasks, find_input, is_decoder
+from ...analysis.known_masks import is_one_way, joined_mask, known_meaning
+from ...graph.edit import int_attribute, nodes_of, static_size
+from ..base import GraphPass
 
 
 class OneMaskPass(GraphPass):

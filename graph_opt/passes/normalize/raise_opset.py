@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.version_converter import ConvertVersionPass
 
-from ...runtime.errors import GraphError
-from ..edit import shared_constant
-from .base import GraphPass
+from ....errors import GraphError
+from ...graph.edit import shared_constant
+from ..base import GraphPass
 
 TARGET = 23
 _OLDEST = 13

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..edit import insert, replace, shared_constant
-from .base import GraphPass
-from .shape_facts import ShapeFacts, Shapes
+from ...analysis.shape_facts import ShapeFacts, Shapes
+from ...graph.edit import insert, replace, shared_constant
+from ..base import GraphPass
 
 _SHAPE_CHANGERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 

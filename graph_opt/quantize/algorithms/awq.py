@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import weight
+from ...graph.edit import weight
 from .blockwise import BlockFormat, Floats, Quantized, choose_scales, dequantize, levels_of, round_to_nearest
 from .refine import fit_scales
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError, UsageError
-from ..lazy import Array
+from ....errors import GraphError, UsageError
+from ...graph.lazy import Array
 
 Floats = npt.NDArray[np.float32]
 _SHARED_SIZE = 1 << 25  # an embedding, say: while it is quantized the writer has nothing else in memory

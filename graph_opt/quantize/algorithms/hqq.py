@@ -10,15 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import (
-    BlockFormat,
-    Floats,
-    Quantized,
-    least_squares,
-    levels_of,
-    reciprocal,
-    scales_by_panel,
-)
+from .blockwise import BlockFormat, Floats, Quantized, least_squares, levels_of, reciprocal, scales_by_panel
 
 _NORM = 0.7
 _BETA, _GROWTH = 10.0, 1.01  # strength of the penalty, and what it grows by; as published

@@ -11,15 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import (
-    BlockFormat,
-    Floats,
-    Quantized,
-    full_range,
-    levels_of,
-    reciprocal,
-    scales_by_panel,
-)
+from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of, reciprocal, scales_by_panel
 
 _STEPS = tuple(-1.0 + 0.2 * step for step in range(26))  # levels that a tried range is wider by
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import sole_consumer, weight
-from ..lazy import Array, lazy, shape_of
-from ..passes.base import GraphPass
-from .activations import ActivationReader, Report, Tokens, read_windows
+from ....errors import GraphError
+from ...graph.edit import sole_consumer, weight
+from ...graph.lazy import Array, lazy, shape_of
+from ...passes.base import GraphPass
+from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
 from .blockwise import Floats
 
 _STRENGTH = 0.5  # of the difficulty, how much moves from activations to weights; as in the paper

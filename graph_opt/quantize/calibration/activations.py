@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError, MissingExtraError, UsageError
-from ..lazy import Array
+from ....errors import GraphError, MissingExtraError, UsageError
+from ...graph.lazy import Array
 
 Tokens = npt.NDArray[np.int64]
 Report = Callable[[int, int, str], None]  # (done, total, name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ..lazy import Array
+from ...graph.lazy import Array
 
 LEVELS = 127  # of the magnitudes of an int8 whose zero point is 0
 _BINS = 8192  # enough for 128 levels below an outlier of 64 times their range

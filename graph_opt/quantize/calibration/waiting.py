@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..lazy import Array
+from ...graph.lazy import Array
 
 Values = dict[str, Array]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..edit import insert
+from ...graph.edit import insert
 from .integer_products import IntegerProductsPass
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.errors import GraphError, UsageError
-from ..edit import insert, nodes_of, shared_constant, weight
-from ..lazy import Array, lazy, shape_of
-from ..passes.base import GraphPass
+from ....errors import GraphError, UsageError
+from ...graph.edit import insert, nodes_of, shared_constant, weight
+from ...graph.lazy import Array, lazy, shape_of
+from ...passes.base import GraphPass
 
 HALF_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 LARGEST = {  # finite magnitudes

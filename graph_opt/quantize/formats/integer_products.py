@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import add_initializer, nodes_of, remove_unused, replace, sole_consumer, weight
-from ..lazy import Array, SharedComputation, lazy, shape_of
-from ..passes.base import GraphPass
-from .blockwise import BlockFormat, Floats
+from ....errors import GraphError
+from ...graph.edit import add_initializer, nodes_of, remove_unused, replace, sole_consumer, weight
+from ...graph.lazy import Array, SharedComputation, lazy, shape_of
+from ...passes.base import GraphPass
+from ..algorithms.blockwise import BlockFormat, Floats
 from .routers import is_router
 from .weight_only import WeightOnlyQuantizationPass
 

@@ -3,7 +3,7 @@
     Attention(q, k, v) -> Attention(q, Dequantize(Quantize(k)), Dequantize(Quantize(v)))
 
 Keys are quantized as they are cached, after the rope. A lowering whose kernels keep the cache in int8 takes
-the scales from there (``lower/kv_int8.py``); everywhere else the graph means what it says.
+the scales from there (``lower/attention/kv_int8.py``); everywhere else the graph means what it says.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import add_initializer, insert, nodes_of
-from ..passes.base import GraphPass
-from .activations import ActivationReader, Report, Tokens, read_windows
+from ....errors import GraphError
+from ...graph.edit import add_initializer, insert, nodes_of
+from ...passes.base import GraphPass
+from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
 
 Floats = npt.NDArray[np.float32]
 _LEVELS = np.float32(127)

@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..edit import add_initializer, insert, shared_constant
-from .blockwise import BlockFormat
-from .calibrators import LEVELS
+from ...graph.edit import add_initializer, insert, shared_constant
+from ..algorithms.blockwise import BlockFormat
+from ..calibration.calibrators import LEVELS
 from .integer_products import IntegerProductsPass
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import add_initializer, insert, int_attribute, nodes_of, weight
-from ..lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
-from ..passes.base import GraphPass
-from .blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
+from ....errors import GraphError
+from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
+from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
+from ...passes.base import GraphPass
+from ..algorithms.blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
 from .routers import is_router
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.errors import UsageError
-from .activations import Report
-from .blockwise import BlockFormat
+from ....errors import UsageError
+from ..algorithms.blockwise import BlockFormat
+from ..calibration.activations import Report
 from .weight_inputs import WeightInputs
 
 _FLOAT_BITS = 32

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from . import awq, gptq
-from .activations import Report, Tokens
-from .blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
+from ....errors import GraphError
+from ..algorithms import awq, gptq
+from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
+from ..calibration.activations import Report, Tokens
+from ..formats.weight_only import Forms
 from .layerwise import HELD_BYTES, Stage, walk
-from .weight_only import Forms
 
 Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
 

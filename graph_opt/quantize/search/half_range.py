@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from .activations import ActivationReader, Report, Tokens, read_windows
-from .half import LARGEST, reached
+from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ..formats.half import LARGEST, reached
 
 _MARGIN = 4  # other texts may reach values as many times larger
 _STEM = ".largest_magnitude"

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..edit import nodes_of
-from ..lazy import Array
-from ..lower.float_compute import FloatComputePass
-from .activations import ActivationReader, Report, Tokens
+from ...graph.edit import nodes_of
+from ...graph.lazy import Array
+from ...passes.normalize.float_compute import FloatComputePass
+from ..calibration.activations import ActivationReader, Report, Tokens
 from .layerwise import is_matrix, open_session
 
 _INPUTS_AT_ONCE = 16  # activations held at a time

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError, MissingExtraError
-from ..edit import nodes_of, weight
-from ..lazy import Array, shape_of
-from .activations import Report, Tokens, fresh_sequence, placed
-from .blockwise import Floats
-from .waiting import Values, Waiting
+from ....errors import GraphError, MissingExtraError
+from ...graph.edit import nodes_of, weight
+from ...graph.lazy import Array, shape_of
+from ..algorithms.blockwise import Floats
+from ..calibration.activations import Report, Tokens, fresh_sequence, placed
+from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # of values kept between two stages, roughly
 HELD_BYTES = 128 << 20  # of them in memory

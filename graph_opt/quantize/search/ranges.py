@@ -7,11 +7,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..lazy import shape_of
-from .activations import ActivationReader, Report, Tokens, read_windows
-from .blockwise import Floats
-from .calibrators import Histogram
-from .integer_products import weight_products
+from ...graph.lazy import shape_of
+from ..algorithms.blockwise import Floats
+from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ..calibration.calibrators import Histogram
+from ..formats.integer_products import weight_products
 
 _MAX_BYTES = 256 << 20  # of activations held at a time
 

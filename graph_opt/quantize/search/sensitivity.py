@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..edit import nodes_of, weight
-from .activations import ActivationReader, Report, Tokens
-from .blockwise import BlockFormat, Floats, round_to_nearest
-from .calibrators import LEVELS
-from .integer_products import quantize_columns
+from ....errors import GraphError
+from ...graph.edit import nodes_of, weight
+from ..algorithms.blockwise import BlockFormat, Floats, round_to_nearest
+from ..calibration.activations import ActivationReader, Report, Tokens
+from ..calibration.calibrators import LEVELS
+from ..formats.integer_products import quantize_columns
 
 _INPUTS_AT_ONCE = 16  # activations held at a time
 

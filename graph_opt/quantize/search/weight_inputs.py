@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import GraphError
-from ..lazy import Array
-from .activations import Tokens, fresh_sequence, placed
-from .blockwise import BlockFormat, Floats, dequantize, round_to_nearest
+from ....errors import GraphError
+from ...graph.lazy import Array
+from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
+from ..calibration.activations import Tokens, fresh_sequence, placed
+from ..formats.weight_only import Forms, summed_axis
 from .layerwise import open_session
-from .weight_only import Forms, summed_axis
 
 
 class WeightInputs:

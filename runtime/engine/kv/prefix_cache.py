@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .kv_tiers.chunk import CHUNK_TOKENS, ChunkKeys
+from ..requests.chunk import CHUNK_TOKENS, ChunkKeys
+from ..requests.request import Request
 from .prefix_tree import PrefixMatch, PrefixTree
-from .request import Request
 from .slots import SlotTable
 
 # A slot is taken over, its tail lost, if at least this share of it is wanted; else the prefix is copied.

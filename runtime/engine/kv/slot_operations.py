@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from ...providers.base import Runner, TrimmingRunner
-from ..errors import ProviderRuntimeError
-from .kv_tiers.mover import KVMover
+from ....errors import ProviderRuntimeError
+from ....providers.base import Runner, TrimmingRunner
 from .slots import Release, Save, SlotTable, Trim
+from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError
-from ..outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, ToolCall
-from ..sampling_params import SamplingParams
-from .kv_tiers.chunk import ChunkKeys
-from .logits_processors import LogitsProcessor
-from .sampler import Sample, TokenLogprob, token_logprobs
-from .sampling_state import SamplingState
+from ....errors import RequestError
+from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, ToolCall
+from ...types.sampling_params import SamplingParams
+from ..sampling.logits_processors import LogitsProcessor
+from ..sampling.sampler import Sample, TokenLogprob, token_logprobs
+from ..sampling.sampling_state import SamplingState
+from .chunk import ChunkKeys
 
 # What a text's vector is made of: the hidden state of its last token, or the mean over all of them.
 Pooling = Literal["last", "mean"]
@@ -32,7 +32,7 @@ class RequestStatus(enum.Enum):
 
 
 class OutputText(Protocol):
-    """Turns tokens into the request's text; see ``runtime/output_text.py``."""
+    """Turns tokens into the request's text; see ``runtime/api/output_text.py``."""
 
     @property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class OutputText(Protocol):
 
 
 class Grammar(LogitsProcessor, Protocol):
-    """Where an output stands in its grammar; see ``runtime/grammars.py``."""
+    """Where an output stands in its grammar; see ``runtime/text/grammars.py``."""
 
     def prepare(self) -> None:
         """Begin to find out what may come next."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ..errors import RequestError
-from ..outputs import CompletionOutput, RequestOutput
-from ..sampling_params import SamplingParams
+from ....errors import RequestError
+from ...types.outputs import CompletionOutput, RequestOutput
+from ...types.sampling_params import SamplingParams
 from .request import Request
 
 _SEEDS = 2**63

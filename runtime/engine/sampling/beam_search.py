@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import InvalidSamplingError
+from ....errors import InvalidSamplingError
 
 _MOST_PENALTY = 50.0  # a million tokens to this power are still a number
 

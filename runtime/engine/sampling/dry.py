@@ -13,7 +13,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
+from ...types.sampling_params import SamplingParams
 
 _FIRST_CAPACITY = 256
 _LARGEST = 1e30  # what a float32 logit can still lose

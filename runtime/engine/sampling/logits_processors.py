@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import LogitsFunction
+from ...types.sampling_params import LogitsFunction
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 

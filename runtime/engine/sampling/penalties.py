@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
+from ...types.sampling_params import SamplingParams
 
 _FIRST_CAPACITY = 64
 

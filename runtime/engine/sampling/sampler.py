@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
+from ...types.sampling_params import SamplingParams
 from .draw import Drawing
 from .sampling_state import SamplingState
 from .top_candidates import GROUP_LOGITS, Row, top_candidates

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
+from ...types.sampling_params import SamplingParams
 from .dry import Dry
 from .filters import COLDEST, Filters
 from .logits_processors import (

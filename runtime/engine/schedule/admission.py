@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...providers.base import RunnerInfo
-from ..errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
-from ..sampling_params import SamplingParams
-from .request import Request
+from ....errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
+from ....providers.base import RunnerInfo
+from ...types.sampling_params import SamplingParams
+from ..requests.request import Request
 
 
 def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
 
-from ..errors import RequestError
-from .request import Request
+from ....errors import RequestError
+from ..requests.request import Request
 
 _PATIENCE = 0.01
 

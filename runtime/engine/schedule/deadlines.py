@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from .request import Request
+from ..requests.request import Request
 
 _LEAST_SWEPT = 64  # requests
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...providers.base import Row
+from ....providers.base import Row
+from ..kv.prefix_cache import PrefixCache, StoredPrefixes
+from ..kv.prefix_tree import PrefixMatch
+from ..kv.slots import SlotTable
+from ..requests.prompt_costs import PromptCosts
+from ..requests.request import Request, RequestStatus
 from .fairness import OUTPUT_WEIGHT, VirtualCounters
-from .prefix_cache import PrefixCache, StoredPrefixes
-from .prefix_tree import PrefixMatch
-from .prompt_costs import PromptCosts
-from .request import Request, RequestStatus
-from .slots import SlotTable
 from .waiting import WaitingQueue
 
 # Copying one token's KV costs about as much as this many rows of a decode run: 20-50 us against 2-4 ms, on a

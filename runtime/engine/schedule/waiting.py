@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 
+from ..requests.request import Request
 from .fairness import VirtualCounters
-from .request import Request
 
 
 class _Line:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
-from ...errors import ProviderRuntimeError
-from ..draw import draw
-from ..request import Request
+from ..requests.request import Request
+from ..sampling.draw import draw
 from .proposer import Tokens
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..request import Request
+from ..requests.request import Request
 from .proposer import Tokens
 
 

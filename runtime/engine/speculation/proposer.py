@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..request import Request
+from ..requests.request import Request
 
 Tokens = npt.NDArray[np.int64]
 

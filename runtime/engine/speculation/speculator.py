@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..request import Request
-from ..scheduler import Scheduler, StepPlan
+from ..requests.request import Request
+from ..schedule.scheduler import Scheduler, StepPlan
 from .controller import Candidate, Controller, Outcome
 from .proposer import Proposer, Tokens
 

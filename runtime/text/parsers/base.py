@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..outputs import ToolCall
+from ...types.outputs import ToolCall
 from ..stop_strings import overlap
 
 

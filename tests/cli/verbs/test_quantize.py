@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
+from carryall.errors import UsageError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
-from carryall.runtime.errors import UsageError
-from carryall.runtime.loading import load_model
+from carryall.runtime.models.loading import load_model
 
 
 def run(*args: object) -> Result:

@@ -15,9 +15,9 @@ from tiny_models import random_weights, tiny_config, write_tiny
 
 from carryall.cli import carryall
 from carryall.exporter.package import Package
-from carryall.graph_opt.lazy import Array
-from carryall.graph_opt.quantize.calibrators import CALIBRATORS
-from carryall.graph_opt.quantize.ranges import input_histograms
+from carryall.graph_opt.graph.lazy import Array
+from carryall.graph_opt.quantize.calibration.calibrators import CALIBRATORS
+from carryall.graph_opt.quantize.search.ranges import input_histograms
 
 BLOCKS = ("--block-size", 16)
 

@@ -16,7 +16,7 @@ from carryall.cli import carryall
 WRONG_PASSES = '''
 import onnx_ir as ir
 
-from carryall.graph_opt.edit import nodes_of
+from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.passes.base import GraphPass
 
 

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import graph
 
-from carryall.graph_opt.probe import MaskMeaning, mask_meaning, rope_table
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.analysis.probe import MaskMeaning, mask_meaning, rope_table
 
 CONTEXT = 64
 INPUTS = "int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] past"

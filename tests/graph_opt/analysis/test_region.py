@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graph_asserts import graph
 
-from carryall.graph_opt.passes.region import Region, close, inner_results_used_outside, region
+from carryall.graph_opt.analysis.region import Region, close, inner_results_used_outside, region
 
 W = {"w": np.ones(3, np.float32), "large": np.ones((300, 300), np.float32), "two": np.float32(2)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graph_asserts import graph
 
-from carryall.graph_opt.passes.token_axes import Mixed, TokenAxes
+from carryall.graph_opt.analysis.token_axes import Mixed, TokenAxes
 
 GIVEN = {
     "table": np.ones((9, 4), np.float32),

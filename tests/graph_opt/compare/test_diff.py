@@ -12,7 +12,7 @@ from graph_asserts import graph
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.graph_opt.diff import GraphDiff, diff
+from carryall.graph_opt.compare.diff import GraphDiff, diff
 
 LAYERS = 6
 WIDTH = 16

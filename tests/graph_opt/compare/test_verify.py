@@ -8,10 +8,11 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import MissingExtraError, VerificationError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline, runners, verify
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.runtime.errors import MissingExtraError, VerificationError
+from carryall.graph_opt.compare import runners, verify
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -13,13 +13,13 @@ from family_cases import write_case
 
 from carryall.exporter.export import export_model, export_package
 from carryall.exporter.save import save_model
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "qwen3_moe-unnormalized"])

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 from graph_asserts import graph
 
-from carryall.cli.verify import command
-from carryall.graph_opt.load import load_model, read_model
-from carryall.graph_opt.verify import compare_graphs
+from carryall.cli.verbs.verify import command
+from carryall.errors import GraphError
+from carryall.graph_opt.compare.verify import compare_graphs
+from carryall.graph_opt.graph.load import load_model, read_model
 from carryall.providers.base import RunnerConfig
-from carryall.providers.null import NullProvider
+from carryall.providers.ort.tensorrt_options import input_shapes
 from carryall.providers.placement import heavy_nodes
-from carryall.providers.tensorrt_options import input_shapes
-from carryall.runtime.errors import GraphError
+from carryall.providers.targets.null import NullProvider
 
 TEXT = "g (float[1, 4] x) => (float[1, 4] y) { y = Mul(x, w) }"
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.graph_opt import lazy
+from carryall.graph_opt.graph import lazy
 
 
 def counting(array: npt.NDArray[np.float32]) -> tuple[ir.LazyTensor, list[int]]:

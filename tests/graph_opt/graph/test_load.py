@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carryall.graph_opt.load import check_model, load_model
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.load import check_model, load_model
 
 NEWEST = onnx.defs.onnx_opset_version()
 

@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from carryall.graph_opt.load import load_model
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.load import load_model
 
 TEXT = '<ir_version: 10, opset_import: ["" : 20]> net (float[4] x) => (float[4] y) { y = Add(x, w) }'
 

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
-from carryall.graph_opt.plugins import load_pass
+from carryall.graph_opt.pipeline.plugins import load_pass
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_a_pass.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "adding_a_pass.md"
 
 
 def blocks(language: str) -> list[str]:

@@ -5,9 +5,9 @@ import pytest
 from graph_asserts import assert_same, graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt.fixpoint import Fixpoint
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.passes.fixpoint import Fixpoint
+from carryall.graph_opt.pipeline.pipeline import run
 
 
 class LastNegPass(GraphPass):

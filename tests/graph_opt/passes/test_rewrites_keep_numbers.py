@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate, graph
 
-from carryall.graph_opt.canonical import canonical_passes
 from carryall.graph_opt.passes.base import pass_name
+from carryall.graph_opt.pipeline.canonical import canonical_passes
 
 W = 8
 RNG = np.random.default_rng(7)

@@ -8,10 +8,10 @@ import onnx_ir as ir
 import pytest
 from backend_nodes import node_tests, passes
 
-from carryall.graph_opt.load import check_model
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.load import check_model
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 SAMPLE = 300
 PARTS = 4

@@ -9,9 +9,9 @@ from graph_asserts import graph
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.graph_opt.bisect import first_failing_pass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipeline.bisect import first_failing_pass
+from carryall.graph_opt.pipeline.pipeline import run
 
 
 class StepPass(GraphPass):

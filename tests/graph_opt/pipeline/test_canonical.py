@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate
 
-from carryall.graph_opt.canonical import canonical_passes
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipeline.canonical import canonical_passes
+from carryall.graph_opt.pipeline.pipeline import run
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 WIDTH = HEADS * SIZE

@@ -14,11 +14,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from carryall.graph_opt import load, pipeline
-from carryall.graph_opt.graph_facts import weights_by_type
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
+from carryall.graph_opt.graph import load
+from carryall.graph_opt.graph.graph_facts import weights_by_type
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.pipeline.pipelines import portable_passes
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 LAYERS, WIDTH = 9, 8192
 LAYER_BYTES = WIDTH * WIDTH * 4

@@ -30,11 +30,11 @@ from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
 from carryall.graph_opt.lower.kernels import CPU
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers.base import Provider, Row, RunnerConfig
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.directml import DirectMLProvider
-from carryall.providers.openvino import OpenVinoProvider
+from carryall.providers.targets.cpu import CpuProvider
+from carryall.providers.targets.directml import DirectMLProvider
+from carryall.providers.targets.openvino import OpenVinoProvider
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 24)
 SAMPLE = bytes(range(32, 127)).decode() * 20  # calibrates methods that want a text

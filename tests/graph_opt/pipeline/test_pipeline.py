@@ -9,12 +9,12 @@ import pytest
 from graph_asserts import graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt import pipeline
+from carryall.errors import GraphError, UsageError
+from carryall.graph_opt.lower.norms.skip_norm import SkipNormPass
 from carryall.graph_opt.lower.quick_gelu import QuickGelu
-from carryall.graph_opt.lower.skip_norm import SkipNormPass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.rules.base import RulePass
-from carryall.runtime.errors import GraphError, UsageError
+from carryall.graph_opt.passes.rules import RulePass
+from carryall.graph_opt.pipeline import pipeline
 
 TEXT = """g (float[B, 4] x) => (float[B, 4] y) {
     s = Sigmoid(x) z = Mul(x, s) t = Add(z, w) y = RMSNormalization(t, w) }"""

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from graph_asserts import assert_same, graph
 
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 
 def test_what_does_nothing_is_removed() -> None:

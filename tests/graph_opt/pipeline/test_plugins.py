@@ -6,11 +6,11 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import graph
 
-from carryall.graph_opt import plugins
-from carryall.graph_opt.lower.skip_norm import SkipNormPass
+from carryall.errors import UsageError
+from carryall.graph_opt.lower.norms.skip_norm import SkipNormPass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.rules.base import RulePass
-from carryall.runtime.errors import UsageError
+from carryall.graph_opt.passes.rules import RulePass
+from carryall.graph_opt.pipeline import plugins
 
 METADATA = "Metadata-Version: 2.1\nName: their-passes\nVersion: 1.0\n"
 
@@ -41,7 +41,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("separator", [".", ":"])
 def test_passes_load_from_anywhere(separator: str) -> None:
-    spec = f"carryall.graph_opt.lower.skip_norm{separator}SkipNormPass"
+    spec = f"carryall.graph_opt.lower.norms.skip_norm{separator}SkipNormPass"
     assert isinstance(plugins.load_pass(spec), SkipNormPass)
 
 
@@ -71,8 +71,8 @@ def test_installed_packages_offer_passes_by_name() -> None:
         (".Pass", "'package.module.Class'"),
         ("module:", "'package.module.Class'"),
         ("nowhere.at_all.Pass", "cannot be imported"),
-        ("carryall.graph_opt.lower.skip_norm.Missing", "is no class derived from onnx_ir"),
-        ("carryall.graph_opt.edit:insert", "is no class derived from onnx_ir"),
+        ("carryall.graph_opt.lower.norms.skip_norm.Missing", "is no class derived from onnx_ir"),
+        ("carryall.graph_opt.graph.edit:insert", "is no class derived from onnx_ir"),
         (f"{__name__}:NeedyPass", "constructible without arguments"),
     ],
 )

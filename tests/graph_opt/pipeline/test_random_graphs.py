@@ -14,9 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from random_graphs import FOREIGN, SHAPE, models
 from random_typed_graphs import typed_model
 
-from carryall.graph_opt.load import check_model
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.graph.load import check_model
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 Arrays = list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 EXAMPLES = int(os.environ.get("CARRYALL_RANDOM_GRAPHS", "30"))  # of each kind

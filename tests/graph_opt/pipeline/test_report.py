@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from graph_asserts import graph
 
+from carryall.graph_opt.graph.weight_errors import float_weights
 from carryall.graph_opt.passes.base import Refusal
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.graph_opt.report import PassReport, Report
-from carryall.graph_opt.report_page import to_html
-from carryall.graph_opt.weight_errors import float_weights
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.report import PassReport, Report
+from carryall.graph_opt.pipeline.report_page import to_html
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 EMPTY_TAGS = {"meta", "br", "rect"}
 

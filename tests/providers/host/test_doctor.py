@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carryall.providers import accelerators, doctor, ort
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.openvino import OpenVinoProvider
-from carryall.runtime.errors import ProviderRuntimeError
+from carryall.errors import ProviderRuntimeError
+from carryall.providers.host import accelerators, doctor
+from carryall.providers.ort import ort
+from carryall.providers.targets.cpu import CpuProvider
+from carryall.providers.targets.openvino import OpenVinoProvider
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from carryall.providers import libraries, nvidia, ort
-from carryall.providers.libraries import Library
-from carryall.runtime.errors import ProviderUnavailableError
+from carryall.errors import ProviderUnavailableError
+from carryall.providers.host import libraries, nvidia
+from carryall.providers.host.libraries import Library
+from carryall.providers.ort import ort
 
 HERE = Library("the C library", "libc.so.6", "kernel32.dll", "Install a system")
 GONE = Library("Nothing 7", "libnothing.so.7", "nothing_7.dll", "Install it with: pip install nothing")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carryall.providers import machine
+from carryall.providers.host import machine
 
 
 @pytest.fixture

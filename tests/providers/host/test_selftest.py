@@ -13,8 +13,8 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_model
 from carryall.providers import get_provider
 from carryall.providers.base import Provider, Runner, RunnerConfig
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.selftest import SelftestReport, selftest
+from carryall.providers.host.selftest import SelftestReport, selftest
+from carryall.providers.targets.cpu import CpuProvider
 
 PROMPT = [5, 100, 17, 3, 200, 42, 9, 77]
 

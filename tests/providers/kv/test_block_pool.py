@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.providers.block_pool import BlockPool
-from carryall.runtime.errors import ProviderRuntimeError
+from carryall.errors import ProviderRuntimeError
+from carryall.providers.kv.block_pool import BlockPool
 
 
 def grow(pool: BlockPool, slot: int, end: int) -> list[tuple[int, int]]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny_models import write_tiny
 
 from carryall.providers.base import Row, Squeeze
-from carryall.providers.kv_blocks import AFFINE_BYTES, BlockLayer
-from carryall.runtime.llm import LLM
+from carryall.providers.kv.kv_blocks import AFFINE_BYTES, BlockLayer
+from carryall.runtime.api.llm import LLM
 
 HEADS, SIZE, WIDTH, BLOCKS = 2, 4, 6, 20
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from carryall.providers import kv_memory
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Squeeze
-from carryall.providers.kv_memory import KVMemory, KVSpec, padded_length
-from carryall.providers.slot_memory import HostMemory
-from carryall.runtime.errors import ProviderRuntimeError
+from carryall.providers.kv import kv_memory
+from carryall.providers.kv.kv_memory import KVMemory, KVSpec, padded_length
+from carryall.providers.ort.slot_memory import HostMemory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 DTYPES = [np.float32, np.float16, np.int8, ml_dtypes.bfloat16]

@@ -12,13 +12,13 @@ import onnx_ir as ir
 import pytest
 from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
-from carryall.providers import ort
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.device_memory import Device, DeviceMemory
-from carryall.providers.kv_memory import KVSpec
-from carryall.providers.slot_policy import SlotPolicy, powers_of_two
-from carryall.providers.slot_runner import SlotRunner
-from carryall.runtime.errors import ProviderRuntimeError
+from carryall.providers.kv.kv_memory import KVSpec
+from carryall.providers.ort import ort
+from carryall.providers.ort.device_memory import Device, DeviceMemory
+from carryall.providers.ort.slot_policy import SlotPolicy, powers_of_two
+from carryall.providers.ort.slot_runner import SlotRunner
 
 Tokens = npt.NDArray[np.int64]
 SLOTS = 6

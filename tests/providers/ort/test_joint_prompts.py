@@ -12,14 +12,14 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.edit import static_size
-from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass
+from carryall.graph_opt.graph.edit import static_size
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from carryall.providers.base import Row, RunnerConfig, Squeeze
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.joint_prompts import can_join, joint_feeds
-from carryall.providers.slot_memory import BoundRun
-from carryall.providers.slot_runner import SlotRunner
+from carryall.providers.ort.joint_prompts import can_join, joint_feeds
+from carryall.providers.ort.slot_memory import BoundRun
+from carryall.providers.ort.slot_runner import SlotRunner
+from carryall.providers.targets.cpu import CpuProvider
 
 CONTEXT, SLOTS, LAYERS = 96, 6, 2
 RNG = np.random.default_rng(0)

@@ -11,14 +11,14 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from carryall.providers import ort
-from carryall.runtime.errors import (
+from carryall.errors import (
     GraphError,
     MissingExtraError,
     ModelNotFoundError,
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
+from carryall.providers.ort import ort
 
 RELU = '<ir_version: 10, opset_import: ["" : 21]> relu (float[n] x) => (float[n] y) { y = Relu(x) }'
 

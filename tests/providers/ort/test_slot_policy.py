@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.providers.slot_policy import SlotPolicy, powers_of_two
+from carryall.providers.ort.slot_policy import SlotPolicy, powers_of_two
 
 policies = st.builds(
     SlotPolicy,

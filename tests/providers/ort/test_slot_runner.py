@@ -13,11 +13,11 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
-from carryall.providers import slot_runner
+from carryall.errors import GraphError, ProviderRuntimeError, UsageError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.slot_policy import SlotPolicy
-from carryall.runtime.errors import GraphError, ProviderRuntimeError, UsageError
+from carryall.providers.ort import slot_runner
+from carryall.providers.ort.slot_policy import SlotPolicy
+from carryall.providers.targets.cpu import CpuProvider
 
 Tokens = npt.NDArray[np.int64]
 SLOTS = 6

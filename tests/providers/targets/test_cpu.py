@@ -13,11 +13,12 @@ import pytest
 from graph_asserts import graph
 from slot_models import CONTEXT, save_slot_model
 
-from carryall.providers import machine, ort
+from carryall.errors import MissingExtraError, ProviderUnavailableError, UsageError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.cpu import WIDE_POLICY, CpuProvider
-from carryall.runtime.errors import MissingExtraError, ProviderUnavailableError, UsageError
-from carryall.runtime.loading import load_model
+from carryall.providers.host import machine
+from carryall.providers.ort import ort
+from carryall.providers.targets.cpu import WIDE_POLICY, CpuProvider
+from carryall.runtime.models.loading import load_model
 
 
 @pytest.fixture

@@ -15,17 +15,19 @@ from device_stand_ins import FREE_MEMORY, CudaOnCpu, TensorRTOnCpu
 from slot_models import CONTEXT, save_slot_model
 from tiny_models import write_tiny
 
+from carryall.errors import ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.export import export_model, export_package
-from carryall.graph_opt import pipeline
-from carryall.providers import get_provider, libraries, nvidia, ort
+from carryall.graph_opt.pipeline import pipeline
+from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.providers.cuda import CudaProvider, slots_that_fit
-from carryall.providers.libraries import Library
-from carryall.providers.nv_tensorrt_rtx import NvTensorRtRtxProvider
-from carryall.providers.tensorrt import TensorRTProvider
-from carryall.providers.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
-from carryall.runtime.cache import cached_folder
-from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError, UsageError
+from carryall.providers.host import libraries, nvidia
+from carryall.providers.host.libraries import Library
+from carryall.providers.ort import ort
+from carryall.providers.ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
+from carryall.providers.targets.cuda import CudaProvider, slots_that_fit
+from carryall.providers.targets.nv_tensorrt_rtx import NvTensorRtRtxProvider
+from carryall.providers.targets.tensorrt import TensorRTProvider
+from carryall.runtime.models.cache import cached_folder
 
 DEVICES = ["cuda", "tensorrt", "nv_tensorrt_rtx"]
 ABSENT = Library(

@@ -16,12 +16,13 @@ from tiny_models import write_tiny
 
 from carryall import LLM, InferenceSession, SamplingParams
 from carryall.cli import carryall
+from carryall.errors import ProviderUnavailableError, UsageError
 from carryall.exporter.export import export_package
-from carryall.providers import ep, get_provider
+from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.providers.ep import PassThroughProvider, plugin_devices
-from carryall.runtime.errors import ProviderUnavailableError, UsageError
-from carryall.runtime.split import first_provider, is_split
+from carryall.providers.targets import ep
+from carryall.providers.targets.ep import PassThroughProvider, plugin_devices
+from carryall.runtime.models.split import first_provider, is_split
 
 MODEL = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"""

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from engine_kit import make_runner
 
+from carryall.errors import GraphError, ProviderRuntimeError, UsageError
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig
-from carryall.runtime.errors import GraphError, ProviderRuntimeError, UsageError
 
 
 def row(slot: int, tokens: list[int], start: int = 0, num_logits: int = 1) -> Row:

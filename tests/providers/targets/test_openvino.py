@@ -16,29 +16,29 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
+from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.exporter.save import save_model
-from carryall.graph_opt.lower.hidden_states import LastHiddenStatePass
-from carryall.graph_opt.lower.paged import paged_passes
-from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
+from carryall.graph_opt.compare.runners import PortableRunner
+from carryall.graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
+from carryall.graph_opt.lower.pipelines.paged import paged_passes
+from carryall.graph_opt.lower.products.weight_only_products import WeightOnlyProductsPass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.calibrators import min_max
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibration.calibrators import min_max
+from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
+from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
 from carryall.graph_opt.quantize.methods import quantization
-from carryall.graph_opt.quantize.ranges import input_histograms
-from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.runners import PortableRunner
+from carryall.graph_opt.quantize.search.ranges import input_histograms
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner, RunnerConfig
-from carryall.providers.paged_runner import PagedRunner
-from carryall.runtime.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
+from carryall.providers.runners.paged_runner import PagedRunner
 
 pytest.importorskip("openvino")
-from carryall.providers.openvino_model import open_core, own_precision
+from carryall.providers.openvino.model import open_core, own_precision
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "gpt2"]
 CONTEXT, SLOTS = 64, 4
@@ -284,7 +284,7 @@ def test_llm_gives_the_tokens_of_the_cpu_provider(tmp_path: Path) -> None:
 SIGNALLED = """
 import gc, signal, sys
 from pathlib import Path
-from carryall.providers.openvino_model import compile_model, open_core, read
+from carryall.providers.openvino.model import compile_model, open_core, read
 signal.signal(signal.SIGTERM, lambda number, frame: print("caught"))
 compiled = []
 for _ in range(2):

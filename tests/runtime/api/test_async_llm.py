@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 from llm_kit import toy_model
 
-from carryall.providers.base import Row
-from carryall.providers.null import NullRunner
-from carryall.runtime.engine.async_llm import AsyncLLM
-from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.errors import (
+from carryall.errors import (
     EngineClosedError,
     PromptTooLongError,
     ProviderRuntimeError,
@@ -25,10 +21,14 @@ from carryall.runtime.errors import (
     RequestError,
     UsageError,
 )
-from carryall.runtime.llm import LLM
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.requests import Prompt
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.providers.base import Row
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.api.requests import Prompt
+from carryall.runtime.engine.engine import EngineConfig
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=None)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 from llm_kit import toy_model
 
+from carryall.errors import UsageError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
-from carryall.runtime.chat_template import ChatTemplate
-from carryall.runtime.errors import UsageError
-from carryall.runtime.llm import LLM
-from carryall.runtime.loading import LoadedModel
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.providers.targets.null import NullOptions, NullRunner
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.models.loading import LoadedModel
+from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 HERMES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# <tool_call> <think></think> #}"
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]

@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall import InferenceSession
-from carryall.runtime.dynamic_batching import DynamicBatcher
-from carryall.runtime.errors import (
-    EngineClosedError,
-    ProviderRuntimeError,
-    QueueFullError,
-    RequestError,
-    UsageError,
-)
+from carryall.errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
+from carryall.runtime.api.dynamic_batching import DynamicBatcher
 
 SUMS = """
 <ir_version: 10, opset_import: ["" : 21]>

@@ -14,12 +14,12 @@ from engines import reference
 from llm_kit import toy_model
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError, PromptTooLongError, RequestError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.edit import static_size
-from carryall.graph_opt.lower.hidden_states import HiddenStatesPass
-from carryall.runtime.engine.async_llm import AsyncLLM
-from carryall.runtime.errors import GraphError, PromptTooLongError, RequestError, UsageError
-from carryall.runtime.llm import LLM
+from carryall.graph_opt.graph.edit import static_size
+from carryall.graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.llm import LLM
 
 TEXTS = [[256, *range(40)], [256, 7], list(range(100, 120))]
 FAMILIES = ["llama", "gemma3_text", "gpt2"]  # an untied head, a tied one, a LayerNorm
@@ -71,7 +71,7 @@ def test_a_long_text_is_the_same_in_pieces_and_alone(
 ) -> None:
     with LLM(checkpoint, max_slots=2, num_threads=1) as llm:
         together = llm.embed(TEXTS, pooling="mean")
-        monkeypatch.setattr("carryall.runtime.encoder._CHUNK", 7)
+        monkeypatch.setattr("carryall.runtime.api.encoder._CHUNK", 7)
         assert llm.embed(TEXTS[0], pooling="mean") == pytest.approx(together[:1], abs=1e-5)
         assert llm.embed([]).shape == (0, together.shape[1])
 

@@ -12,12 +12,12 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.exporter.package import write_package
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from carryall.providers import get_provider
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 CASES = [
     ("cpu", "float32"),

@@ -10,10 +10,10 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.providers import get_provider
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.llm import LLM
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = np.random.default_rng(0).integers(0, 256, 100).tolist()

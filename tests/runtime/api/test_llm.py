@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from llm_kit import toy_model
 
-from carryall.providers.null import NullRunner
-from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.errors import (
+from carryall.errors import (
     EngineClosedError,
     InvalidSamplingError,
     PromptTooLongError,
@@ -23,9 +21,11 @@ from carryall.runtime.errors import (
     RequestError,
     UsageError,
 )
-from carryall.runtime.llm import LLM
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.engine.engine import EngineConfig
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tiny_models import write_tiny
 
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.llm import LLM
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from llm_kit import toy_model
 
-from carryall.runtime.engine.async_llm import AsyncLLM
-from carryall.runtime.errors import RequestError, UsageError
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import RequestError, UsageError
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.types.sampling_params import SamplingParams
 
 TEXT = "a text of some thirty tokens: "
 

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from carryall import InferenceSession
-from carryall.providers import ort
-from carryall.runtime.errors import GraphError, ModelNotFoundError, ProviderUnavailableError, UsageError
+from carryall.errors import GraphError, ModelNotFoundError, ProviderUnavailableError, UsageError
+from carryall.providers.ort import ort
 
 RELU = ir.to_proto(
     ir.from_onnx_text(

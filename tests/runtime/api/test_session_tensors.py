@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from carryall import InferenceSession
-from carryall.runtime.errors import ProviderRuntimeError, UsageError
+from carryall.errors import ProviderRuntimeError, UsageError
 
 SCALE = """
 <ir_version: 10, opset_import: ["" : 21]>

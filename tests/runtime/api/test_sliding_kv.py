@@ -12,9 +12,9 @@ from tiny_models import write_tiny
 
 from carryall.providers import get_provider
 from carryall.providers.base import TrimmingRunner
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
 

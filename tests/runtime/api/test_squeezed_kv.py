@@ -13,8 +13,8 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.providers import get_provider
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.types.sampling_params import SamplingParams
 
 pytest.importorskip("onnxruntime")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from carryall.runtime.batch import lines as module
 from carryall.runtime.batch.lines import BadLine, BatchLine, LineReader, parse_line
-from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.messages import Conversation
 from carryall.runtime.service.openai import ENDPOINTS
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def parse(record: Any, **defaults: Any) -> BatchLine | BadLine:

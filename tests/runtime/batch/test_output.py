@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from carryall.errors import OutputExistsError, UsageError
 from carryall.runtime.batch.output import ResultFile, write_result
-from carryall.runtime.errors import OutputExistsError, UsageError
 
 
 def result(custom_id: str | None, *, failed: bool = False) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from grpc_serving import INFO
 from null_llm import null_llm
 
+from carryall.errors import EngineClosedError, ProviderRuntimeError
 from carryall.runtime.batch.lines import LineReader
 from carryall.runtime.batch.run import BatchRun, BatchSummary
-from carryall.runtime.errors import EngineClosedError, ProviderRuntimeError
 from carryall.runtime.service.handler import LLMHandler
 from carryall.runtime.service.served_model import ServedModel
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from carryall.providers.base import BestLogits
 from carryall.runtime.engine.draw_best import best_may_suffice, sample_best
-from carryall.runtime.engine.sampler import Sample, sample
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampler import Sample, sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 EMPTY = np.empty(0, np.int64)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from engine_kit import FailWhen, alone, make_engine, make_request, run, vector
 
+from carryall.errors import UsageError
 from carryall.providers.base import RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
+from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Pooling, Request
-from carryall.runtime.errors import UsageError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Pooling, Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 LAST_AND_MEAN: tuple[Pooling, Pooling] = ("last", "mean")
 

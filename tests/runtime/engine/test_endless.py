@@ -6,10 +6,10 @@ import pytest
 from engine_kit import alone, make_engine, make_request, run
 from speculation_kit import Oracle
 
+from carryall.errors import UsageError
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Request
-from carryall.runtime.errors import UsageError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 CONTEXT, SINKS = 40, 4
 RECENT = (CONTEXT - SINKS) // 2

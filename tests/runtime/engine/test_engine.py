@@ -10,17 +10,11 @@ import numpy.typing as npt
 import pytest
 from engine_kit import GREEDY, VOCAB, FailWhen, alone, make_engine, make_request, make_runner, run
 
+from carryall.errors import PromptTooLongError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
 from carryall.providers.base import Row
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Request
-from carryall.runtime.errors import (
-    PromptTooLongError,
-    ProviderRuntimeError,
-    QueueFullError,
-    RequestError,
-    UsageError,
-)
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 RANDOM = SamplingParams(max_tokens=15, seed=3, top_k=40, repetition_penalty=1.2)
 

@@ -15,13 +15,13 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.exporter.save import save_model
-from carryall.graph_opt import pipeline
+from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
-from carryall.providers.slot_memory import BoundRun
+from carryall.providers.ort.slot_memory import BoundRun
+from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Request
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 MIXED: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 3},

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from speculation_kit import Oracle
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, Squeeze
-from carryall.runtime.engine.request import Pooling, Request
+from carryall.runtime.engine.requests.request import Pooling, Request
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.engine.speculation.proposer import Proposer
-from carryall.runtime.errors import ProviderRuntimeError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 POISON = VOCAB - 1  # a prompt token that makes every run with it fail
 CONTEXT = 64

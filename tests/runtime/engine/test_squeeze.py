@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, run
 
+from carryall.errors import UsageError
 from carryall.providers.base import Squeeze
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.errors import UsageError
 
 LONG = dataclasses.replace(GREEDY, max_tokens=90)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_models import write_tokenizer
 
+from carryall.errors import UsageError
 from carryall.exporter.demo import CALIBRATION_TEXT, demo_path
-from carryall.runtime.calibration import calibration_windows
-from carryall.runtime.errors import UsageError
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.evaluate.calibration import calibration_windows
+from carryall.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers.base import Row, Runner, RunnerInfo
-from carryall.runtime import evaluation
-from carryall.runtime.errors import ProviderRuntimeError, UsageError
-from carryall.runtime.evaluation import compare_greedy, predict
+from carryall.runtime.evaluate import evaluation
+from carryall.runtime.evaluate.evaluation import compare_greedy, predict
 
 VOCAB = 11
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from carryall.runtime import cache
-from carryall.runtime.cache import cache_folder, cache_key, cached_folder
-from carryall.runtime.errors import UsageError
+from carryall.errors import UsageError
+from carryall.runtime.models import cache
+from carryall.runtime.models.cache import cache_folder, cache_key, cached_folder
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from carryall.errors import ProviderRuntimeError, ProviderUnavailableError
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
-from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError
-from carryall.runtime.fastest import fastest_provider
-from carryall.runtime.loading import load_model
-from carryall.runtime.model_source import ModelFiles
+from carryall.providers.targets.null import NullOptions, NullRunner
+from carryall.runtime.models.fastest import fastest_provider
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.model_source import ModelFiles
 
 CONFIG = RunnerConfig(max_slots=2, context_length=64)
 

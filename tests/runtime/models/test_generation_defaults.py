@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from carryall.runtime.errors import PackageError
-from carryall.runtime.generation_defaults import GenerationDefaults
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import PackageError
+from carryall.runtime.models.generation_defaults import GenerationDefaults
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def read(

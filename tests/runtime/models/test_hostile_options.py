@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_kit import toy_model
 
-from carryall.runtime.errors import RequestError
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import RequestError
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.types.sampling_params import SamplingParams
 
 HUGE, INF = 2**70, math.inf
 NUMBERS = [

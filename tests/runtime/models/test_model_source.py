@@ -10,15 +10,15 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError, ModelNotFoundError, PackageError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.runtime import model_source
-from carryall.runtime.errors import GraphError, ModelNotFoundError, PackageError, UsageError
-from carryall.runtime.lowering import lowered_model, with_context
-from carryall.runtime.model_source import ModelFiles, locate_model, resolve_model
+from carryall.runtime.models import model_source
+from carryall.runtime.models.lowering import lowered_model, with_context
+from carryall.runtime.models.model_source import ModelFiles, locate_model, resolve_model
 
 
 @pytest.fixture(autouse=True)

@@ -11,21 +11,21 @@ from click.testing import CliRunner
 from llm_kit import toy_model
 
 from carryall.cli import carryall
+from carryall.errors import UsageError
 from carryall.exporter.demo import demo_path
 from carryall.providers import get_provider
-from carryall.providers.null import NullRunner
-from carryall.providers.paged_runner import PagedBatch
+from carryall.providers.runners.paged_runner import PagedBatch
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.draft_model import DraftModel
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
-from carryall.runtime.errors import UsageError
-from carryall.runtime.llm import LLM
-from carryall.runtime.loading import LoadedModel, LoadOptions, load_model
-from carryall.runtime.sampling_params import SamplingParams
-from carryall.runtime.speculative import make_proposer
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.models.loading import LoadedModel, LoadOptions, load_model
+from carryall.runtime.models.speculative import make_proposer
+from carryall.runtime.text.tokenizer import Tokenizer
+from carryall.runtime.types.sampling_params import SamplingParams
 
 _SCARCE = 70 * 8192  # bytes of KV: three requests of some 40 tokens do not fit
 
@@ -103,7 +103,7 @@ def test_proposals_of_eight_requests_are_verified_in_one_inference(monkeypatch: 
     reason = get_provider("openvino").available()
     if reason is not None:
         pytest.skip(reason)
-    from carryall.providers.openvino_sessions import OpenVinoPagedSession
+    from carryall.providers.openvino.sessions import OpenVinoPagedSession
 
     inferences = 0
     run = OpenVinoPagedSession.run

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryall import LLM, SamplingParams
-from carryall.graph_opt.layers import LayerRange
+from carryall.errors import CarryallError, GraphError, ProviderRuntimeError, UsageError
+from carryall.graph_opt.analysis.layers import LayerRange
 from carryall.providers import get_provider
 from carryall.providers.base import MovableRunner, Row, RunnerConfig
-from carryall.providers.process_runner import ProcessRunner
-from carryall.runtime.errors import CarryallError, GraphError, ProviderRuntimeError, UsageError
-from carryall.runtime.loading import load_model
-from carryall.runtime.split import SplitPart, name_and_device, parse_split, with_device
+from carryall.providers.runners.process_runner import ProcessRunner
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.split import SplitPart, name_and_device, parse_split, with_device
 
 PROMPTS = ["def add(a, b):", "class Point:\n    def __init__(self", "import os"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.errors import ProviderRuntimeError, RequestCancelled
-from carryall.runtime.outputs import (
+from carryall.errors import ProviderRuntimeError, RequestCancelled
+from carryall.runtime.service.deltas import DeltaTracker, collect
+from carryall.runtime.service.messages import Delta
+from carryall.runtime.types.outputs import (
     CompletionOutput,
     FinishReason,
     Logprob,
@@ -18,8 +20,6 @@ from carryall.runtime.outputs import (
     RequestOutput,
     ToolCall,
 )
-from carryall.runtime.service.deltas import DeltaTracker, collect
-from carryall.runtime.service.messages import Delta
 
 TEXT = "añ 漢字🙂 end"
 

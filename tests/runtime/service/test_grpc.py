@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from grpc_serving import code_of, joined, read, serving
 from null_llm import null_llm
 
+from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.proto import carryall_pb2 as pb
-from carryall.runtime.errors import ProviderRuntimeError, UsageError
-from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.config import ServerConfig
 from carryall.runtime.service.grpc_server import SERVICE, GrpcServer
 from carryall.runtime.service.handler import LLMHandler
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def ask(prompt: str = "def f(x):", **sampling: Any) -> pb.GenerateRequest:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from carryall.errors import RequestError
 from carryall.proto import carryall_pb2 as pb
-from carryall.runtime.errors import RequestError
-from carryall.runtime.outputs import Logprob, ToolCall
-from carryall.runtime.sampling_params import SamplingParams
 from carryall.runtime.service.grpc_messages import from_request, to_response
 from carryall.runtime.service.messages import Conversation, Delta, GenerationRequest, Usage
-from carryall.runtime.structured_output import StructuredOutput
+from carryall.runtime.types.outputs import Logprob, ToolCall
+from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 
 def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from carryall.runtime.errors import RequestError
-from carryall.runtime.outputs import Logprob, ToolCall
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import RequestError
 from carryall.runtime.service.messages import Choice, Conversation, Generation, GenerationRequest, Usage
 from carryall.runtime.service.openai import ENDPOINTS, chat_request, completion_request
-from carryall.runtime.structured_output import StructuredOutput
+from carryall.runtime.types.outputs import Logprob, ToolCall
+from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 TURNS = [{"role": "user", "content": "Hi"}]

@@ -12,9 +12,9 @@ import pytest
 from grpc_serving import INFO, code_of, read
 from null_llm import null_llm
 
+from carryall.errors import EngineClosedError, PackageError, UsageError
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
-from carryall.runtime.errors import EngineClosedError, PackageError, UsageError
 from carryall.runtime.service.config import ServerConfig
 from carryall.runtime.service.serve import serve
 from carryall.runtime.service.served_model import ServedModel

@@ -11,11 +11,11 @@ import pytest
 from grpc_serving import INFO, read, serving
 from null_llm import null_llm
 
+from carryall.errors import RequestCancelled
 from carryall.proto import carryall_pb2 as pb
+from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.batch.lines import LineReader
 from carryall.runtime.batch.run import BatchRun
-from carryall.runtime.engine.async_llm import AsyncLLM
-from carryall.runtime.errors import RequestCancelled
 from carryall.runtime.service.deltas import collect
 from carryall.runtime.service.handler import LLMHandler
 from carryall.runtime.service.openai import chat_request, completion_request

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from carryall.runtime.chat_template import ChatTemplate
-from carryall.runtime.errors import ChatTemplateError
+from carryall.errors import ChatTemplateError
+from carryall.runtime.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "2 < 3 & é"}, {"role": "assistant", "content": "yes"}]
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_kit import WORDS, byte_level, word_level
 
-from carryall.runtime.detokenizer import Detokenizer
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.text.detokenizer import Detokenizer
+from carryall.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from text_kit import byte_level, word_level, write_byte_level
 
-from carryall.runtime.errors import PackageError
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.errors import PackageError
+from carryall.runtime.text.tokenizer import Tokenizer
 
 
 def test_beginning_of_sequence_follows_the_post_processor(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_kit import toy_model
 
-from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.errors import InvalidSamplingError, RequestError, UsageError
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.errors import InvalidSamplingError, RequestError, UsageError
-from carryall.runtime.llm import LLM
-from carryall.runtime.sampling_params import SamplingParams
-from carryall.runtime.structured_output import StructuredOutput
+from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 PERSON = {
     "type": "object",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .chunk import Parts, size_of
+from ...requests.chunk import Parts, size_of
 from .kv_file import DamagedFileError, read_chunk, write_chunk
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .chunk import Parts, Tier, size_of
+from ...requests.chunk import Parts, Tier, size_of
 
 
 class HostTier:

@@ -19,7 +19,7 @@ import ml_dtypes  # noqa: F401 -- makes NumPy know bfloat16 by name
 import numpy as np
 import numpy.typing as npt
 
-from .chunk import Parts
+from ...requests.chunk import Parts
 
 _MAGIC = b"carryall-kv 1\n"
 _DIGEST = hashlib.sha256().digest_size

@@ -11,11 +11,11 @@ from typing import cast
 
 import numpy as np
 
-from ....providers.base import MovableRunner, Runner
-from ...errors import ProviderRuntimeError, UsageError
-from ..prompt_costs import PromptCosts
-from ..request import Request
-from .chunk import CHUNK_TOKENS, Tier
+from .....errors import ProviderRuntimeError, UsageError
+from .....providers.base import MovableRunner, Runner
+from ...requests.chunk import CHUNK_TOKENS, Tier
+from ...requests.prompt_costs import PromptCosts
+from ...requests.request import Request
 from .disk import DiskTier
 from .host import HostTier
 

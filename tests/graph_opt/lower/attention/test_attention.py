@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.lower.attention import GroupQueryAttentionPass
+from carryall.graph_opt.lower.attention.attention import GroupQueryAttentionPass
 from carryall.graph_opt.lower.kernels import CPU, Kernels
 
 CONTEXT = 32

@@ -11,12 +11,12 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.edit import static_size
-from carryall.graph_opt.lower.prompt_attention import PromptAttentionPass
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass
-from carryall.graph_opt.runners import SlotRunner
+from carryall.graph_opt.compare.runners import SlotRunner
+from carryall.graph_opt.graph.edit import static_size
+from carryall.graph_opt.lower.attention.prompt_attention import PromptAttentionPass
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 
 CONTEXT = 96
 RNG = np.random.default_rng(0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from graph_asserts import evaluate, graph
 
-from carryall.graph_opt.lower.slot_inputs import SlotInputsPass
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.lower.attention.slot_inputs import SlotInputsPass
 
 LENGTHS = "int32[B] seqlens_k, int32 total_sequence_length"
 

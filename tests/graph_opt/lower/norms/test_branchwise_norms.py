@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.lower.branchwise_norms import BranchwiseNormsPass
+from carryall.graph_opt.lower.norms.branchwise_norms import BranchwiseNormsPass
 
 H, KV, D = 4, 2, 16
 GIVEN = {

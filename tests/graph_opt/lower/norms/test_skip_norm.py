@@ -5,7 +5,7 @@ import pytest
 from graph_asserts import apply, assert_same, graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt.lower.skip_norm import SkipNormPass
+from carryall.graph_opt.lower.norms.skip_norm import SkipNormPass
 
 W = np.ones(4, np.float32)
 SIGNATURE = "g (float[B, S, 4] a, float[B, S, 4] b) => (float[B, S, 4] y, float[B, S, 4] total)"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.lower.logits import SelectLogitsPass
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.lower.outputs.logits import SelectLogitsPass
 
 W = np.arange(8, dtype=np.float32).reshape(4, 2)
 BEFORE = "g (float[B, S, 4] x) => (float[B, S, 2] logits)"

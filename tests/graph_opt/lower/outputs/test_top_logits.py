@@ -10,12 +10,12 @@ import pytest
 from engines import onnxruntime, reference
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.lower.top_logits import TopLogitsPass
-from carryall.runtime.engine.top_candidates import top_candidates
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.lower.outputs.top_logits import TopLogitsPass
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
+from carryall.runtime.engine.sampling.top_candidates import top_candidates
 
 HEADER = '<ir_version: 10, opset_import: ["": 23]>'
 

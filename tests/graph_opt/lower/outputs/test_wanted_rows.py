@@ -13,10 +13,10 @@ from graph_asserts import evaluate, graph
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_package
-from carryall.graph_opt.edit import nodes_of
-from carryall.graph_opt.lower.paged import OPERATOR, paged_passes
-from carryall.graph_opt.lower.wanted_rows import WantedRowsPass
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.lower.outputs.wanted_rows import WantedRowsPass
+from carryall.graph_opt.lower.pipelines.paged import OPERATOR, paged_passes
+from carryall.graph_opt.pipeline.pipeline import run
 
 TEXT = """
 last_layer (float[tokens, 1, 4] x, float[tokens, 1, 4] residual, int64[wanted] logits_positions)

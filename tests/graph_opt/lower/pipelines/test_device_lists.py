@@ -14,23 +14,23 @@ from logits_agreement import worst
 from onnx.reference import ReferenceEvaluator
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.edit import MICROSOFT, insert, nodes_of
-from carryall.graph_opt.lower.float_compute import FloatComputePass
+from carryall.graph_opt.compare.runners import GraphRunner, PortableRunner, SlotRunner
+from carryall.graph_opt.graph.edit import MICROSOFT, insert, nodes_of
 from carryall.graph_opt.lower.kernels import CUDA, DIRECTML, Kernels
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.lower.standard import standard_passes
-from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.pipelines.standard import standard_passes
+from carryall.graph_opt.lower.products.weight_only_products import WeightOnlyProductsPass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.calibrators import min_max
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.ranges import input_histograms
-from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.graph_opt.runners import GraphRunner, PortableRunner, SlotRunner
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.passes.normalize.float_compute import FloatComputePass
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibration.calibrators import min_max
+from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
+from carryall.graph_opt.quantize.search.ranges import input_histograms
 
 CONTEXT = 16  # the original context of phi3's long rope
 FP16, BF16 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16

@@ -13,14 +13,14 @@ import pytest
 from paged_attention_stand_in import PagedStandInPass
 from tiny_models import write_tiny
 
+from carryall.errors import UsageError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.edit import MICROSOFT, nodes_of
+from carryall.graph_opt.compare.runners import PortableRunner
+from carryall.graph_opt.graph.edit import MICROSOFT, nodes_of
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.graph_opt.lower.ort_paged import TABLES, block_size
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.runners import PortableRunner
-from carryall.runtime.errors import UsageError
+from carryall.graph_opt.lower.pipelines.ort_paged import TABLES, block_size
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline.pipeline import run
 
 CONTEXT, BLOCK = 64, 16
 FAMILIES: dict[str, dict[str, Any]] = {

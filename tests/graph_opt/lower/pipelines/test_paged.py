@@ -12,12 +12,18 @@ import pytest
 from graph_asserts import evaluate
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.edit import nodes_of
-from carryall.graph_opt.lower.arithmetic_dequantize import ArithmeticDequantizePass
-from carryall.graph_opt.lower.paged import DOMAIN, OPERATOR, TABLES, PagedAttentionPass, paged_passes
-from carryall.graph_opt.pipeline import run
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.lower.pipelines.paged import (
+    DOMAIN,
+    OPERATOR,
+    TABLES,
+    PagedAttentionPass,
+    paged_passes,
+)
+from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
+from carryall.graph_opt.pipeline.pipeline import run
 
 CONTEXT = 64
 

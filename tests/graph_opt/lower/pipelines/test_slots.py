@@ -14,15 +14,15 @@ from tiny_models import write_tiny
 
 from carryall.exporter import demo
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.graph_facts import count_operators
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.verify import compare_models
+from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.kernels import CPU, Kernels
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.graph_opt.report import Report
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
-from carryall.graph_opt.verify import compare_models
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.pipeline.report import Report
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 DEMO = Path(demo.__file__).parent / "pycoder"
 CONTEXT = 64

@@ -10,7 +10,7 @@ import pytest
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.lower.kernels import CPU, Kernels
-from carryall.graph_opt.lower.matmul_nbits import QuantizedWeightsPass
+from carryall.graph_opt.lower.products.matmul_nbits import QuantizedWeightsPass
 
 K, N, BLOCK = 32, 6, 16
 RNG = np.random.default_rng(0)

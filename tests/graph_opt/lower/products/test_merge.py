@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from graph_asserts import apply, assert_same, canonical, graph
 
-from carryall.graph_opt.lower.merge import MergeProjectionsPass, PackedQKVPass
+from carryall.graph_opt.lower.products.merge import MergeProjectionsPass, PackedQKVPass
 
 SIGNATURE = "g (float[B, S, 4] x) => (float[B, S, 2] a, float[B, S, 4] b)"
 

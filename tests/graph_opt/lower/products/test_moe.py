@@ -14,13 +14,13 @@ from logits_agreement import worst
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
 from carryall.graph_opt.lower.kernels import CPU, CUDA, DIRECTML, ExpertKernels, Kernels
-from carryall.graph_opt.lower.moe import FusedExpertsPass
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.products.moe import FusedExpertsPass
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 CONTEXT = 16
 EXACT_CPU = dataclasses.replace(CPU, accuracy_level=0)  # fp32 activations, for tight tolerances

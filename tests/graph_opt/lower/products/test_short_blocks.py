@@ -11,12 +11,12 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.lower.arithmetic_dequantize import ArithmeticDequantizePass
-from carryall.graph_opt.lower.dequantize_weights import DequantizeWeightsPass, is_signed
 from carryall.graph_opt.lower.kernels import CPU
-from carryall.graph_opt.lower.matmul_nbits import QuantizedWeightsPass
+from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
+from carryall.graph_opt.lower.products.dequantize_weights import DequantizeWeightsPass, is_signed
+from carryall.graph_opt.lower.products.matmul_nbits import QuantizedWeightsPass
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.passes.lift_weights import LiftWeightsPass
+from carryall.graph_opt.passes.importing.lift_weights import LiftWeightsPass
 
 ort = pytest.importorskip("onnxruntime")
 INPUTS, OUTPUTS, BLOCK, BLOCKS = 44, 6, 16, 3

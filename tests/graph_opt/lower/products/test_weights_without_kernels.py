@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.lower.dequantize_weights import DequantizeWeightsPass, is_signed
+from carryall.errors import GraphError
 from carryall.graph_opt.lower.older_opset import OlderOpsetPass
-from carryall.graph_opt.lower.weight_only_products import WeightOnlyProductsPass
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.lower.products.dequantize_weights import DequantizeWeightsPass, is_signed
+from carryall.graph_opt.lower.products.weight_only_products import WeightOnlyProductsPass
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((3, 32)).astype(np.float32)

@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.lower.wide_products import WideProductsPass
-from carryall.graph_opt.quantize.integer_products import quantize_columns
+from carryall.graph_opt.lower.products.wide_products import WideProductsPass
+from carryall.graph_opt.quantize.formats.integer_products import quantize_columns
 
 K, N, BLOCK = 64, 10, 16
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.passes.add_cache import AddCachePass
-from carryall.graph_opt.passes.token_axes import Axis, Mixed, TokenAxes
+from carryall.graph_opt.analysis.token_axes import Axis, Mixed, TokenAxes
+from carryall.graph_opt.passes.cache.add_cache import AddCachePass
 
 WIDTH = 8
 RNG = np.random.default_rng(0)

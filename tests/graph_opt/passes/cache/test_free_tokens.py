@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.passes.free_tokens import FreeTokensPass
-from carryall.graph_opt.passes.one_mask import OneMaskPass
+from carryall.graph_opt.passes.cache.free_tokens import FreeTokensPass
+from carryall.graph_opt.passes.normalize.one_mask import OneMaskPass
 
 RNG = np.random.default_rng(0)
 GIVEN = {

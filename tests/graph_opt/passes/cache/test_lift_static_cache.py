@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate
 
-from carryall.graph_opt.passes.lift_static_cache import LiftStaticCachePass
+from carryall.graph_opt.passes.cache.lift_static_cache import LiftStaticCachePass
 
 RNG = np.random.default_rng(0)
 EMBED, MIX = (RNG.standard_normal(shape).astype(np.float32) for shape in ((9, 8), (8, 8)))

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.drop_guards import DropGuardsPass
+from carryall.graph_opt.passes.cleanup.drop_guards import DropGuardsPass
 
 GIVEN = {
     "table": np.ones((9, 4), np.float32), "zero": np.float32(0), "one": np.float32(1), "two": np.float32(2),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.drop_handed_on import DropHandedOnPass
+from carryall.graph_opt.passes.cleanup.drop_handed_on import DropHandedOnPass
 
 TABLE = [[0.0] * 4] * 9
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, assert_same, evaluate, graph
 
-from carryall.graph_opt.passes.merge_duplicates import MergeDuplicatesPass
+from carryall.graph_opt.passes.cleanup.merge_duplicates import MergeDuplicatesPass
 
 OPSETS = 'opset_import: ["" : 23, "their.own" : 1]'
 

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.remove_identities import RemoveIdentitiesPass
+from carryall.graph_opt.passes.cleanup.remove_identities import RemoveIdentitiesPass
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.fuse_activation import FuseActivationPass
+from carryall.graph_opt.passes.fuse.fuse_activation import FuseActivationPass
 
 SIGNATURE = "g (float[N] x) => (float[N] y) <float[N] o>"
 GIVEN = {

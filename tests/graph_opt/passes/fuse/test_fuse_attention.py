@@ -6,7 +6,7 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt.passes.fuse_attention import FuseAttentionPass
+from carryall.graph_opt.passes.fuse.fuse_attention import FuseAttentionPass
 
 H, KV, D = 4, 2, 8
 SHAPES = f"""float[B, {H}, S, {D}] q, float[B, {KV}, S, {D}] k, float[B, {KV}, S, {D}] v,

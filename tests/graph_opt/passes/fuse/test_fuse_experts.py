@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.mixture import Mixture, find_mixture
-from carryall.graph_opt.passes.fuse_experts import FuseExpertsPass
+from carryall.graph_opt.experts.mixture import Mixture, find_mixture
+from carryall.graph_opt.passes.fuse.fuse_experts import FuseExpertsPass
 
 HIDDEN, WIDTH, EXPERTS = 8, 6, 4
 RNG = np.random.default_rng(0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.fuse_layer_norm import FuseLayerNormPass
-from carryall.graph_opt.passes.fuse_norm import FuseRMSNormPass
+from carryall.graph_opt.passes.fuse.fuse_layer_norm import FuseLayerNormPass
+from carryall.graph_opt.passes.fuse.fuse_norm import FuseRMSNormPass
 
 SIGNATURE = (
     "g (float[B, S, 8] x) => (float[B, S, 8] y) <float[B, S, 1] v, float[B, S, 8] d, float[B, S, 8] n>"

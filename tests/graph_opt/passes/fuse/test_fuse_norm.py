@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.fuse_norm import FuseRMSNormPass
+from carryall.graph_opt.passes.fuse.fuse_norm import FuseRMSNormPass
 
 SIGNATURE = "g (float[B, S, 8] x) => (float[B, S, 8] y)"
 W = np.linspace(0.5, 2, 8).astype(np.float32)

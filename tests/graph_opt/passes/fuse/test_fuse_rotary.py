@@ -6,7 +6,7 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt.passes.fuse_rotary import FuseRotaryPass
+from carryall.graph_opt.passes.fuse.fuse_rotary import FuseRotaryPass
 
 H, D = 3, 8
 GIVEN = {

@@ -6,7 +6,7 @@ import pytest
 from graph_asserts import apply, assert_same, evaluate, graph
 from onnx_ir.passes import common
 
-from carryall.graph_opt.passes.head_norms import HeadNormsPass
+from carryall.graph_opt.passes.fuse.head_norms import HeadNormsPass
 
 GIVEN = {
     "scale": np.arange(1, 5, dtype=np.float32), "rows": np.array([0, -1, 4]), "back": np.array([0, -1, 8]),

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate, graph
 
-from carryall.graph_opt.load import check_model
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
+from carryall.graph_opt.graph.load import check_model
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 RNG = np.random.default_rng(0)
 SMALL = RNG.standard_normal((2, 3)).astype(np.float32)

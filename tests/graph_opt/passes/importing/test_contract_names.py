@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.contract_names import ContractNamesPass
+from carryall.graph_opt.passes.importing.contract_names import ContractNamesPass
 
 
 def decoder(past: list[str], present: list[str], ids: str = "input_ids") -> ir.Model:

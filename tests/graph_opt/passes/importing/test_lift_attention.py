@@ -9,11 +9,11 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.lift_attention import LiftAttentionPass
-from carryall.graph_opt.passes.lift_rotary import LiftRotaryPass
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.graph_opt.verify import compare_graphs
+from carryall.graph_opt.compare.verify import compare_graphs
+from carryall.graph_opt.passes.importing.lift_attention import LiftAttentionPass
+from carryall.graph_opt.passes.importing.lift_rotary import LiftRotaryPass
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 ort = pytest.importorskip("onnxruntime")
 H, KV, D, VOCAB = 4, 2, 16, 11

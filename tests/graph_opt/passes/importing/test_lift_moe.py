@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, assert_same, evaluate, graph
 
+from carryall.graph_opt.experts.mixture import Activation, Mixture, find_mixture
 from carryall.graph_opt.lower.kernels import CPU, CUDA
-from carryall.graph_opt.lower.moe import FusedExpertsPass
-from carryall.graph_opt.mixture import Activation, Mixture, find_mixture
-from carryall.graph_opt.passes.lift_moe import LiftMoEPass
+from carryall.graph_opt.lower.products.moe import FusedExpertsPass
+from carryall.graph_opt.passes.importing.lift_moe import LiftMoEPass
 
 ort = pytest.importorskip("onnxruntime")
 EXPERTS, HIDDEN, WIDTH, TOKENS = 4, 32, 32, 7

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.lift_norms import LiftNormsPass
+from carryall.graph_opt.passes.importing.lift_norms import LiftNormsPass
 
 W, B = np.linspace(0.5, 2, 8).astype(np.float32), np.linspace(-1, 1, 8).astype(np.float32)
 SIGNATURE = "g (float[N, S, 8] x, float[N, S, 8] r) => (float[N, S, 8] y, float[N, S, 8] z)"

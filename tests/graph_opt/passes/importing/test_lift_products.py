@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.lift_products import LiftProductsPass
+from carryall.graph_opt.passes.importing.lift_products import LiftProductsPass
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.lift_weights import LiftWeightsPass
+from carryall.graph_opt.passes.importing.lift_weights import LiftWeightsPass
 
 ort = pytest.importorskip("onnxruntime")
 N, K, BLOCK = 6, 32, 16

@@ -11,11 +11,11 @@ from onnx_ir.passes import common
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.comparison import LogitsComparison
-from carryall.graph_opt.edit import add_initializer
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.graph_opt.verify import compare_graphs
+from carryall.graph_opt.compare.comparison import LogitsComparison
+from carryall.graph_opt.compare.verify import compare_graphs
+from carryall.graph_opt.graph.edit import add_initializer
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 pytest.importorskip("onnxruntime")
 FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "mistral"]

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.position_ids import PositionIdsPass
+from carryall.graph_opt.passes.importing.position_ids import PositionIdsPass
 
 COUNTED = """s = Shape <start = 1, end = 2> (input_ids) n = Squeeze(s) ps = Shape <start = 2, end = 3> (past)
     p = Squeeze(ps) t = Add(p, n) r = Range(p, t, one) rows = Unsqueeze(r, first)"""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.split_projections import GemmToMatMulPass, SplitProjectionsPass
+from carryall.graph_opt.passes.importing.split_projections import GemmToMatMulPass, SplitProjectionsPass
 
 W, B = np.arange(24, dtype=np.float32).reshape(4, 6), np.arange(6, dtype=np.float32)
 GIVEN = {

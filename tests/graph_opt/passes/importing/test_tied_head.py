@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.passes.tied_head import TiedHeadPass
+from carryall.graph_opt.passes.importing.tied_head import TiedHeadPass
 
 W = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 SIGNATURE = "g (int64[N, S] input_ids) => (float[N, S, 6] logits)"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.token_names import TokenNamesPass
+from carryall.graph_opt.passes.importing.token_names import TokenNamesPass
 
 GIVEN = {"embed": np.zeros((9, 4), np.float32), "head": np.zeros((4, 9), np.float32)}
 

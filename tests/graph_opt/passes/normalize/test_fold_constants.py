@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.fold_constants import FoldConstantsPass
-from carryall.graph_opt.passes.fold_transposes import FoldTransposesPass
+from carryall.graph_opt.passes.normalize.fold_constants import FoldConstantsPass
+from carryall.graph_opt.passes.normalize.fold_transposes import FoldTransposesPass
 
 W = np.arange(1000, dtype=np.float32) / 1000
 

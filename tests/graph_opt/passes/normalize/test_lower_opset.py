@@ -7,11 +7,11 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, assert_same, evaluate, graph
 
+from carryall.errors import GraphError
 from carryall.graph_opt.lower.older_opset import OlderOpsetPass
-from carryall.graph_opt.passes.lower_opset import LowerOpsetPass, WriteSwishPass
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.passes.normalize.lower_opset import LowerOpsetPass, WriteSwishPass
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 SIGNATURE = "g (float[2, 3] x) => (float[2, 3] y)"
 

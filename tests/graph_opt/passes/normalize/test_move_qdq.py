@@ -12,10 +12,10 @@ from graph_asserts import apply, assert_same, evaluate, graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.graph_opt.canonical import canonical_passes
-from carryall.graph_opt.passes.fold_transposes import FoldTransposesPass
-from carryall.graph_opt.passes.move_qdq import MoveQDQPass
-from carryall.graph_opt.pipeline import run
+from carryall.graph_opt.passes.normalize.fold_transposes import FoldTransposesPass
+from carryall.graph_opt.passes.normalize.move_qdq import MoveQDQPass
+from carryall.graph_opt.pipeline.canonical import canonical_passes
+from carryall.graph_opt.pipeline.pipeline import run
 
 RNG = np.random.default_rng(5)
 GIVEN: dict[str, Any] = {

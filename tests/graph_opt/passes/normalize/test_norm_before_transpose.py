@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.norm_before_transpose import NormBeforeTransposePass
+from carryall.graph_opt.passes.normalize.norm_before_transpose import NormBeforeTransposePass
 
 W = np.linspace(0.5, 2, 8).astype(np.float32)
 SIGNATURE = "g (float[N, S, 2, 8] x) => (float[N, 2, S, 8] y)"

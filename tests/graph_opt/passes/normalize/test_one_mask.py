@@ -12,8 +12,8 @@ from graph_asserts import apply, evaluate, graph
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.passes.one_mask import OneMaskPass
-from carryall.graph_opt.probe import MaskMeaning, Probe, mask_meaning
+from carryall.graph_opt.analysis.probe import MaskMeaning, Probe, mask_meaning
+from carryall.graph_opt.passes.normalize.one_mask import OneMaskPass
 
 LOW = np.finfo(np.float32).min
 HEAD = """x = Gather(embed, input_ids) shape = Shape <start = 1> (input_ids) s = Squeeze(shape)

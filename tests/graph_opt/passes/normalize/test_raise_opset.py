@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate
 
-from carryall.graph_opt.passes.raise_opset import RaiseOpsetPass
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.passes.normalize.raise_opset import RaiseOpsetPass
 
 
 def model(body: str, opset: int, signature: str = "(float[2, 6] x) => (float[2, 3] y)") -> ir.Model:

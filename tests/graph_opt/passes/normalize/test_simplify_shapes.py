@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.passes.probe_sizes import PROBES
-from carryall.graph_opt.passes.shape_facts import ShapeFacts
-from carryall.graph_opt.passes.simplify_shapes import SimplifyShapesPass, reshape_target
+from carryall.graph_opt.analysis.probe_sizes import PROBES
+from carryall.graph_opt.analysis.shape_facts import ShapeFacts
+from carryall.graph_opt.passes.normalize.simplify_shapes import SimplifyShapesPass, reshape_target
 
 INPUTS = "g (int64[b, s] input_ids, int64[b, t] attention_mask, float[b, 2, p, 4] past)"
 NAMED = {"two": np.array([2]), "four": np.array([4]), "minus": np.array([-1]), "zero": np.array(0)}

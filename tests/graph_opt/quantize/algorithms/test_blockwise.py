@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.graph_opt.quantize.blockwise import BlockFormat, Quantized, round_to_nearest
-from carryall.runtime.errors import GraphError, UsageError
+from carryall.errors import GraphError, UsageError
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Quantized, round_to_nearest
 
 Floats = npt.NDArray[np.float32]
 formats = st.builds(

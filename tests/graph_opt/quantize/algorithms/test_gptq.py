@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from carryall.graph_opt.quantize import gptq
-from carryall.graph_opt.quantize.blockwise import BlockFormat, Quantized, round_to_nearest
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.quantize.algorithms import gptq
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Quantized, round_to_nearest
 
 RNG = np.random.default_rng(0)
 Floats = npt.NDArray[np.float32]

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from carryall.graph_opt.quantize import refine
-from carryall.graph_opt.quantize.blockwise import BlockFormat, dequantize, round_to_nearest
+from carryall.graph_opt.quantize.algorithms import refine
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest
 
 Floats = npt.NDArray[np.float32]
 

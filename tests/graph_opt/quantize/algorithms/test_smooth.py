@@ -11,23 +11,27 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
+from carryall.graph_opt.compare.runners import PortableRunner
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.quantize.blockwise import BlockFormat, Floats
-from carryall.graph_opt.quantize.calibrators import min_max
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.ranges import input_histograms
-from carryall.graph_opt.quantize.sensitivity import (
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
+from carryall.graph_opt.quantize.algorithms.smooth import (
+    SmoothQuantPass,
+    largest_activations,
+    smoothing_factors,
+)
+from carryall.graph_opt.quantize.calibration.calibrators import min_max
+from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
+from carryall.graph_opt.quantize.search.ranges import input_histograms
+from carryall.graph_opt.quantize.search.sensitivity import (
     dynamic_rounding,
     float_inputs,
     product_errors,
     static_rounding,
 )
-from carryall.graph_opt.quantize.smooth import SmoothQuantPass, largest_activations, smoothing_factors
-from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.runners import PortableRunner
-from carryall.runtime.errors import GraphError
 
 FORM = BlockFormat(bits=8, block_size=16)
 RNG = np.random.default_rng(0)

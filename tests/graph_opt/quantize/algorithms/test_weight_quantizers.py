@@ -6,10 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from carryall.graph_opt.quantize import awq, gptq, hqq, kquant
-from carryall.graph_opt.quantize.blockwise import BlockFormat, Quantized, dequantize, round_to_nearest
+from carryall.errors import GraphError
+from carryall.graph_opt.quantize.algorithms import awq, gptq, hqq, kquant
+from carryall.graph_opt.quantize.algorithms.blockwise import (
+    BlockFormat,
+    Quantized,
+    dequantize,
+    round_to_nearest,
+)
 from carryall.graph_opt.quantize.methods import UNCALIBRATED
-from carryall.runtime.errors import GraphError
 
 Floats = npt.NDArray[np.float32]
 FORMS = [

@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 from carryall.cli.memory import peak_memory
 from carryall.exporter.package import Package
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.calibrated import CALIBRATED, quantize_layers
-from carryall.graph_opt.quantize.ranges import input_histograms
-from carryall.graph_opt.quantize.smooth import largest_activations
-from carryall.graph_opt.quantize.weight_only import Forms
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.search.calibrated import CALIBRATED, quantize_layers
+from carryall.graph_opt.quantize.search.ranges import input_histograms
+from carryall.graph_opt.quantize.algorithms.smooth import largest_activations
+from carryall.graph_opt.quantize.formats.weight_only import Forms
 
 package, method, held = Package.open(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 texts = [

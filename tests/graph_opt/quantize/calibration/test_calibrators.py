@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from carryall.graph_opt.quantize.calibrators import CALIBRATORS, LEVELS, Histogram, min_max, mse, percentile
+from carryall.graph_opt.quantize.calibration.calibrators import (
+    CALIBRATORS,
+    LEVELS,
+    Histogram,
+    min_max,
+    mse,
+    percentile,
+)
 
 RNG = np.random.default_rng(0)
 SAMPLES = {

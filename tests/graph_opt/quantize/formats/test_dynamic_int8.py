@@ -11,16 +11,16 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.graph_facts import count_operators
-from carryall.graph_opt.lower.dynamic_int8 import DynamicProductsPass
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.integer_products import quantize_columns
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.graph.graph_facts import count_operators
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.products.dynamic_int8 import DynamicProductsPass
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.formats.integer_products import quantize_columns
 
 RNG = np.random.default_rng(0)
 V, W = (RNG.standard_normal((32, n)).astype(np.float32) for n in (8, 6))

@@ -11,15 +11,15 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.edit import nodes_of
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.half import HALF_TYPES, HalfPrecisionPass, is_half
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
-from carryall.runtime.errors import GraphError, UsageError
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.half import HALF_TYPES, HalfPrecisionPass, is_half
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 RNG = np.random.default_rng(0)
 FP16, BF16 = HALF_TYPES["fp16"], HALF_TYPES["bf16"]

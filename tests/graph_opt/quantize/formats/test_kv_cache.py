@@ -11,12 +11,12 @@ import pytest
 from graph_asserts import evaluate, graph
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.quantize.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
-from carryall.runtime.errors import GraphError, UsageError
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
 
 CONTEXT = 64
 RNG = np.random.default_rng(0)

@@ -7,9 +7,9 @@ import pytest
 from graph_asserts import apply, graph
 
 from carryall.graph_opt.passes.base import GraphPass
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 FORM = BlockFormat(bits=4, block_size=16)
 RNG = np.random.default_rng(0)

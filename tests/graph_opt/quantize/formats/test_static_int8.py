@@ -11,18 +11,18 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt import pipeline
-from carryall.graph_opt.edit import nodes_of
-from carryall.graph_opt.graph_facts import count_operators
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.lower.static_int8 import StaticProductsPass
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.calibrators import min_max
-from carryall.graph_opt.quantize.ranges import input_histograms
-from carryall.graph_opt.quantize.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.runners import PortableRunner, SlotRunner
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.graph.graph_facts import count_operators
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.products.static_int8 import StaticProductsPass
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.calibration.calibrators import min_max
+from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
+from carryall.graph_opt.quantize.search.ranges import input_histograms
 
 RNG = np.random.default_rng(0)
 V, W = (RNG.standard_normal((32, n)).astype(np.float32) for n in (8, 6))

@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, canonical, evaluate, graph
 
-from carryall.graph_opt.lazy import lazy
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.weight_only import WeightOnlyQuantizationPass
-from carryall.runtime.errors import GraphError
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.lazy import lazy
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((32, 8)).astype(np.float32)

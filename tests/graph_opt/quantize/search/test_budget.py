@@ -10,12 +10,12 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.budget import Choice, choices, spend_bits, spend_divergence
-from carryall.graph_opt.quantize.weight_inputs import WeightInputs
-from carryall.graph_opt.quantize.weight_only import Forms
-from carryall.runtime.errors import UsageError
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import Forms
+from carryall.graph_opt.quantize.search.budget import Choice, choices, spend_bits, spend_divergence
+from carryall.graph_opt.quantize.search.weight_inputs import WeightInputs
 
 INT4, INT8 = BlockFormat(), BlockFormat(bits=8)
 

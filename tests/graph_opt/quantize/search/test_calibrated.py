@@ -11,13 +11,13 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize.activations import ActivationReader
-from carryall.graph_opt.quantize.blockwise import BlockFormat
-from carryall.graph_opt.quantize.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
-from carryall.graph_opt.quantize.smooth import SmoothQuantPass
-from carryall.graph_opt.quantize.weight_only import Forms, WeightOnlyQuantizationPass
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.algorithms.smooth import SmoothQuantPass
+from carryall.graph_opt.quantize.calibration.activations import ActivationReader
+from carryall.graph_opt.quantize.formats.weight_only import Forms, WeightOnlyQuantizationPass
+from carryall.graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 
 RNG = np.random.default_rng(0)
 WINDOWS = [RNG.integers(0, 256, 60) for _ in range(6)]

@@ -10,10 +10,10 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.quantize.activations import ActivationReader
-from carryall.graph_opt.quantize.layer_errors import layer_errors
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.quantize.calibration.activations import ActivationReader
 from carryall.graph_opt.quantize.methods import quantization
+from carryall.graph_opt.quantize.search.layer_errors import layer_errors
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 40)
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -12,10 +12,10 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize.activations import ActivationReader
-from carryall.graph_opt.quantize.layerwise import Stage, walk
-from carryall.runtime.errors import GraphError, UsageError
+from carryall.graph_opt.quantize.calibration.activations import ActivationReader
+from carryall.graph_opt.quantize.search.layerwise import Stage, walk
 
 RNG = np.random.default_rng(0)
 WINDOWS = [RNG.integers(0, 256, 50) for _ in range(3)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, run
 
-from carryall.providers.null import NullRunner
-from carryall.runtime.engine.request import Request
-from carryall.runtime.engine.slots import Copy
-from carryall.runtime.errors import ProviderRuntimeError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import ProviderRuntimeError
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.engine.kv.slots import Copy
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 SYSTEM = list(range(40))
 ONE = SamplingParams(temperature=0.0, max_tokens=1)

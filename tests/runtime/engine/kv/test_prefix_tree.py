@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from carryall.runtime.engine.prefix_tree import PrefixMatch, PrefixTree
+from carryall.runtime.engine.kv.prefix_tree import PrefixMatch, PrefixTree
 
 SLOTS = st.integers(0, 7)
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from carryall.runtime.engine.slots import Copy, Release, Save, SlotTable, Trim, Windows
+from carryall.runtime.engine.kv.slots import Copy, Release, Save, SlotTable, Trim, Windows
 
 
 def test_lowest_free_slot_is_given_out_first() -> None:

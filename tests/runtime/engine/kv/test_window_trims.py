@@ -8,9 +8,9 @@ import pytest
 from engine_kit import GREEDY, TRIM_STEP, alone, make_engine, make_request, make_runner, run
 
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.kv_tiers.chunk import CHUNK_TOKENS
-from carryall.runtime.engine.request import Request
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.chunk import CHUNK_TOKENS
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 WINDOW = 5
 LONG = dataclasses.replace(GREEDY, max_tokens=60)

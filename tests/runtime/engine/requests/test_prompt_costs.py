@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from engine_kit import make_request
 
-from carryall.runtime.engine.prompt_costs import PromptCosts
-from carryall.runtime.engine.sampler import Sample
-from carryall.runtime.engine.scheduler import Scheduler
-from carryall.runtime.engine.slots import SlotTable
+from carryall.runtime.engine.kv.slots import SlotTable
+from carryall.runtime.engine.requests.prompt_costs import PromptCosts
+from carryall.runtime.engine.sampling.sampler import Sample
+from carryall.runtime.engine.schedule.scheduler import Scheduler
 
 FIXED, ROW, PROMPT, TOKEN = 8e-3, 3e-3, 12e-3, 1.3e-3
 

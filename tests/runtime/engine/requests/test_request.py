@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from text_kit import byte_level
 
-from carryall.runtime.engine.request import Request, RequestStatus
-from carryall.runtime.engine.sampler import Sample, TokenLogprob
-from carryall.runtime.output_text import OutputText
-from carryall.runtime.sampling_params import SamplingParams
-from carryall.runtime.tokenizer import Tokenizer
+from carryall.runtime.api.output_text import OutputText
+from carryall.runtime.engine.requests.request import Request, RequestStatus
+from carryall.runtime.engine.sampling.sampler import Sample, TokenLogprob
+from carryall.runtime.text.tokenizer import Tokenizer
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from llm_kit import toy_model
 
-from carryall.providers.null import NullRunner
-from carryall.runtime.engine.async_llm import AsyncLLM
+from carryall.errors import InvalidSamplingError, RequestError
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
-from carryall.runtime.errors import InvalidSamplingError, RequestError
-from carryall.runtime.llm import LLM
-from carryall.runtime.loading import LoadedModel
-from carryall.runtime.outputs import RequestOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.models.loading import LoadedModel
+from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 PROMPT = "a prompt of some thirty tokens"
 SAMPLERS: list[dict[str, Any]] = [

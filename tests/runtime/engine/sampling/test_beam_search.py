@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from llm_kit import toy_model
 from tiny_models import EOS, write_tiny
 
-from carryall.runtime.engine.beam_search import BeamSearch, BeamSearchOptions
-from carryall.runtime.errors import InvalidSamplingError, PromptTooLongError, UsageError
-from carryall.runtime.llm import LLM
+from carryall.errors import InvalidSamplingError, PromptTooLongError, UsageError
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.engine.sampling.beam_search import BeamSearch, BeamSearchOptions
 
 ENDS = [EOS, 107, 102, 155, 202, 200, 121, 148]  # tokens that come up, so that beams end at all lengths
 PROMPTS = [[256, *range(20, 50)], [256, 7], [256, 99, 98, 97, 96]]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 SIZE = 5
 TOKENS = st.lists(st.integers(0, SIZE - 1), max_size=24)

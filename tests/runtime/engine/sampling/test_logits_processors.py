@@ -12,12 +12,12 @@ from engine_kit import VOCAB, alone, make_engine, make_request, make_runner, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carryall.errors import InvalidSamplingError
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.logits_processors import Logits
-from carryall.runtime.engine.request import Request
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.errors import InvalidSamplingError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.sampling.logits_processors import Logits
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 SIZE = 6
 TOKENS = st.lists(st.integers(0, SIZE - 1), max_size=20)

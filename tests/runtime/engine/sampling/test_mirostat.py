@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.draw import draw
-from carryall.runtime.engine.filters import Filters
-from carryall.runtime.engine.mirostat import Mirostat
-from carryall.runtime.engine.sampler import sample
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.errors import InvalidSamplingError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.errors import InvalidSamplingError
+from carryall.runtime.engine.sampling.draw import draw
+from carryall.runtime.engine.sampling.filters import Filters
+from carryall.runtime.engine.sampling.mirostat import Mirostat
+from carryall.runtime.engine.sampling.sampler import sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 EMPTY = np.empty(0, np.int64)
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.sampler import NO_TOKEN, sample
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampler import NO_TOKEN, sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 EMPTY = np.empty(0, np.int64)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carryall.runtime.engine.sampler import sample
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.sampler import sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def state(prompt: list[int], outputs: list[int], **options: Any) -> SamplingState:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.top_candidates import find_above, in_order, top_candidates
+from carryall.runtime.engine.sampling.top_candidates import find_above, in_order, top_candidates
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.draw import draw
-from carryall.runtime.engine.filters import Filters
-from carryall.runtime.engine.sampling_state import SamplingState
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.sampling.draw import draw
+from carryall.runtime.engine.sampling.filters import Filters
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
 
 UNIFORMS = np.linspace(0, 1, 3000, endpoint=False)
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, run
 
+from carryall.errors import InvalidSamplingError, RequestError
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Grammar, Request
-from carryall.runtime.errors import InvalidSamplingError, RequestError
+from carryall.runtime.engine.requests.request import Grammar, Request
 
 
 class Countdown:

@@ -7,8 +7,8 @@ import time
 import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, run
 
-from carryall.runtime.engine.deadlines import Deadlines
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.schedule.deadlines import Deadlines
 
 
 class Clock:

@@ -6,8 +6,8 @@ from engine_kit import GREEDY, make_engine, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.fairness import VirtualCounters
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.schedule.fairness import VirtualCounters
 
 
 def test_a_tenant_that_floods_the_queue_does_not_delay_another() -> None:

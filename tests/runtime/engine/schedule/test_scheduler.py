@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from engine_kit import make_request
 
-from carryall.runtime.engine.request import Request
-from carryall.runtime.engine.sampler import Sample
-from carryall.runtime.engine.scheduler import Scheduler, StepPlan
-from carryall.runtime.engine.slots import Copy, Release, SlotTable
+from carryall.runtime.engine.kv.slots import Copy, Release, SlotTable
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.sampling.sampler import Sample
+from carryall.runtime.engine.schedule.scheduler import Scheduler, StepPlan
 
 
 def make(num_slots: int = 4, max_step_tokens: int = 16, max_tokens: int | None = None) -> Scheduler:

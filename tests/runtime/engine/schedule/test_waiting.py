@@ -6,9 +6,9 @@ from engine_kit import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.fairness import VirtualCounters
-from carryall.runtime.engine.request import Request
-from carryall.runtime.engine.waiting import WaitingQueue
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.schedule.fairness import VirtualCounters
+from carryall.runtime.engine.schedule.waiting import WaitingQueue
 
 
 def requests(priorities: list[int]) -> list[Request]:

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 from engine_kit import VOCAB, alone, make_engine, make_request, make_runner, run
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row
-from carryall.providers.null import NullRunner
-from carryall.runtime.engine.request import Request
+from carryall.providers.targets.null import NullRunner
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.draft_model import DraftModel
-from carryall.runtime.errors import ProviderRuntimeError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 RANDOM = SamplingParams(max_tokens=20, seed=5, top_k=30)

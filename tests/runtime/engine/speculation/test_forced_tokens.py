@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from llm_kit import toy_model
 
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
-from carryall.runtime.engine.request import Request
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.forced_tokens import ForcedTokens
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
-from carryall.runtime.llm import LLM
-from carryall.runtime.outputs import CompletionOutput
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.outputs import CompletionOutput
+from carryall.runtime.types.sampling_params import SamplingParams
 
 CITY = {
     "type": "object",

@@ -6,7 +6,7 @@ from engine_kit import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.sampler import Sample
+from carryall.runtime.engine.sampling.sampler import Sample
 from carryall.runtime.engine.speculation.prompt_lookup import History, PromptLookup
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)

@@ -11,13 +11,13 @@ from engine_kit import GREEDY, FailWhen, alone, make_engine, make_request, make_
 from speculation_kit import Oracle
 
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.null import NullOptions, NullRunner
+from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.request import Request
-from carryall.runtime.engine.sampling_state import SamplingState
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.engine.speculation.controller import Candidate, Controller
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.types.sampling_params import SamplingParams
 
 OPTIONS = (
     GREEDY,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.errors import UsageError
-from carryall.runtime.parsers.base import MessageParser
-from carryall.runtime.parsers.json_span import JsonSpan
-from carryall.runtime.parsers.registry import STYLES, message_parser
+from carryall.errors import UsageError
+from carryall.runtime.text.parsers.base import MessageParser
+from carryall.runtime.text.parsers.json_span import JsonSpan
+from carryall.runtime.text.parsers.registry import STYLES, message_parser
 
 MARKERS = {name: style.marker for name, style in STYLES.items()}
 TEMPLATES = {**MARKERS, "think": "<think></think>", "magistral": "[THINK][/THINK][TOOL_CALLS]"}

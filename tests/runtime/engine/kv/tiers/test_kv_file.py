@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.kv_tiers.kv_file import DamagedFileError, read_chunk, write_chunk
+from carryall.runtime.engine.kv.tiers.kv_file import DamagedFileError, read_chunk, write_chunk
 
 KEY = bytes(range(32))
 

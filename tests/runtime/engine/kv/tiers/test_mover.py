@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from engine_kit import GREEDY, alone, make_request, make_runner, run
 
-from carryall.providers.null import NullRunner
+from carryall.errors import ProviderRuntimeError, UsageError
+from carryall.providers.targets.null import NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.kv_tiers.disk import DiskTier
-from carryall.runtime.engine.request import Request
-from carryall.runtime.errors import ProviderRuntimeError, UsageError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 PROMPT = np.random.default_rng(0).integers(0, 256, 200).tolist()
 

@@ -14,12 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.kv_tiers.disk import DiskTier
-from carryall.runtime.engine.request import Request
-from carryall.runtime.errors import ProviderRuntimeError
-from carryall.runtime.sampling_params import SamplingParams
+from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.types.sampling_params import SamplingParams
 
 CONTEXT = 256
 FAMILIES = [np.random.default_rng(n).integers(0, VOCAB, CONTEXT).tolist() for n in range(2)]

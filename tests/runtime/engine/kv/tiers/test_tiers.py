@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carryall.runtime.engine.kv_tiers.chunk import CHUNK_TOKENS, ChunkKeys
-from carryall.runtime.engine.kv_tiers.disk import DiskTier
-from carryall.runtime.engine.kv_tiers.host import HostTier
+from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.kv.tiers.host import HostTier
+from carryall.runtime.engine.requests.chunk import CHUNK_TOKENS, ChunkKeys
 
 
 def key(number: int) -> bytes:

@@ -9,14 +9,14 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import GraphError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.lower.kernels import CPU, DIRECTML
-from carryall.graph_opt.lower.paged import paged_passes
-from carryall.graph_opt.lower.slots import SlotOptions, slot_passes
-from carryall.graph_opt.lower.standard import standard_passes
-from carryall.graph_opt.pipeline import run
-from carryall.graph_opt.pipelines import portable_passes
-from carryall.runtime.errors import GraphError
+from carryall.graph_opt.lower.pipelines.paged import paged_passes
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.pipelines.standard import standard_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 Passes = Callable[[], list[ir.passes.PassBase]]
 

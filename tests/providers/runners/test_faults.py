@@ -11,14 +11,15 @@ from device_stand_ins import CudaOnCpu
 from engine_kit import make_request, run
 from slot_models import VOCAB, save_slot_model
 
-from carryall.providers import libraries, nvidia, ort
+from carryall.errors import ProviderRuntimeError, ProviderUnavailableError
 from carryall.providers.base import Provider, RunnerConfig
-from carryall.providers.cpu import CpuProvider
-from carryall.providers.cuda import CudaProvider
-from carryall.providers.libraries import Library
+from carryall.providers.host import libraries, nvidia
+from carryall.providers.host.libraries import Library
+from carryall.providers.ort import ort
+from carryall.providers.targets.cpu import CpuProvider
+from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.request import Request
-from carryall.runtime.errors import ProviderRuntimeError, ProviderUnavailableError
+from carryall.runtime.engine.requests.request import Request
 
 LOST = "CUDA failure 999: unknown error; device lost"
 FULL = "Failed to allocate memory for requested buffer of size 1073741824"

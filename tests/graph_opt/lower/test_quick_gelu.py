@@ -3,7 +3,7 @@ from __future__ import annotations
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.lower.quick_gelu import QuickGelu
-from carryall.graph_opt.rules.base import RulePass
+from carryall.graph_opt.passes.rules import RulePass
 
 
 def quick_gelu() -> RulePass:

@@ -1,0 +1,1 @@
+"""What holds of a graph: shapes, masks, axes and values, found by evaluation."""

@@ -1,0 +1,1 @@
+"""Comparing two models: by their results and by their structure."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: finding their parts and writing them."""

@@ -1,0 +1,1 @@
+"""Reading, editing and describing one ONNX graph."""

@@ -1,0 +1,1 @@
+"""Attention and KV caches as the targets compute them."""

@@ -1,0 +1,1 @@
+"""Norms in the targets' kernels."""

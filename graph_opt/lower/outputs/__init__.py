@@ -1,0 +1,1 @@
+"""Which logits and hidden states a lowered graph returns."""

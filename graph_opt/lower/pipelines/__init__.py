@@ -1,0 +1,1 @@
+"""The pass lists of the targets."""

@@ -1,0 +1,1 @@
+"""Matrix products and experts in the targets' kernels."""

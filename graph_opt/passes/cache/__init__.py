@@ -1,0 +1,1 @@
+"""Passes that give a graph the KV cache of the contract."""

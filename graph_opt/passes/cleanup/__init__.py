@@ -1,0 +1,1 @@
+"""Passes that remove nodes without effect."""

@@ -1,0 +1,1 @@
+"""Passes that replace subgraphs by one operator."""

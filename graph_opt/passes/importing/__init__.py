@@ -1,0 +1,1 @@
+"""Passes that turn other exporters' graphs into the canonical form."""

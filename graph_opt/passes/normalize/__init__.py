@@ -1,0 +1,1 @@
+"""Passes that write equal computations in one way."""

@@ -1,0 +1,1 @@
+"""Which passes run, in which order, and the reports about them."""

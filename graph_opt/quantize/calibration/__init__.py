@@ -1,0 +1,1 @@
+"""Collecting and summarizing activations on calibration data."""

@@ -1,0 +1,1 @@
+"""Passes that write a quantized form into the graph."""

@@ -1,0 +1,1 @@
+"""Choosing ranges, formats and roundings from measurements."""

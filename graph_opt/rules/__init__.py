@@ -1,1 +1,0 @@
-"""Rewrite rules, one a file."""

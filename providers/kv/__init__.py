@@ -1,0 +1,1 @@
+"""Memory for keys and values: buffers, blocks, selections."""

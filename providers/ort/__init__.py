@@ -1,0 +1,1 @@
+"""Sessions, memory and placement on ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""How a step of the engine becomes runs of a session."""

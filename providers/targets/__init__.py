@@ -1,0 +1,1 @@
+"""The providers: one file and one class a target."""

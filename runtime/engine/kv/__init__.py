@@ -1,0 +1,1 @@
+"""Which slot holds which tokens."""

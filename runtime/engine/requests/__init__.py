@@ -1,0 +1,1 @@
+"""A request and a group of them."""

@@ -1,0 +1,1 @@
+"""Measuring how well a model predicts a text."""

@@ -1,0 +1,1 @@
+"""From a model name to a loaded, lowered model."""

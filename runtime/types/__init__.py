@@ -1,0 +1,1 @@
+"""What a caller passes in and gets back."""
