@@ -5,11 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
 
-.PHONY: help demo test lint types format wheel clean
+.PHONY: help demo test check lint types docs format wheel clean
 
 help:
 	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
 	@echo "make test    run the tests"
+	@echo "make check   lint, types, docs and the tests: what a change must pass"
+	@echo "make docs    build the documentation into site/, links checked"
 	@echo "make lint    check style        make format  apply it"
 	@echo "make types   check types        make wheel   build sdist and wheel into dist/"
 	@echo "make clean   remove what was built, and the virtual environment"
@@ -19,6 +21,11 @@ demo: $(VENV)/.demo-ready
 
 test: $(VENV)/.test-ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types docs test
+
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
@@ -35,7 +42,7 @@ wheel: $(VENV)/.test-ready
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # The stamps are renewed when the dependencies change.
 $(VENV)/.demo-ready: pyproject.toml | $(BIN)/pip
@@ -46,6 +53,11 @@ $(VENV)/.demo-ready: pyproject.toml | $(BIN)/pip
 $(VENV)/.test-ready: pyproject.toml | $(BIN)/pip
 	@echo "Installing carryall and its test tools into $(VENV) (a few minutes, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@
+
+$(VENV)/.docs-ready: pyproject.toml | $(BIN)/pip
+	@echo "Installing what builds the documentation into $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
 
 $(BIN)/pip:
