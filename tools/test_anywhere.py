@@ -1,0 +1,215 @@
+"""Run the test suite under conditions that a stranger's machine may have.
+
+    python tools/test_anywhere.py --list
+    python tools/test_anywhere.py read-only-home one-core -- tests/cli
+    python tools/test_anywhere.py --pick 2 --seed 7        # two conditions at random, as CI does
+
+Each condition runs pytest in a process of its own. A condition that this machine cannot make (no root, no
+namespaces) is reported as skipped. Exit code 0 if every run passed, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pytest process: what comes before it, its options, and its environment."""
+
+    prefix: Sequence[str] = ()
+    options: Sequence[str] = ("-n", "2")
+    environment: dict[str, str] = field(default_factory=dict)
+    ignore_interrupts: bool = False
+    folder: Path = ROOT
+
+
+class ImpossibleError(Exception):
+    """This machine cannot make the condition."""
+
+
+def interrupts_ignored(scratch: Path) -> list[Run]:
+    """As under nohup or in a background job: SIGINT is ignored, and children inherit that."""
+    return [Run(ignore_interrupts=True)]
+
+
+def another_user(scratch: Path) -> list[Run]:
+    """As a user without root's privileges, with a home of their own."""
+    home = _owned_folder(scratch)
+    return [Run(_as_nobody(), (*_OWN_CACHES, "-n", "2"), _environment(home))]
+
+
+def read_only_home(scratch: Path) -> list[Run]:
+    """A home in which nothing can be created."""
+    temporary = _owned_folder(scratch)
+    home = scratch / "home"
+    home.mkdir(mode=0o555)
+    prefix = _as_nobody() if os.geteuid() == 0 else ()  # root may write anywhere
+    return [Run(prefix, (*_OWN_CACHES, "-n", "2"), {**_environment(temporary), "HOME": str(home)})]
+
+
+def one_core(scratch: Path) -> list[Run]:
+    """A machine with a single core."""
+    if not shutil.which("taskset"):
+        raise ImpossibleError("needs taskset")
+    return [Run(("taskset", "--cpu-list", "0"), ("-n", "1"))]
+
+
+def no_xdist(scratch: Path) -> list[Run]:
+    """All tests in one process, as without pytest-xdist."""
+    return [Run(options=("-p", "no:xdist"))]
+
+
+def random_order(scratch: Path) -> list[Run]:
+    """Tests in random order; the seed is that of --seed."""
+    return [
+        Run(options=("-n", "2", "-p", "random_order"), environment={"PYTHONPATH": str(ROOT / "tests/kits")})
+    ]
+
+
+def twice_at_once(scratch: Path) -> list[Run]:
+    """Two runs of one checkout at the same time."""
+    return [Run(options=("-n", "1")), Run(options=("-n", "1"))]
+
+
+def old_cache(scratch: Path) -> list[Run]:
+    """A cache that an older version left behind: foreign files, damaged entries, unknown kinds."""
+    cache = scratch / "cache"
+    for kind in ("lowered", "exported", "something-else"):
+        entry = cache / kind / ("0" * 32)
+        entry.mkdir(parents=True)
+        (entry / "entry.json").write_text("{ not json")
+        (entry / "model.onnx").write_bytes(b"\x00" * 100)
+    (cache / "lowered" / "a file").write_text("no folder")
+    return [Run(environment={"CARRYALL_CACHE": str(cache)})]
+
+
+def no_network(scratch: Path) -> list[Run]:
+    """A network namespace with nothing but its own loopback."""
+    prefix = ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    if not shutil.which("unshare") or not shutil.which("ip"):
+        raise ImpossibleError("needs unshare and ip")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        raise ImpossibleError("network namespaces are not permitted here")
+    return [Run(prefix)]
+
+
+CONDITIONS: dict[str, Callable[[Path], list[Run]]] = {
+    made.__name__.replace("_", "-"): made
+    for made in (
+        interrupts_ignored,
+        another_user,
+        read_only_home,
+        one_core,
+        no_xdist,
+        random_order,
+        twice_at_once,
+        old_cache,
+        no_network,
+    )
+}
+_OWN_CACHES = ("-p", "no:cacheprovider")
+
+
+def _as_nobody() -> tuple[str, ...]:
+    """The prefix of a command that drops root's privileges: another user, else another user namespace."""
+    ways = (
+        ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"),
+    )
+    # The interpreter must be executable from inside: it may lie in a folder that only root may enter.
+    check = [sys.executable, "-c", "import os, sys; sys.exit(not os.access(sys.executable, os.X_OK))"]
+    for way in ways:
+        if (
+            shutil.which(way[0])
+            and not subprocess.run([*way, *check], capture_output=True, check=False).returncode
+        ):
+            return way
+    raise ImpossibleError("neither setpriv nor a user namespace lets another user run this interpreter")
+
+
+def _owned_folder(scratch: Path) -> Path:
+    folder = scratch / "nobody"
+    folder.mkdir()
+    folder.chmod(0o777)
+    scratch.chmod(0o755)
+    return folder
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+    }
+
+
+def start(run: Run, arguments: Sequence[str], seed: int) -> subprocess.Popen[bytes]:
+    """Start pytest under a condition."""
+    environment = {**os.environ, "CARRYALL_TEST_SEED": str(seed), **run.environment}
+    command = [*run.prefix, sys.executable, "-m", "pytest", "-q", *run.options, *arguments]
+
+    def prepare() -> None:
+        if run.ignore_interrupts:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return subprocess.Popen(command, cwd=run.folder, env=environment, preexec_fn=prepare)
+
+
+def main() -> int:
+    """Run the conditions and say how each ended."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("conditions", nargs="*", metavar="CONDITION", help="which; default all")
+    parser.add_argument("--list", action="store_true", help="list the conditions and end")
+    parser.add_argument("--pick", type=int, help="so many at random")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    own, after = sys.argv[1:], []
+    if "--" in own:
+        own, after = own[: own.index("--")], own[own.index("--") + 1 :]
+    options = parser.parse_args(own)
+    if options.list:
+        for name, made in CONDITIONS.items():
+            print(f"{name:20} {made.__doc__}")
+        return 0
+    chosen = options.conditions or list(CONDITIONS)
+    if unknown := set(chosen) - set(CONDITIONS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(CONDITIONS)}")
+    if options.pick is not None:
+        chosen = random.Random(options.seed).sample(chosen, options.pick)
+    print(f"seed {options.seed}: {', '.join(chosen)}", flush=True)
+    failed = [name for name in chosen if not passes(name, after, options.seed)]
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} conditions hold" + f"; not: {failed}" * bool(failed))
+    return int(bool(failed))
+
+
+def passes(name: str, arguments: Sequence[str], seed: int) -> bool:
+    """Run one condition to its end."""
+    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as scratch:
+        try:
+            runs = CONDITIONS[name](Path(scratch))
+        except ImpossibleError as reason:
+            print(f"== {name}: skipped, {reason}", flush=True)
+            return True
+        print(f"== {name}", flush=True)
+        codes = [process.wait() for process in [start(run, arguments, seed) for run in runs]]
+    return not any(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
