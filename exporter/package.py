@@ -97,11 +97,6 @@ class Package:
         """The ONNX file."""
         return self.path / MODEL_FILE
 
-    @property
-    def tokenizer_path(self) -> Path:
-        """The tokenizer, as the ``tokenizers`` library reads it."""
-        return self.path / TOKENIZER_FILE
-
     @cached_property
     def content_hash(self) -> str:
         """Changes whenever the model does."""

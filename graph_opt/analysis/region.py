@@ -112,15 +112,6 @@ def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MA
     return Region(inputs, output, list(order), list(constants))
 
 
-def inner_results_used_outside(part: Region) -> bool:
-    """Return whether nodes outside a region read values in its middle."""
-    inside = set(part.nodes)
-    middle = (value for node in part.nodes for value in node.outputs if value is not part.output)
-    return any(
-        value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in middle
-    )
-
-
 def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:
     """Return whether two results are the same computation in float32, up to the order of its additions."""
     if found.shape != expected.shape:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graph_asserts import graph
 
-from carryall.graph_opt.analysis.region import Region, close, inner_results_used_outside, region
+from carryall.graph_opt.analysis.region import Region, close, region
 
 W = {"w": np.ones(3, np.float32), "large": np.ones((300, 300), np.float32), "two": np.float32(2)}
 
@@ -44,15 +44,6 @@ def test_where_a_region_ends(body: str, reason: str | None) -> None:
 def test_a_region_of_too_many_nodes_is_refused() -> None:
     model = graph("g (float[3] x) => (float[3] y) { a = Neg(x) b = Neg(a) y = Neg(b) }")
     assert region([model.graph.inputs[0]], model.graph.outputs[0], max_nodes=2) == "it is too large"
-
-
-def test_readers_of_inner_results() -> None:
-    text = "g (float[3] x) => (float[3] y, float[3] z) { a = Neg(x) y = Mul(a, w) z = %s }"
-    for other, outside in (("Neg(a)", True), ("Neg(y)", False)):
-        model = graph(text % other, **W)
-        found = region([model.graph.inputs[0]], model.graph.outputs[0])
-        assert isinstance(found, Region)
-        assert inner_results_used_outside(found) is outside
 
 
 def test_inputs_that_do_not_fit_are_a_failure_with_a_reason() -> None:
