@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .runtime.api.dynamic_batching import DynamicBatcher
     from .runtime.api.llm import LLM
     from .runtime.api.session import InferenceSession
+    from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
+    from .runtime.models.config import ModelConfig
     from .runtime.types.outputs import CompletionOutput, RequestOutput
     from .runtime.types.sampling_params import SamplingParams
     from .runtime.types.structured_output import StructuredOutput
@@ -31,8 +33,10 @@ _HOME = {
     "CarryallError": ".errors",
     "CompletionOutput": ".runtime.types.outputs",
     "DynamicBatcher": ".runtime.api.dynamic_batching",
+    "EngineConfig": ".runtime.engine.config",
     "InferenceSession": ".runtime.api.session",
     "LLM": ".runtime.api.llm",
+    "ModelConfig": ".runtime.models.config",
     "RequestOutput": ".runtime.types.outputs",
     "SamplingParams": ".runtime.types.sampling_params",
     "StructuredOutput": ".runtime.types.structured_output",
@@ -45,7 +49,9 @@ __all__ = [
     "CarryallError",
     "CompletionOutput",
     "DynamicBatcher",
+    "EngineConfig",
     "InferenceSession",
+    "ModelConfig",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutput",

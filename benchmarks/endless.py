@@ -3,7 +3,7 @@
     python benchmarks/endless.py demo exporter/demo/pycoder/heldout.txt --context 256 --tokens 20000
 
 The text is fed to the model as it stands. Whenever the context is full, a policy decides what stays: nothing,
-the recent half, or the first tokens and the recent half (``context_overflow="slide"``). Beside them, what a
+the recent half, or the first tokens and the recent half (``context_shift=True``). Beside them, what a
 longer context gives. Prints a Markdown table.
 """
 

@@ -1,4 +1,4 @@
-"""What ``squeeze_kv`` costs and gains: perplexity and time of the engine's own decoding, beside all KV kept.
+"""What KV eviction costs and gains: perplexity and time of the engine's own decoding, beside all KV kept.
 
     python benchmarks/squeezed_kv.py demo --text exporter/demo/pycoder/heldout.txt --keep 256 --keep 128
     python benchmarks/squeezed_kv.py MODEL --context 8000 --keep 1024
@@ -84,7 +84,7 @@ def perplexity(
     """Perplexity of the second halves of ``windows`` [n, tokens], decoded after the first."""
     reader = Reader(windows)
     half = windows.shape[1] // 2
-    config = EngineConfig(logits_processors=(reader,), squeeze_kv=keep)
+    config = EngineConfig(logits_processors=(reader,), kv_eviction_tokens=keep)
     params = [
         SamplingParams(temperature=0.0, max_tokens=half, ignore_eos=True, extra_args={"window": n})
         for n in range(len(windows))
@@ -99,7 +99,7 @@ def decode_ms(
     model: str, context: int, batch: int, keeps: Sequence[int | None], rounds: int, **options: Any
 ) -> dict[int | None, float]:
     """Milliseconds of a decode step after ``context`` tokens, medians of rounds in which all take turns."""
-    llms = {keep: LLM(model, max_slots=batch, squeeze_kv=keep, **options) for keep in keeps}
+    llms = {keep: LLM(model, max_slots=batch, kv_eviction_tokens=keep, **options) for keep in keeps}
     steps = {keep: _steps(llm, context, batch) for keep, llm in llms.items()}
     times: dict[int | None, list[float]] = {keep: [] for keep in keeps}
     for own in steps.values():
@@ -141,11 +141,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--quantize")
-    parser.add_argument("--kv-cache")
+    parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--criterion", action="append", choices=list(CRITERIA), help="by default all")
     given = parser.parse_args()
-    options = {"quantize": given.quantize, "kv_cache": given.kv_cache, "provider": given.provider}
+    options = {"quantize": given.quantize, "kv_cache_dtype": given.kv_cache_dtype, "provider": given.provider}
     if given.text is not None:
         with LLM(given.model, **options) as llm:
             ids = np.array(llm.encode(given.text.read_text(encoding="utf-8")), np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Unpack
+from typing import Any
 
 import click
 
@@ -12,18 +12,19 @@ from ..errors import ProviderRuntimeError
 from ..providers.placement import Placement
 from ..runtime.api.llm import LLM
 from ..runtime.api.requests import Prompt
-from ..runtime.models.loading import LoadedModel, LoadOptions, load_model
+from ..runtime.models.config import ModelConfig
+from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.types.outputs import RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from .progress import progress
 
 
-def open_model(name: str, *, quiet: bool = False, **options: Unpack[LoadOptions]) -> LoadedModel:
-    """Load a model, for one request at a time if ``options`` say no other; preparing it shows progress."""
-    options.setdefault("max_slots", 1)
+def open_model(
+    model: str | ModelConfig, *, max_slots: int = 1, quiet: bool = False, **fields: Any
+) -> LoadedModel:
+    """Load a model as ``load_model`` does; preparing it shows progress."""
     with progress("prepare", quiet=quiet) as tell:
-        options["progress"] = tell
-        loaded = load_model(name, **options)
+        loaded = load_model(model, max_slots=max_slots, progress=tell, **fields)
     if loaded.choice is not None and not quiet:
         click.echo(str(loaded.choice), err=True)
     tell_fallbacks(loaded.fallbacks)

@@ -1,91 +1,222 @@
-"""The options that say where and how a model is loaded, the same for every verb that runs one."""
+"""Flags, environment variables and file keys, made from the fields of ``ModelConfig`` and ``EngineConfig``.
+
+A field ``max_slots`` is the flag ``--max-slots``, the variable ``CARRYALL_MAX_SLOTS`` and the key
+``max_slots`` in the table ``[engine]`` of the TOML file that ``--config`` names. A flag goes before a
+variable, a variable before the file, the file before the default.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+import os
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ..graph_opt.quantize.methods import METHODS
-from ..runtime.models.loading import LoadOptions
-from .options import allow_fallback_option, ep_library_option, provider_option, provider_options_option
+from ..errors import UsageError
+from ..providers.options import Option, check_names, declared
+from ..runtime.engine.config import EngineConfig
+from ..runtime.models.config import ModelConfig
+from .sections import SectionOption
 
 Command = Callable[..., Any]
 
-quantize_option = click.option(
-    "--quantize", type=click.Choice(list(METHODS)), help="Quantize first, in the cache."
-)
-context_option = click.option(
-    "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
-)
-kv_cache_option = click.option(
-    "--kv-cache",
-    type=click.Choice(["int8", "float32"]),
-    help="Type of the KV cache; by default int8 where the model was quantized with --kv int8.",
-)
-num_threads_option = click.option(
-    "--num-threads", type=click.IntRange(0), default=0, help="CPU threads; by default the provider chooses."
-)
-squeeze_kv_option = click.option(
-    "--squeeze-kv",
-    type=click.IntRange(1),
-    metavar="TOKENS",
-    help="Keep KV of about so many tokens a request while it generates. Saves memory and time in long texts; "
-    "lossy.",
-)
-_MODEL = (
-    provider_option,
-    provider_options_option,
-    ep_library_option,
-    allow_fallback_option,
-    quantize_option,
-    context_option,
-    kv_cache_option,
-    num_threads_option,
-)
-_SPECULATIVE = (
-    click.option(
-        "--speculative",
-        metavar="METHOD",
-        help="Propose tokens to check several at a time: prompt-lookup, or draft:MODEL with a smaller model "
-        "of the same tokenizer. Changes the speed, not the text.",
-    ),
-    click.option("--num-speculative-tokens", type=click.IntRange(1), help="Most tokens proposed at a time."),
-)
-_SLOTS = click.option(
-    "--max-slots",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Most requests computed at once.",
-)
+# Tables of the file, and the sections of the help, by what their keys are fields of.
+TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
+VARIABLES = "CARRYALL_"
+_SECTIONS = {"model": "Model and provider", "engine": "Engine"}
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
-def _gathered(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """A decorator that adds options and hands their values over as one argument, ``loading``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What flags, variables and file choose.
 
-    def nothing() -> None:
-        """Takes the options to learn their names."""
+    Args:
+        model: which model, where and how.
+        engine: how requests are scheduled.
+    """
 
-    names = {option(nothing).__click_params__[-1].name for option in options}  # type: ignore[attr-defined]
+    model: ModelConfig
+    engine: EngineConfig
+
+
+def config_options(
+    *, model: str = "MODEL", without: Collection[str] = (), **defaults: Any
+) -> Callable[[Command], Command]:
+    """A decorator that adds the options and passes them on as one argument, ``chosen``.
+
+    Args:
+        model: how the model is given: an argument of that name, or an option if it begins with ``--``.
+        without: fields that have no meaning for the verb.
+        **defaults: of fields that have another default for the verb; None leaves the field's own.
+    """
+    fields = [
+        (table, declaration)
+        for table, owner in TABLES.items()
+        for declaration in declared(owner).values()
+        if declaration.name not in without
+    ]
+    parameters = [_parameter(table, one, model, defaults) for table, one in fields]
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def gather(**given: Any) -> Any:
-            loading = {name: given.pop(name) for name in names}
-            return function(loading=LoadOptions(**loading), **given)  # type: ignore[typeddict-item]
+            found: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+            for table, declaration in fields:
+                value = given.pop(declaration.name)
+                if value is not None and value != ():
+                    found[table][declaration.name] = value
+            if "model" not in found["model"]:
+                raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
+            chosen = Chosen(model=ModelConfig(**found["model"]), engine=EngineConfig(**found["engine"]))
+            return function(chosen=chosen, **given)
 
         command: Command = gather
-        for option in reversed(options):
-            command = option(command)
+        for parameter in reversed([*parameters, _config_option()]):
+            command = parameter(command)
         return command
 
     return decorate
 
 
-# For verbs that run one request at a time, that measure, and that keep an engine busy.
-single_options = _gathered(*_MODEL, *_SPECULATIVE)
-measured_options = _gathered(*_MODEL)
-load_options = _gathered(*_MODEL, *_SPECULATIVE, _SLOTS)
+def model_elsewhere(ctx: click.Context) -> str | None:
+    """The model that the environment or the file names."""
+    return os.environ.get(f"{VARIABLES}MODEL") or (ctx.default_map or {}).get("model")
+
+
+class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """A value of a declared option, read and checked as the declaration says."""
+
+    def __init__(self, declaration: Option) -> None:
+        self._declaration = declaration
+        kinds = [_METAVARS.get(kind, "MODULE:NAME") for kind in declaration.kinds]
+        self.name = "|".join(declaration.choices) or kinds[0]
+        if declaration.unit == "bytes":
+            self.name = "BYTES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        try:
+            if isinstance(value, str):
+                return self._declaration.parse(value)
+            return value if self._declaration.repeated else self._declaration.check(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """See click."""
+        return f"[{self.name}]" if self._declaration.choices else self.name
+
+
+def read_file(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a TOML file, their values checked.
+
+    Raises:
+        UsageError: it cannot be read, or a table, a key or a value is not one that there is.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as TOML: {error}") from error
+    check_names(content, TABLES, str(path))
+    found: dict[str, dict[str, Any]] = {}
+    for table, values in content.items():
+        owner = f"table [{table}] of {path}"
+        if not isinstance(values, dict):
+            raise UsageError(f"{owner} must be a table, not {values!r}")
+        known = declared(TABLES[table])
+        check_names(values, known, owner)
+        found[table] = {name: _from_file(known[name], value, owner) for name, value in values.items()}
+    return found
+
+
+def _from_file(declaration: Option, value: Any, owner: str) -> Any:
+    if declaration.repeated and isinstance(value, list):
+        return tuple(declaration.parse(one, owner) if isinstance(one, str) else one for one in value)
+    # A size may be a text with a unit; other numbers are numbers in TOML too.
+    if declaration.unit == "bytes" and isinstance(value, str):
+        return declaration.parse(value, owner)
+    return declaration.check(value, owner)
+
+
+def _parameter(
+    table: str, declaration: Option, model: str, defaults: Mapping[str, Any]
+) -> Callable[[Command], Command]:
+    name, variable = declaration.name, VARIABLES + declaration.name.upper()
+    flags = declaration.flags or (f"--{name.replace('_', '-')}",)
+    if name == "model":
+        if not model.startswith("--"):
+            return click.argument(name, metavar=model, required=False, envvar=variable)
+        flags = (model,)
+    default = defaults.get(name, declaration.default)
+    attributes: dict[str, Any] = {"type": DeclaredType(declaration)}
+    if Mapping in declaration.kinds:
+        attributes = {"multiple": True, "metavar": "NAME=VALUE", "callback": _pairs}
+        default = None
+    elif declaration.repeated:
+        attributes["multiple"] = True
+        default = None
+    elif declaration.kinds == (bool,):
+        attributes = {"is_flag": True}
+        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
+    return click.option(
+        *flags,
+        name,
+        cls=SectionOption,
+        section=_SECTIONS[table],
+        envvar=variable,
+        default=None if default is MISSING else default,
+        show_default=default is not MISSING and default is not None,
+        help=_help(declaration),
+        **attributes,
+    )
+
+
+def _help(declaration: Option) -> str:
+    """The docstring's text, without its marks of code."""
+    text = declaration.help.replace("``", "")
+    return text[:1].upper() + text[1:]
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE by name; values that read as JSON are numbers and booleans, others are text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"'{text}' is not NAME=VALUE, such as device=1")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _config_option() -> Callable[[Command], Command]:
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        envvar=VARIABLES + "CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=_take_file,
+        help="A TOML file with options, in the tables [model] and [engine]: --max-slots is max_slots there, "
+        "and CARRYALL_MAX_SLOTS in the environment. Flags go before variables, variables before the file.",
+    )
+
+
+def _take_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Let a file's values be the defaults of the flags."""
+    if path is None:
+        return
+    defaults = {name: value for values in read_file(path).values() for name, value in values.items()}
+    for name, value in defaults.items():
+        if isinstance(value, Mapping):
+            defaults[name] = [f"{key}={json.dumps(one)}" for key, one in value.items()]
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}

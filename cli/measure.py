@@ -40,6 +40,18 @@ class Sample:
     first_token: float
 
 
+def check_fits(engine: Engine, works: Sequence[Workload]) -> None:
+    """Make sure that workloads fit the model's context and the step, before anything is made for them.
+
+    Raises:
+        UsageError: one does not.
+    """
+    for work in works:
+        total = work.prompt_tokens + work.new_tokens
+        if total > engine.max_length:
+            raise UsageError(f"{total} tokens a request exceed the context of {engine.max_length}")
+
+
 def measure(engine: Engine, work: Workload, seed: int) -> Sample:
     """Run a workload once.
 
@@ -47,13 +59,11 @@ def measure(engine: Engine, work: Workload, seed: int) -> Sample:
         UsageError: it does not fit the model's context or the engine.
         ProviderRuntimeError: a request failed.
     """
+    check_fits(engine, [work])
     requests = _requests(work, engine.info.vocab_size, seed)
     start = time.perf_counter()
     for request in requests:
         engine.add(request)
-    if requests[0].max_tokens != work.new_tokens:
-        total = work.prompt_tokens + work.new_tokens
-        raise UsageError(f"{total} tokens a request exceed the context of {engine.max_length}")
     while not all(request.output_token_ids or request.finished for request in requests):
         engine.step()
     prefilled = time.perf_counter()

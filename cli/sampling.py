@@ -10,31 +10,9 @@ import click
 
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
+from .sections import SectionOption
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-class SectionOption(click.Option):
-    """An option that the help shows in a section of its own."""
-
-    def __init__(self, *args: Any, section: str, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.section = section
-
-
-class SectionedCommand(click.Command):
-    """A command whose help shows options by section."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those without a section last."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
-        for section in sorted(sections, key=lambda name: name == "Options"):
-            with formatter.section(section):
-                formatter.write_dl(sections[section])
 
 
 def _sampling(*names: str, help: str, section: str = "Choosing tokens", **attributes: Any) -> Any:  # noqa: A002

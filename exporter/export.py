@@ -48,14 +48,18 @@ def family(model_type: str) -> Family:
     return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
 
 
-def export_model(source: Path) -> ir.Model:
+def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
     """Write the portable graph of a checkpoint folder, whose weights are read when they are asked for.
+
+    Args:
+        source: the folder.
+        config: its config.json, where that was read already.
 
     Raises:
         UnsupportedModelError: no exporter knows the model, or something it is configured to do.
         CheckpointError: a weight is missing or not as the configuration says.
     """
-    raw = read_config(source)
+    raw = read_config(source) if config is None else config
     module = family(raw["model_type"])
     net = Decoder(module.config(raw), Checkpoint(source))
     model = net.finish(module.build(net))
@@ -95,8 +99,10 @@ def export_package(
         CheckpointError: see ``export_model``, or a file of the tokenizer is missing.
         OSError: the disk is full, or the like; nothing is left behind.
     """
-    check_paths(source, out)  # before any work of the transformation
-    model = export_model(source)
+    config = check_paths(source, out)  # before any work of the transformation
+    model = export_model(source, config)
     if transform is not None:
         model = transform(model)
-    return write_package(model, source, out, quantization=quantization, passes=passes, progress=progress)
+    return write_package(
+        model, source, out, quantization=quantization, passes=passes, progress=progress, config=config
+    )

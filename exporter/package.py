@@ -17,7 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..errors import CheckpointError, OutputExistsError, PackageError
-from .config import context_lengths, read_config, read_json
+from .config import RawConfig, context_lengths, read_config, read_json
 from .save import Progress as Progress
 from .save import save_model
 from .signature import DecoderSignature
@@ -105,10 +105,15 @@ class Package:
     @cached_property
     def signature(self) -> DecoderSignature:
         """The sizes that the graph states."""
-        return DecoderSignature.of(self.load())
+        return DecoderSignature.of(self.graph)
+
+    @cached_property
+    def graph(self) -> ir.Model:
+        """The graph as it lies on disk, read once: to look at, never to change."""
+        return self.load()
 
     def load(self) -> ir.Model:
-        """The graph, its weights mapped from disk on demand."""
+        """The graph, its weights mapped from disk on demand; a new one at each call, free to change."""
         try:
             return ir.load(self.model_path)
         except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
@@ -133,7 +138,7 @@ class Package:
 
     def _check_data(self) -> None:
         needed: dict[Path, int] = {}
-        for value in self.load().graph.initializers.values():
+        for value in self.graph.graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 path = self.path / tensor.location
@@ -155,29 +160,39 @@ def write_package(
     quantization: dict[str, Any] | None = None,
     passes: Sequence[str] = (),
     progress: Progress | None = None,
+    config: RawConfig | None = None,
 ) -> Package:
     """Write ``model`` and the other files of ``source`` into the folder ``out``.
 
-    ``source`` is a checkpoint folder or another package; the other arguments are those of ``export_package``.
+    ``source`` is a checkpoint folder or another package, ``config`` its config.json where that was read
+    already; the other arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` holds something.
         CheckpointError: the checkpoint has no tokenizer.
         OSError: the disk is full, or the like; nothing is left behind.
     """
-    check_paths(source, out)
+    config = check_paths(source, out, config)
     with new_folder(out) as folder:
         save_model(model, folder / MODEL_FILE, progress)
         for name in COPIED_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
-        record = _make_record(folder, fingerprint(source), quantization, passes)
+        record = _make_record(folder, config, fingerprint(source), quantization, passes)
         (folder / RECORD_FILE).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     return Package(out, record)
 
 
-def check_paths(source: Path, out: Path) -> None:
+def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> RawConfig:
     """Refuse what ``write_package`` would refuse, before any work.
+
+    Args:
+        source: of the files.
+        out: where a package is to be written.
+        config: config.json of the source, where it was read already.
+
+    Returns:
+        config.json of the source.
 
     Raises:
         OutputExistsError: ``out`` holds something.
@@ -186,12 +201,13 @@ def check_paths(source: Path, out: Path) -> None:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
-    read_config(source)
+    config = read_config(source) if config is None else config
     if not (source / TOKENIZER_FILE).is_file():
         raise CheckpointError(
             f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
             "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
         )
+    return config
 
 
 @contextmanager
@@ -224,9 +240,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def _make_record(
-    folder: Path, source: str, quantization: dict[str, Any] | None, passes: Sequence[str]
+    folder: Path, config: RawConfig, source: str, quantization: dict[str, Any] | None, passes: Sequence[str]
 ) -> PackageRecord:
-    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     tokens = {**config, **(read_json(generation) if generation.is_file() else {})}
     eos = tokens.get("eos_token_id")

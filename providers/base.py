@@ -12,13 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import ProviderRuntimeError
+from .options import NoOptions, checked
 
 if TYPE_CHECKING:
     from .placement import Placement
@@ -32,7 +33,7 @@ class RunnerConfig:
         max_slots: sequences that may hold KV at once.
         context_length: most tokens a sequence may have; None takes the model's own.
         num_threads: 0 lets the provider choose.
-        options: provider-specific settings, checked by the provider (an unknown one is an error).
+        options: fields of ``Provider.options``, checked by the provider.
         on_fallback: lets nodes that the target cannot run lie on the CPU, and is told where everything lies
             if there are such; None makes them an error.
     """
@@ -291,6 +292,7 @@ class Provider(abc.ABC):
     takes_argument: bool = False  # whether NAME:ARGUMENT names one, its class taking the argument
     runs_models: bool = True  # False for a stand-in, which "auto" must not choose
     vendors: frozenset[str] = frozenset()  # whose accelerators it is for; empty for none in particular
+    options: ClassVar[type[Any]] = NoOptions  # a dataclass: what RunnerConfig.options may set
 
     @abc.abstractmethod
     def available(self) -> str | None:
@@ -300,13 +302,25 @@ class Provider(abc.ABC):
         """Devices to choose from, as the option ``device`` calls them; empty where there is no choice."""
         return []
 
-    def settle(self, config: RunnerConfig, load: Callable[[], ir.Model]) -> RunnerConfig:
+    def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of the provider: those that are given, and the defaults of the others.
+
+        Raises:
+            UsageError: an option is unknown, has another type, or is none of the choices.
+        """
+        return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
+
+    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide what options leave to machine and model; the result is for ``passes`` and ``runner``.
 
         Args:
             config: as the caller wants it.
-            load: gives the portable graph.
+            graph: gives the portable graph, to look at.
+
+        Raises:
+            UsageError: an option is not allowed.
         """
+        self.checked_options(config.options)
         return config
 
     @abc.abstractmethod

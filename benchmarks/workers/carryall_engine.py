@@ -1,7 +1,8 @@
 """carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead.
 
-The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,max_slots=NUMBER,OPTION=TEXT``, the options
-being the provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
+The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,max_slots=NUMBER,OPTION=TEXT``, the
+options being the provider's own; ``max_step_slowdown=inf`` lets prompts go first, as peers without smooth
+streams do.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
-    config = EngineConfig(step_stretch=float(options.pop("step_stretch", EngineConfig().step_stretch)))
+    config = EngineConfig(
+        max_step_slowdown=float(options.pop("max_step_slowdown", EngineConfig().max_step_slowdown))
+    )
     slots = int(options.pop("max_slots", RunnerConfig().max_slots))
     model = load_model(
         path,

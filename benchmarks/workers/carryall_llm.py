@@ -1,7 +1,7 @@
 """carryall itself: LLM over a package or a Hugging Face folder.
 
-The model is ``PATH`` or ``PATH,provider=NAME,step_stretch=NUMBER,OPTION=TEXT``, the options being the
-provider's own; ``step_stretch=inf`` lets prompts go first, as peers without smooth streams do.
+The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,OPTION=TEXT``, the options being the
+provider's own; ``max_step_slowdown=inf`` lets prompts go first, as peers without smooth streams do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
-    stretch = options.pop("step_stretch", None)
-    config = EngineConfig() if stretch is None else EngineConfig(step_stretch=float(stretch))
+    stretch = options.pop("max_step_slowdown", None)
+    config = EngineConfig() if stretch is None else EngineConfig(max_step_slowdown=float(stretch))
     llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options, engine_config=config)
 
     def generate(work: Work, new_tokens: int) -> tuple[float, int]:

@@ -16,13 +16,13 @@ from ...errors import UsageError
 from ...runtime.batch.lines import LineReader
 from ...runtime.batch.output import ResultFile, write_result
 from ...runtime.batch.run import BatchRun, BatchSummary
-from ...runtime.models.loading import LoadOptions
 from ...runtime.service.handler import LLMHandler
 from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
-from ..load_options import load_options, squeeze_kv_option
+from ..load_options import Chosen, config_options
 from ..options import json_option, print_json, quiet_option
 from ..progress import Progress, progress
+from ..sections import SectionedCommand
 
 STREAM = Path("-")
 # Enough lines at hand that a slot which becomes free is filled in the next step.
@@ -39,7 +39,7 @@ def command() -> None:
     """Work through files of requests."""
 
 
-@command.command("run")
+@command.command("run", cls=SectionedCommand)
 @click.argument("source", metavar="IN", type=_READABLE)
 @click.option(
     "-o",
@@ -49,9 +49,7 @@ def command() -> None:
     type=_WRITABLE,
     help="Where the results go; '-' is stdout.",
 )
-@click.option("--model", required=True, help="A package, a Hugging Face folder or hub id, or 'demo'.")
-@load_options
-@squeeze_kv_option
+@config_options(model="--model", without=("max_queue",))
 @click.option("--max-tokens", type=click.IntRange(1), help="For lines that do not state it.")
 @click.option("--temperature", type=click.FloatRange(0), help="For lines that do not state it; 0 is greedy.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
@@ -61,15 +59,13 @@ def command() -> None:
 def run(
     source: Path,
     output: Path,
-    model: str,
-    squeeze_kv: int | None,
+    chosen: Chosen,
     max_tokens: int | None,
     temperature: float | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,
     quiet: bool,
-    loading: LoadOptions,
 ) -> int:
     """Answer every request in IN, a JSONL file, with one line in OUT.
 
@@ -91,8 +87,7 @@ def run(
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(_open(source))
         with progress("prepare", quiet=silent) as tell:
-            loading["progress"] = tell
-            served = load_served_model(model, squeeze_kv=squeeze_kv, **loading)
+            served = load_served_model(chosen.model, engine_config=chosen.engine, progress=tell)
         stack.callback(served.llm.shutdown)
         tell_fallbacks(served.fallbacks)
         stream = stack.enter_context(results.open()) if results else sys.stdout.buffer

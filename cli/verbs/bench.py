@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,17 +13,21 @@ from typing import Any
 import click
 import onnx_ir as ir
 
+from ...errors import CarryallError
 from ...graph_opt.graph import graph_facts
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
-from ...runtime.engine.engine import Engine, EngineConfig
-from ...runtime.models.loading import LoadOptions, load_model
+from ...runtime.engine.config import EngineConfig
+from ...runtime.engine.engine import Engine
+from ...runtime.models.config import ModelConfig
+from ...runtime.models.loading import load_model
 from ..bench_report import show
 from ..generation import open_model
-from ..load_options import measured_options
-from ..measure import Sample, Workload, measure, spread
+from ..load_options import Chosen, config_options
+from ..measure import Sample, Workload, check_fits, measure, spread
 from ..memory import peak_memory, reset_peak
-from ..options import json_option, model_argument, print_json, quiet_option
+from ..options import json_option, print_json, quiet_option
 from ..progress import progress
+from ..sections import SectionedCommand
 
 
 def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:
@@ -50,9 +56,10 @@ class Loaded:
         }
 
 
-@click.command("bench")
-@model_argument
-@measured_options
+@click.command("bench", cls=SectionedCommand)
+@config_options(
+    without=("max_slots", "max_queue", "chat_template"), prefix_cache=False, max_step_slowdown=math.inf
+)
 @click.option(
     "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Requests that run together."
 )
@@ -68,8 +75,7 @@ class Loaded:
 @json_option
 @quiet_option
 def command(
-    model: str,
-    loading: LoadOptions,
+    chosen: Chosen,
     batch: list[int],
     prompt_tokens: int,
     new_tokens: int,
@@ -90,55 +96,67 @@ def command(
         carryall bench qwen3 --batch 1,8,32 --prompt-tokens 512 --json
         carryall bench qwen3 --provider openvino --provider-option inference_precision=auto
     """
-    silent, num_threads = quiet or as_json, loading["num_threads"]
-    gigabytes = memory_bandwidth(num_threads or None)
-    loaded = _load(model, loading, max(batch), silent)
+    silent = quiet or as_json
     works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
+    loaded = _load(chosen, max(batch), silent)
     try:
-        results = _measure_all(loaded, works, repeats, gigabytes, silent)
+        check_fits(loaded.engine, works)
+        threads = chosen.model.num_threads or usable_cores()
+        gigabytes = memory_bandwidth(threads)
+        results, fault = _measure_all(loaded, works, repeats, gigabytes, silent)
     finally:
         loaded.engine.close()
     document = {
-        "model": model,
+        "model": str(chosen.model.model),
         "cpu": describe_machine().cpu,
-        "threads": num_threads or usable_cores(),
+        "threads": threads,
         "memory_bandwidth_gb_s": round(gigabytes, 2),
         "peak_memory_bytes": peak_memory(),
         **loaded.facts(),
         "results": results,
     }
-    (print_json if as_json else show)(document)
+    if results:
+        (print_json if as_json else show)(document)
+    if fault is not None:
+        raise fault
 
 
-def _load(model: str, loading: LoadOptions, slots: int, quiet: bool) -> Loaded:
+def _load(chosen: Chosen, slots: int, quiet: bool) -> Loaded:
     """Load a model twice, since what the first time exports, lowers and chooses is not to be measured."""
-    loading["max_slots"] = slots
-    first = open_model(model, quiet=quiet, **loading)
-    loading["provider"] = first.provider  # "auto" has become the one that was chosen
+    first = open_model(chosen.model, max_slots=slots, quiet=quiet)
+    model = dataclasses.replace(chosen.model, provider=first.provider)  # "auto" has become the chosen one
     weight_bytes = sum(graph_facts.bytes_per_step(ir.load(graph)) for graph in first.graphs)
-    first.runner.close()
+    first.close()
     del first
     gc.collect()
     reset_peak()
     start = time.perf_counter()
-    loaded = load_model(model, **loading)
-    engine = Engine(loaded.runner, EngineConfig(prefix_cache=False))
-    return Loaded(loading["provider"], engine, time.perf_counter() - start, weight_bytes)
+    engine = _open(model, dataclasses.replace(chosen.engine, max_slots=slots))
+    return Loaded(model.provider, engine, time.perf_counter() - start, weight_bytes)
+
+
+def _open(model: ModelConfig, config: EngineConfig) -> Engine:
+    loaded = load_model(model, max_slots=config.max_slots)
+    return Engine(loaded.runner, config, loaded.proposer, loaded.identity)
 
 
 def _measure_all(
     loaded: Loaded, works: Sequence[Workload], repeats: int, gigabytes: float, quiet: bool
-) -> list[dict[str, Any]]:
-    results = []
+) -> tuple[list[dict[str, Any]], CarryallError | None]:
+    """Results of the workloads in turn, and what ended them early."""
+    results: list[dict[str, Any]] = []
     with progress("bench", quiet=quiet) as tell:
         for index, work in enumerate(works):
             samples = []
             for repeat in range(repeats + 1):
                 gc.collect()
-                samples.append(measure(loaded.engine, work, seed=repeat))
+                try:
+                    samples.append(measure(loaded.engine, work, seed=repeat))
+                except CarryallError as error:
+                    return results, error
                 tell(index * (repeats + 1) + repeat + 1, len(works) * (repeats + 1))
             results.append(_summary(work, samples[1:], loaded, gigabytes))  # without the warm-up
-    return results
+    return results, None
 
 
 def _summary(work: Workload, samples: Sequence[Sample], loaded: Loaded, gigabytes: float) -> dict[str, Any]:

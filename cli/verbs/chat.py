@@ -11,27 +11,23 @@ import click
 from ...errors import RequestError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import RequestFactory
-from ...runtime.models.loading import LoadOptions
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
-from ..load_options import single_options, squeeze_kv_option
-from ..options import model_argument, quiet_option
-from ..sampling import SectionedCommand, sampling_options, sampling_params
+from ..load_options import Chosen, config_options
+from ..options import quiet_option
+from ..sampling import sampling_options, sampling_params
+from ..sections import SectionedCommand
 
 PROMPT = "> "
 
 
 @click.command("chat", cls=SectionedCommand)
-@model_argument
-@single_options
-@squeeze_kv_option
+@config_options(without=("max_queue",), max_slots=1)
 @sampling_options
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
 def command(
-    model: str,
-    loading: LoadOptions,
-    squeeze_kv: int | None,
+    chosen: Chosen,
     system: str | None,
     quiet: bool,
     **sampling: Any,
@@ -39,8 +35,9 @@ def command(
     """Talk with a model.
 
     Each line is a message; the answer appears as it is generated. Ctrl-C stops an answer, /reset forgets the
-    conversation, /exit or Ctrl-D ends it. Messages may also be piped in, one a line. The model must come with
-    a chat template; to continue plain text, use 'carryall run'.
+    conversation, /exit or Ctrl-D ends it. Messages may also be piped in, one a line. Where the
+    model comes without a chat template, give one with --chat-template; to continue plain text, use
+    'carryall run'.
 
     \b
     Examples:
@@ -48,13 +45,13 @@ def command(
         echo "Why is the sky blue?" | carryall chat qwen3
         carryall chat qwen3 --provider cuda:1 --provider-option compute=bf16
     """
-    loaded = generation.open_model(model, quiet=quiet, **loading)
+    loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     RequestFactory(loaded).chat_prompt(
         [*opening, {"role": "user", "content": "?"}]
     )  # fails early without a template
-    with LLM(loaded, squeeze_kv=squeeze_kv) as llm:
+    with LLM(loaded, engine_config=chosen.engine) as llm:
         conversation = Conversation(llm, RequestFactory(loaded), params, opening)
         for message in _messages():
             if message == "/reset":

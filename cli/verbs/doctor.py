@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...errors import ProviderUnavailableError
+from ...errors import ProviderUnavailableError, UsageError
 from ...providers.host.doctor import Diagnosis, ProviderReport, diagnose
 from ...providers.host.selftest import SelftestReport
 from ..options import human_bytes, json_option, print_json, quiet_option
@@ -19,7 +19,7 @@ _PROMPT = range(300, 316)  # tokens that the demo model knows
 
 
 @click.command("doctor")
-@click.option("--provider", default="cpu", show_default=True, help="The provider to test, with --selftest.")
+@click.option("--provider", help="The provider to test, with --selftest.  [default: cpu]")
 @click.option(
     "--device", help="Which of the provider's devices, with --selftest: 1, GPU.1, as it calls them."
 )
@@ -28,7 +28,7 @@ _PROMPT = range(300, 316)  # tokens that the demo model knows
 @quiet_option
 @click.pass_context
 def command(
-    ctx: click.Context, provider: str, device: str | None, testing: bool, as_json: bool, quiet: bool
+    ctx: click.Context, provider: str | None, device: str | None, testing: bool, as_json: bool, quiet: bool
 ) -> None:
     """Check this machine: what it is, what is installed, and which providers work.
 
@@ -46,6 +46,9 @@ def command(
         carryall doctor --provider directml --selftest
     """
     console = Console(stderr=True, quiet=quiet or as_json)
+    if not testing and (device is not None or provider is not None):
+        raise UsageError(f"{'--device' if device is not None else '--provider'} needs --selftest")
+    provider = provider or "cpu"
     if testing:
         with console.status(f"testing {provider}"):
             report = _selftest(provider, device)
@@ -64,15 +67,17 @@ def _selftest(name: str, device: str | None) -> SelftestReport:
     from ...exporter.demo import demo_path
     from ...exporter.export import export_model
     from ...providers import get_provider
+    from ...providers.base import RunnerConfig
     from ...providers.host.selftest import selftest
+    from ...runtime.models.split import with_device
 
     provider = get_provider(name)
     reason = provider.available()
     if reason is not None:
         raise ProviderUnavailableError(f"provider '{name}' cannot run here: {reason}")
-    options = {} if device is None else {"device": int(device) if device.isdecimal() else device}
+    config = RunnerConfig() if device is None else with_device(RunnerConfig(), name, device)
     return selftest(
-        provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT, options=options
+        provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT, options=config.options
     )
 
 
@@ -119,11 +124,11 @@ def _machine(found: Diagnosis) -> Table:
     machine = found.machine
     table = Table(box=None, show_header=False, pad_edge=False)
     cores = f"{machine.usable_cores} of {machine.logical_cores} logical cores used"
-    memory = [f"reads at {found.memory_bandwidth:.0f} GB/s"]
-    if machine.memory_available is not None:
-        memory.insert(0, f"{human_bytes(machine.memory_available)} free")
-    if machine.memory_total is not None:
-        memory.insert(0, human_bytes(machine.memory_total))
+    memory = [
+        human_bytes(machine.memory_total),
+        f"{human_bytes(machine.memory_available)} free",
+        f"reads at {found.memory_bandwidth:.0f} GB/s",
+    ]
     rows = {
         "machine": machine.system,
         "processor": f"{machine.cpu}, {cores}",

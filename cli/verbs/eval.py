@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,27 @@ import numpy as np
 
 from ...errors import UsageError
 from ...providers.base import Runner
+from ...providers.options import declared
+from ...runtime.engine.config import EngineConfig
 from ...runtime.evaluate.calibration import read_text
 from ...runtime.evaluate.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict
-from ...runtime.models.loading import LoadedModel, LoadOptions
+from ...runtime.models.loading import LoadedModel
 from ...runtime.models.model_source import locate_model
 from ..generation import open_model
-from ..load_options import measured_options
-from ..options import json_option, model_argument, print_json, quiet_option
+from ..load_options import Chosen, config_options
+from ..options import json_option, print_json, quiet_option
 from ..progress import progress
+from ..sections import SectionedCommand
 
 _PROMPT_TOKENS = 32
 _LONGEST_WINDOW = 1024
 HELD_OUT = "heldout.txt"
+# Texts go through the runner itself: there is no engine, and nothing is proposed or chatted.
+_NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template")
 
 
-@click.command("eval")
-@model_argument
+@click.command("eval", cls=SectionedCommand)
+@config_options(without=_NO_ENGINE)
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
@@ -55,11 +61,10 @@ HELD_OUT = "heldout.txt"
     show_default=True,
     help="Length of those continuations.",
 )
-@measured_options
 @json_option
 @quiet_option
 def command(
-    model: str,
+    chosen: Chosen,
     text: Path | None,
     reference: str | None,
     window: int | None,
@@ -67,7 +72,6 @@ def command(
     max_tokens: int | None,
     prompts: int,
     new_tokens: int,
-    loading: LoadOptions,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -82,17 +86,19 @@ def command(
         carryall eval demo
         carryall eval qwen3-int4 --text wiki.txt --reference qwen3 --max-tokens 20000
     """
+    model = str(chosen.model.model)
     content = read_text(text or _held_out(model, reference))
     slots, silent = max(1, prompts), quiet or as_json
     with contextlib.ExitStack() as stack:
-        models = [(model, loading["quantize"], loading["kv_cache"])] + (
-            [(reference, None, None)] if reference else []
-        )
+        models = [chosen.model]
+        if reference:
+            models.append(
+                dataclasses.replace(chosen.model, model=reference, quantize=None, kv_cache_dtype=None)
+            )
         runners: list[Runner] = []
         tokens = np.empty(0, np.int64)
-        for name, method, cache in models:
-            own = {**loading, "quantize": method, "kv_cache": cache, "max_slots": slots}
-            one = open_model(name, quiet=silent, **LoadOptions(**own))  # type: ignore[typeddict-item]
+        for config in models:
+            one = open_model(config, max_slots=slots, quiet=silent)
             stack.callback(one.runner.close)
             tokens = tokens if runners else _tokens(one, content)[:max_tokens]
             runners.append(one.runner)

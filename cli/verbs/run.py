@@ -13,19 +13,30 @@ import click
 from ...errors import UsageError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import ChatPrompt, Prompt, RequestFactory
-from ...runtime.models.loading import LoadedModel, LoadOptions
+from ...runtime.models.loading import LoadedModel
 from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from .. import generation
-from ..load_options import single_options, squeeze_kv_option
-from ..options import json_option, model_argument, print_json, quiet_option
-from ..sampling import READABLE, SectionedCommand, samples_options, sampling_options, sampling_params
+from ..load_options import Chosen, config_options, model_elsewhere
+from ..options import json_option, print_json, quiet_option
+from ..sampling import READABLE, samples_options, sampling_options, sampling_params
+from ..sections import SectionedCommand
 
 
-@click.command("run", cls=SectionedCommand)
-@model_argument
-@click.argument("prompt")
-@single_options
-@squeeze_kv_option
+class RunCommand(SectionedCommand):
+    """A command whose only argument is the prompt where a file or a variable tells the model."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        rest = super().parse_args(ctx, args)
+        elsewhere = model_elsewhere(ctx)
+        if ctx.params["prompt"] is None and elsewhere is not None:
+            ctx.params["prompt"], ctx.params["model"] = ctx.params["model"], elsewhere
+        return rest
+
+
+@click.command("run", cls=RunCommand)
+@config_options(without=("max_queue",), max_slots=1)
+@click.argument("prompt", required=False)
 @sampling_options
 @samples_options
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
@@ -35,10 +46,8 @@ from ..sampling import READABLE, SectionedCommand, samples_options, sampling_opt
 @json_option
 @quiet_option
 def command(
-    model: str,
-    prompt: str,
-    loading: LoadOptions,
-    squeeze_kv: int | None,
+    prompt: str | None,
+    chosen: Chosen,
     chat: bool,
     tools: Path | None,
     as_json: bool,
@@ -60,17 +69,19 @@ def command(
         carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
         carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
     """
-    loaded = generation.open_model(model, quiet=quiet or as_json, **loading)
-    params = sampling_params(loaded, sampling)
     if tools is not None and not chat:
         raise UsageError("--tools needs --chat")
+    if prompt is None:
+        raise UsageError("no prompt is given: carryall run MODEL PROMPT")
+    loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
+    params = sampling_params(loaded, sampling)
     text = _prompt(prompt)
     written: Prompt = text
     if chat:
         asked = _written(loaded, text, tools)
         written = asked if as_json else asked.token_ids  # a reader sees all that the model writes
     output: RequestOutput | None = None
-    with LLM(loaded, squeeze_kv=squeeze_kv) as llm:
+    with LLM(loaded, engine_config=chosen.engine) as llm:
         streamed = params.n == 1 and params.best_of is None and not as_json
         for piece, state in generation.stream_text(llm, written, params):
             output = state
@@ -79,7 +90,7 @@ def command(
     if output is None:
         raise UsageError("the model ended the text before its first token")
     if as_json:
-        print_json(_document(model, text, output))
+        print_json(_document(loaded.name, text, output))
         return
     click.echo("" if streamed else "\n\n".join(f"[{one.index}] {one.text}" for one in output.outputs))
     if not quiet and sys.stderr.isatty():

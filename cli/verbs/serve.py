@@ -7,19 +7,19 @@ import asyncio
 import click
 
 from ...errors import MissingExtraError
-from ...runtime.models.loading import LoadOptions
 from ...runtime.service.config import ServerConfig
 from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
-from ..load_options import load_options, squeeze_kv_option
-from ..options import json_option, model_argument, print_json, quiet_option
+from ..load_options import Chosen, config_options
+from ..options import json_option, print_json, quiet_option
 from ..progress import progress
+from ..sections import SectionedCommand
 
 _DEFAULTS = ServerConfig()
 
 
-@click.command("serve")
-@model_argument
+@click.command("serve", cls=SectionedCommand)
+@config_options(max_queue=1024)
 @click.option("--host", default=_DEFAULTS.host, show_default=True, help="Where to listen; 0.0.0.0 is all.")
 @click.option(
     "--grpc-port",
@@ -27,15 +27,6 @@ _DEFAULTS = ServerConfig()
     default=_DEFAULTS.grpc_port,
     show_default=True,
     help="Port for gRPC; 0 takes a free one.",
-)
-@load_options
-@squeeze_kv_option
-@click.option(
-    "--max-queue",
-    type=click.IntRange(1),
-    default=1024,
-    show_default=True,
-    help="Requests that may wait; more are refused.",
 )
 @click.option(
     "--grace",
@@ -47,15 +38,12 @@ _DEFAULTS = ServerConfig()
 @json_option
 @quiet_option
 def command(
-    model: str,
+    chosen: Chosen,
     host: str,
     grpc_port: int,
-    squeeze_kv: int | None,
-    max_queue: int,
     grace: float,
     as_json: bool,
     quiet: bool,
-    loading: LoadOptions,
 ) -> None:
     """Serve a model over gRPC.
 
@@ -68,25 +56,29 @@ def command(
         carryall serve demo
         carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --grpc-port 9000
         carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
+        carryall serve --config service.toml
     """
     try:
         from ...runtime.service.serve import serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
 
+    provider = chosen.model.provider
+
     def load() -> ServedModel:
+        nonlocal provider
         with progress("prepare", quiet=quiet or as_json) as tell:
-            loading["progress"] = tell
-            served = load_served_model(model, max_queue=max_queue, squeeze_kv=squeeze_kv, **loading)
-            loading["provider"] = served.info.provider  # "auto" has become the one that was chosen
+            served = load_served_model(chosen.model, engine_config=chosen.engine, progress=tell)
+        provider = served.info.provider  # "auto" has become the one that was chosen
         tell_fallbacks(served.fallbacks)
         return served
 
     def on_ready(address: str) -> None:
+        model = str(chosen.model.model)
         if as_json:
-            print_json({"event": "ready", "grpc": address, "model": model, "provider": loading["provider"]})
+            print_json({"event": "ready", "grpc": address, "model": model, "provider": provider})
         else:
-            click.echo(f"{model} ({loading['provider']}): gRPC on {address}, Ctrl-C stops")
+            click.echo(f"{model} ({provider}): gRPC on {address}, Ctrl-C stops")
 
     config = ServerConfig(host=host, grpc_port=grpc_port, grace_seconds=grace)
     if not asyncio.run(serve(load, config, on_ready)):

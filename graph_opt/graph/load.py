@@ -21,11 +21,20 @@ def load_model(path: Path) -> ir.Model:
         GraphError: it cannot be read, or is not a valid graph; see ``check_model``.
     """
     model = read_model(path)
+    check_loaded(model, path)
+    return model
+
+
+def check_loaded(model: ir.Model, path: Path) -> None:
+    """Insist on what ``load_model`` promises of a model that was read from ``path``.
+
+    Raises:
+        GraphError: it is not a valid graph, or keeps weights outside of its folder.
+    """
     for value in (value for graph in model.graphs() for value in graph.initializers.values()):
         if isinstance(value.const_value, ir.ExternalTensor):
             check_stays_inside(value.const_value, str(path))
     check_model(model, str(path))
-    return model
 
 
 def read_model(path: Path) -> ir.Model:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -31,16 +32,14 @@ class Machine:
     logical_cores: int  # of the whole machine
     usable_cores: int  # physical cores this process may use, within its affinity and CPU quota
     features: tuple[str, ...]  # instruction sets that matter to matrix kernels; empty if they cannot be read
-    memory_total: int | None  # bytes
-    memory_available: int | None  # bytes
+    memory_total: int  # bytes, within the control group's limit
+    memory_available: int  # bytes that can be taken without swapping, within the same limit
 
 
 def describe_machine() -> Machine:
     """Read the machine's facts; a fact that this system does not reveal is None or empty."""
     flags = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
-    total, available = _meminfo("MemTotal"), _meminfo("MemAvailable")
-    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total, available = memory()
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
@@ -66,6 +65,13 @@ def usable_cores() -> int:
     cores = {_siblings(cpu) for cpu in allowed}
     quota = _cpu_quota()
     return max(1, min(len(cores), math.ceil(quota)) if quota is not None else len(cores))
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory in all, and available now, as far as this process's control groups allow."""
+    facts = psutil.virtual_memory()
+    limits = [(facts.total, facts.available), *_memory_limits()]
+    return min(total for total, _ in limits), max(0, min(available for _, available in limits))
 
 
 def memory_bandwidth(threads: int | None = None, megabytes: int = 256, seconds: float = 0.4) -> float:
@@ -102,19 +108,39 @@ def _siblings(cpu: int) -> str:
 
 
 def _cpu_quota() -> float | None:
-    """CPUs that the control group allows, as a fraction; None if unlimited. Versions 2 and 1 of cgroups."""
-    group = next(
-        (line[3:] for line in (_read(Path("/proc/self/cgroup")) or "").splitlines() if line[:3] == "0::"), "/"
-    )
-    for folder in (_CGROUPS / group.strip("/"), _CGROUPS):
+    """CPUs that the control groups allow, as a fraction; None if unlimited. Versions 2 and 1 of cgroups."""
+    quotas = []
+    for folder in _groups():
         words = (_read(folder / "cpu.max") or "").split()
         if len(words) == 2 and words[0] != "max":
-            return int(words[0]) / int(words[1])
+            quotas.append(int(words[0]) / int(words[1]))
     quota = _read(_CGROUPS / "cpu" / "cpu.cfs_quota_us")
     period = _read(_CGROUPS / "cpu" / "cpu.cfs_period_us")
     if quota is not None and period is not None and int(quota) > 0:
-        return int(quota) / int(period)
-    return None
+        quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _memory_limits() -> list[tuple[int, int]]:
+    """Per control group with a limit, its bytes in all and those still available; versions 2 and 1."""
+    names = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _groups()]
+    old = (_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    limits = []
+    for folder, most, used, cached in [*names, old]:
+        limit, usage = _read(folder / most), _read(folder / used)
+        if limit is None or usage is None or not limit.isdecimal():
+            continue
+        # The kernel drops pages of files before it runs out, so they count as available.
+        statistics = dict(line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
+        limits.append((int(limit), int(limit) - int(usage) + int(statistics.get(cached, 0))))
+    return limits
+
+
+def _groups() -> list[Path]:
+    """Folders of this process's control group and those around it, of version 2."""
+    lines = (_read(Path("/proc/self/cgroup")) or "").splitlines()
+    own = _CGROUPS / next((line[3:] for line in lines if line[:3] == "0::"), "/").strip("/")
+    return [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
 
 
 def _cpuinfo(key: str) -> str:
@@ -123,13 +149,6 @@ def _cpuinfo(key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
-
-
-def _meminfo(key: str) -> int | None:
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _read(path: Path) -> str | None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import ProviderUnavailableError, UsageError
+from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
 from ...graph_opt.lower.pipelines.slots import slot_passes
 from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
 from ..base import Runner, RunnerConfig
 from ..host import machine
+from ..options import Checked
 from ..ort import ort
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
@@ -31,14 +33,14 @@ _WIDE_PIECE = 512  # tokens; 7 % faster than 128, and rests are rarer: one of 16
 WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_PIECE)
 _NARROW_BITS = 4  # what 8-bit weights lose by products in int8 is more than they lost by being rounded
 _SHARE = 0.25
-_MODES = ("auto", "on", "off")
 _VNNI = frozenset({"avx_vnni", "avx512_vnni"})
 
 
-class CpuProvider(OrtProvider):
-    """Any processor that ONNX Runtime has kernels for (x86-64, arm64).
+@dataclass(frozen=True, kw_only=True)
+class CpuOptions(Checked):
+    """Options of the provider.
 
-    Options:
+    Args:
         spinning: threads wait for work busily, which shortens every step and heats idle cores for a moment.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the model has scales for it.
         wide_products: ``on``: prompts, and steps of more than 12 sequences, compute products with int4 and
@@ -47,22 +49,25 @@ class CpuProvider(OrtProvider):
             and a quarter of the free memory holds them twice; ``off`` saves that memory.
     """
 
+    spinning: bool = True
+    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    wide_products: Literal["auto", "on", "off"] = "auto"
+
+
+class CpuProvider(OrtProvider):
+    """Any processor that ONNX Runtime has kernels for (x86-64, arm64)."""
+
     name = "cpu"
     execution_provider = ort.CPU
     kernels = CPU
-    options: ClassVar[Mapping[str, Any]] = {
-        "spinning": True,
-        "kv_cache": "auto",
-        "wide_products": "auto",
-    }
+    options: ClassVar[type[Any]] = CpuOptions
 
-    def settle(self, config: RunnerConfig, load: Callable[[], ir.Model]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide whether ``wide_products`` pay, unless the caller said so."""
-        self._check_options(config.options)
-        if config.options.get("wide_products", "auto") != "auto":
+        if self.checked_options(config.options)["wide_products"] != "auto":
             return config
-        size, facts = wide_bytes(load().graph), machine.describe_machine()
-        fits = 2 * size <= (facts.memory_available or 0) * _SHARE
+        size, facts = wide_bytes(graph().graph), machine.describe_machine()
+        fits = 2 * size <= facts.memory_available * _SHARE
         wide = size > 0 and fits and bool(_VNNI & set(facts.features))
         if wide:
             _log.info("prompts are computed in int8, for %d MB of memory (wide_products=off)", size // 10**6)
@@ -101,12 +106,6 @@ class CpuProvider(OrtProvider):
             "session.force_spinning_stop": str(int(options["wide_products"] == "on")),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
-
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        super()._check_options(options)
-        mode = options.get("wide_products", "auto")
-        if mode not in _MODES:
-            raise UsageError(f"wide_products is one of {', '.join(_MODES)}, not '{mode}'")
 
     def num_threads(self) -> int:
         """One a physical core that this process may use."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.lower.kernels import CUDA
@@ -13,6 +14,7 @@ from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
+from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.paged import OrtPagedSession, read_paged_graph
@@ -25,10 +27,11 @@ from ..runners.paged_runner import PagedRunner
 _PREFILL_CHUNK = 2048
 
 
-class CudaProvider(OrtProvider):
-    """A CUDA device, compute capability 7.5 or newer.
+@dataclass(frozen=True, kw_only=True)
+class CudaOptions(Checked):
+    """Options of the provider.
 
-    Options:
+    Args:
         device: which of several; CUDA_VISIBLE_DEVICES counts.
         compute: ``fp16`` or ``bf16`` (compute capability 8), what float graphs are converted to. Models whose
             activations go beyond 65504, such as Gemma's, need bf16.
@@ -43,21 +46,25 @@ class CudaProvider(OrtProvider):
         memory_fraction: how much of the memory that is free once the model is loaded KV may take.
     """
 
+    device: int = option(0, least=0)
+    compute: Literal["fp16", "bf16", "fp32"] = "fp16"
+    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    cuda_graphs: bool = True
+    top_logits: int = option(64, least=0)
+    kv_memory: Literal["slots", "paged"] = "slots"
+    memory_fraction: float = option(0.9, least=0, most=1)
+
+
+class CudaProvider(OrtProvider):
+    """A CUDA device, compute capability 7.5 or newer."""
+
     name = "cuda"
     execution_provider = "CUDAExecutionProvider"
     kernels = CUDA
     device_name = "cuda"
     vendors = frozenset({"NVIDIA"})
     block_size = staticmethod(block_size)
-    options: ClassVar[Mapping[str, Any]] = {
-        "device": 0,
-        "compute": "fp16",
-        "kv_cache": "auto",
-        "cuda_graphs": True,
-        "top_logits": 64,
-        "kv_memory": "slots",
-        "memory_fraction": 0.9,
-    }
+    options: ClassVar[type[Any]] = CudaOptions
 
     def available(self) -> str | None:
         """None if this provider can run here, else what is missing and what to do about it."""
@@ -92,7 +99,7 @@ class CudaProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
-        options = {**self.options, **config.options}
+        options = self.checked_options(config.options)
         device = Device(name=self.device_name, index=options["device"])
         if is_paged(options):
             return self._paged_runner(model, config, device)
@@ -108,7 +115,10 @@ class CudaProvider(OrtProvider):
         )
 
     def _paged_runner(self, model: Path, config: RunnerConfig, device: Device) -> Runner:
-        options = {**self.options, **config.options, "cuda_graphs": False}  # shapes change with every step
+        options = {
+            **self.checked_options(config.options),
+            "cuda_graphs": False,
+        }  # shapes change with every step
         own = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, own=own)
         graph = read_paged_graph(session, str(model), self.block_size)
@@ -136,7 +146,7 @@ class CudaProvider(OrtProvider):
 
     def _copier(self, config: RunnerConfig) -> Any:
         """Open small graphs on the same device, never captured."""
-        own = self.provider_options({**self.options, **config.options}, generating=False)
+        own = self.provider_options(self.checked_options(config.options), generating=False)
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ...graph_opt.lower.kernels import DIRECTML
 from ..base import Runner, RunnerConfig
 from ..kv.kv_memory import KVSpec
+from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.provider import OrtProvider
@@ -21,16 +23,26 @@ _DECODE_SIZES = {"batch": 1, "sequence": 1, "wanted": 1}
 POLICY = SlotPolicy(max_hole=0, max_rows=1, prompts_on_cache=False)
 
 
-class DirectMLProvider(OrtProvider):
-    """A GPU or NPU that Windows runs DirectML on.
+@dataclass(frozen=True, kw_only=True)
+class DirectMLOptions(Checked):
+    """Options of the provider.
 
-    Its attention kernel takes rows one by one here, and a prompt only whole and onto an empty cache.
-
-    Options:
+    Args:
         device: which adapter, in the order of DXGI.
         compute: ``fp16`` halves memory; ``fp32`` where a device lacks it.
         static_shapes: a second session for decoding with every size fixed, which DirectML compiles into one
             graph; the weights then lie in memory twice.
+    """
+
+    device: int = option(0, least=0)
+    compute: Literal["fp16", "bf16", "fp32"] = "fp16"
+    static_shapes: bool = False
+
+
+class DirectMLProvider(OrtProvider):
+    """A GPU or NPU that Windows runs DirectML on.
+
+    Its attention kernel takes rows one by one here, and a prompt only whole and onto an empty cache.
     """
 
     name = "directml"
@@ -38,7 +50,7 @@ class DirectMLProvider(OrtProvider):
     execution_provider = "DmlExecutionProvider"
     kernels = DIRECTML
     device_name = "dml"
-    options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "static_shapes": False}
+    options: ClassVar[type[Any]] = DirectMLOptions
 
     def available(self) -> str | None:
         """None if this provider can run here, else what is missing and what to do about it."""
@@ -53,7 +65,7 @@ class DirectMLProvider(OrtProvider):
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
         session = self._open(model, config, generating=True)
-        options = {**self.options, **config.options}
+        options = self.checked_options(config.options)
         own = self.provider_options(options, generating=False)
         device = Device(name=self.device_name, index=options["device"], addressable=False)
 

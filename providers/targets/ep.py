@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
@@ -17,6 +18,7 @@ from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ..base import Runner, RunnerConfig
+from ..options import Checked
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -27,22 +29,32 @@ _SUFFIX = "ExecutionProvider"
 _LIBRARIES = (".so", ".dll", ".dylib")
 
 
-class PassThroughProvider(OrtProvider):
-    """An execution provider that carryall knows nothing about; caches and logits pass through host memory.
+@dataclass(frozen=True, kw_only=True)
+class PassThroughOptions(Checked):
+    """Options of the provider.
 
     Args:
-        target: its name, with or without ``ExecutionProvider``, or the path of a plugin library.
-
-    Options:
         lowering: ``standard``, operators of opset 21 alone, or ``slots``, ONNX Runtime's own kernels.
         device: of a plugin's devices those of this kind: CPU, GPU or NPU; empty takes the first.
         settings: of the provider's own, as ``NAME=VALUE;NAME=VALUE``.
     """
 
+    lowering: Literal["standard", "slots"] = "standard"
+    device: str = ""
+    settings: str = ""
+
+
+class PassThroughProvider(OrtProvider):
+    """An execution provider that carryall knows nothing about; caches and logits pass through host memory.
+
+    Args:
+        target: its name, with or without ``ExecutionProvider``, or the path of a plugin library.
+    """
+
     name = "ep"
     takes_argument = True
     kernels = Kernels()
-    options: ClassVar[Mapping[str, Any]] = {"lowering": "standard", "device": "", "settings": ""}
+    options: ClassVar[type[Any]] = PassThroughOptions
 
     def __init__(self, target: str = "") -> None:
         self.library = Path(target) if _is_library(target) else None
@@ -63,7 +75,7 @@ class PassThroughProvider(OrtProvider):
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Passes of the chosen lowering, in order."""
-        if self._lowering(config) == "slots":
+        if self.checked_options(config.options)["lowering"] == "slots":
             return super().passes(config)
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
@@ -71,7 +83,7 @@ class PassThroughProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
-        if self._lowering(config) == "slots":
+        if self.checked_options(config.options)["lowering"] == "slots":
             return super().runner(model, config)
         session = self._open(model, config, generating=True)
         device = Device(name="cpu", index=0)
@@ -96,13 +108,6 @@ class PassThroughProvider(OrtProvider):
                 f"{self.library} offers no {kind} here, only {_described(found)}; change the option 'device'"
             )
         return chosen
-
-    def _lowering(self, config: RunnerConfig) -> str:
-        self._check_options(config.options)
-        lowering = str({**self.options, **config.options}["lowering"])
-        if lowering not in ("standard", "slots"):
-            raise UsageError(f"option 'lowering' is standard or slots, not '{lowering}'")
-        return lowering
 
 
 @functools.cache

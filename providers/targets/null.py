@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,15 @@ import onnx_ir as ir
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ..base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
+from ..options import Checked, option
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
 _GONE = -1  # in the place of a hash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NullOptions:
+@dataclass(frozen=True, kw_only=True)
+class NullOptions(Checked):
     """Settings of the toy model.
 
     Args:
@@ -40,14 +41,14 @@ class NullOptions:
         trim_step: see ``RunnerInfo``.
     """
 
-    vocab_size: int = 256
-    kv_bytes_per_token: int = 1024
-    step_seconds: float = 0.0
-    seed: int = 0
-    top_logits: int = 0
-    embedding_size: int = 0
-    sliding_window: int = 0
-    trim_step: int = 0
+    vocab_size: int = option(256, least=1)
+    kv_bytes_per_token: int = option(1024, least=1)
+    step_seconds: float = option(0.0, least=0)
+    seed: int = option(0, least=0)
+    top_logits: int = option(0, least=0)
+    embedding_size: int = option(0, least=0)
+    sliding_window: int = option(0, least=0)
+    trim_step: int = option(0, least=0)
 
 
 class NullRunner:
@@ -238,6 +239,7 @@ class NullProvider(Provider):
 
     name = "null"
     runs_models = False
+    options: ClassVar[type[Any]] = NullOptions
 
     def available(self) -> str | None:
         """Always."""
@@ -253,15 +255,9 @@ class NullProvider(Provider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """The toy model, with the vocabulary of ``model`` if that file exists."""
-        known = NullOptions.__dataclass_fields__
-        unknown = sorted(set(config.options) - set(known))
-        if unknown:
-            raise UsageError(
-                f"unknown option '{unknown[0]}' of the null provider; it knows: {', '.join(known)}"
-            )
-        options = dict(config.options)
-        if model.exists():
-            options.setdefault("vocab_size", _vocab_size(model))
+        options = self.checked_options(config.options)
+        if model.exists() and "vocab_size" not in config.options:
+            options["vocab_size"] = _vocab_size(model)
         return NullRunner(config, NullOptions(**options))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
@@ -18,7 +18,6 @@ from ...errors import (
 )
 from ...graph_opt.analysis.layers import HIDDEN_STATES
 from ...graph_opt.graph.edit import static_size
-from ...graph_opt.lower.attention.kv_int8 import KV_CACHE_MODES
 from ...graph_opt.lower.outputs.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
 from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
@@ -26,6 +25,7 @@ from ..base import Provider, Runner, RunnerConfig, RunnerInfo
 from ..host import machine
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
+from ..options import Checked, option
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
 from ..runners.paged_runner import PagedRunner
 
@@ -42,10 +42,11 @@ _NUMBER_OR_AUTO = "dynamic_quantization_group"
 _TRIM_STEP = 256  # tokens, a multiple of every device's block
 
 
-class OpenVinoProvider(Provider):
-    """A device of OpenVINO, and that device only.
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoOptions(Checked):
+    """Options of the provider.
 
-    Options:
+    Args:
         device: CPU, GPU, GPU.1, NPU.
         inference_precision: f32 is exact; bf16 or f16 is faster where the device has it; auto leaves it to
             OpenVINO.
@@ -60,17 +61,21 @@ class OpenVinoProvider(Provider):
         performance_hint: LATENCY or THROUGHPUT.
     """
 
+    device: str = "CPU"
+    inference_precision: str = "f32"
+    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    kv_cache_precision: str = ""
+    dynamic_quantization_group: int | Literal["auto"] = option("auto", least=0)
+    kv_cache_bytes: int = option(0, least=0, unit="bytes")
+    performance_hint: str = "LATENCY"
+
+
+class OpenVinoProvider(Provider):
+    """A device of OpenVINO, and that device only."""
+
     name = "openvino"
     vendors = frozenset({"Intel"})
-    options: ClassVar[Mapping[str, Any]] = {
-        "device": "CPU",
-        "inference_precision": "f32",
-        "kv_cache": "auto",
-        "kv_cache_precision": "",
-        "dynamic_quantization_group": "auto",
-        "kv_cache_bytes": 0,
-        "performance_hint": "LATENCY",
-    }
+    options: ClassVar[type[Any]] = OpenVinoOptions
 
     def available(self) -> str | None:
         """None if the package openvino can be imported, else what to install."""
@@ -94,7 +99,7 @@ class OpenVinoProvider(Provider):
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         passes = paged_passes(config.context_length)
         # OpenVINO computes in full what an output reads up to the products before it: here all residual sums.
-        full = self._checked(config.options)["inference_precision"] == "f32"
+        full = self.checked_options(config.options)["inference_precision"] == "f32"
         return [LastHiddenStatePass(), *passes] if full else passes
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
@@ -113,7 +118,7 @@ class OpenVinoProvider(Provider):
         facts = _facts(model, config)
         if facts.caches:
             return self._explicit_runner(model, config, facts)
-        settings = self._checked(config.options)
+        settings = self.checked_options(config.options)
         core, compiled = self._compile(model, config, facts)
         from ..openvino.sessions import OpenVinoPagedSession, make_cache
 
@@ -165,7 +170,7 @@ class OpenVinoProvider(Provider):
 
     def _compile(self, model: Path, config: RunnerConfig, facts: _Facts | None = None) -> tuple[Any, Any]:
         """Core and compiled model; a decoder's ``facts`` say which properties only it has."""
-        settings = self._checked(config.options)
+        settings = self.checked_options(config.options)
         reason = self.available()
         if reason is not None:
             raise ProviderUnavailableError(reason)
@@ -189,23 +194,6 @@ class OpenVinoProvider(Provider):
         if config.num_threads:
             properties["INFERENCE_NUM_THREADS"] = str(config.num_threads)
         return core, compile_model(core, read(core, model), device, properties)
-
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        for name, value in options.items():
-            if name not in self.options:
-                raise UsageError(
-                    f"provider '{self.name}' has no option '{name}'; it has: {', '.join(self.options)}"
-                )
-            number = name == _NUMBER_OR_AUTO and value != _DEVICES_CHOICE
-            kind = int if number else type(self.options[name])
-            if not isinstance(value, kind):
-                raise UsageError(
-                    f"option '{name}' of provider '{self.name}' is a {kind.__name__}, not {value!r}"
-                )
-        settings = {**self.options, **options}
-        if settings["kv_cache"] not in KV_CACHE_MODES:
-            raise UsageError(f"kv_cache is one of {', '.join(KV_CACHE_MODES)}, not '{settings['kv_cache']}'")
-        return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +288,7 @@ def _cache_properties(settings: Mapping[str, Any], inference: str, int8_cache: b
 def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:
     """Blocks of the pool: what is asked for, or what all slots need and half of the free memory holds."""
     if not limit:
-        available = machine.describe_machine().memory_available
-        limit = available // 2 if available is not None else wanted * block_bytes
+        limit = machine.memory()[1] // 2
     blocks = min(wanted, limit // block_bytes)
     if blocks < 1:
         raise ProviderRuntimeError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
@@ -16,6 +17,7 @@ from ...graph_opt.lower.pipelines.standard import standard_passes
 from ..base import Runner, RunnerConfig
 from ..host import libraries, machine, nvidia
 from ..host.libraries import Library
+from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -26,15 +28,25 @@ from ..runners.explicit_runner import ExplicitRunner
 _log = logging.getLogger(__name__)
 
 
-class TensorRTProvider(OrtProvider):
-    """A CUDA device through TensorRT 10.
+@dataclass(frozen=True, kw_only=True)
+class TensorRTOptions(Checked):
+    """Options of the provider.
 
-    Options:
+    Args:
         device: which of several; CUDA_VISIBLE_DEVICES counts.
         compute: ``fp16``, ``bf16``, or ``fp32``.
         chunk: most new tokens of a run; engines are built for up to as many.
         cache_folder: where engines are kept; empty is ``CARRYALL_CACHE`` or ``~/.cache/carryall``.
     """
+
+    device: int = option(0, least=0)
+    compute: Literal["fp16", "bf16", "fp32"] = "fp16"
+    chunk: int = option(512, least=1)
+    cache_folder: str = ""
+
+
+class TensorRTProvider(OrtProvider):
+    """A CUDA device through TensorRT 10."""
 
     name = "tensorrt"
     execution_provider = "TensorrtExecutionProvider"
@@ -43,7 +55,7 @@ class TensorRTProvider(OrtProvider):
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
     # ONNX Runtime sets no builder flag for int4, without which TensorRT refuses it.
     int4: ClassVar[bool] = False
-    options: ClassVar[Mapping[str, Any]] = {"device": 0, "compute": "fp16", "chunk": 512, "cache_folder": ""}
+    options: ClassVar[type[Any]] = TensorRTOptions
 
     def available(self) -> str | None:
         """None if this provider can run here, else what is missing and what to do about it."""
@@ -67,8 +79,7 @@ class TensorRTProvider(OrtProvider):
         """Passes that leave nothing but old standard operators, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        self._check_options(config.options)
-        options = {**self.options, **config.options}
+        options = self.checked_options(config.options)
         compute = compute_type(options["compute"])
         return standard_passes(config.context_length, compute, int4=self.int4)
 
@@ -88,8 +99,7 @@ class TensorRTProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``; the first time, engines are built, which takes minutes."""
-        self._check_options(config.options)
-        options = {**self.options, **config.options}
+        options = self.checked_options(config.options)
         own = self.provider_options(options, generating=True)
         own |= self.shape_options(model, config, options) | self.type_options(model)
         cache = EngineCache(

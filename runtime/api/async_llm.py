@@ -8,17 +8,19 @@ import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CarryallError, EngineClosedError, RequestError
+from ...exporter.package import Progress
 from ..engine.engine import Engine, EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
-from ..models.loading import LoadedModel, LoadOptions, load_model
+from ..models.config import ModelConfig
+from ..models.loading import LoadedModel, load_for_engine
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
@@ -80,9 +82,10 @@ class AsyncLLM(TextModel):
     """A model that many coroutines, of any number of event loops, generate with at once.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, or a loaded model.
-        engine_config: token budget of a step, KV budget, length of the queue.
-        options: see ``load_model``.
+        model: as for ``LLM``.
+        engine_config: how requests are scheduled; None takes the defaults.
+        progress: told about every tensor written, as (done, total, name).
+        **fields: of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
 
     Raises:
         UsageError: the model or an option cannot be; see its subclasses.
@@ -93,15 +96,16 @@ class AsyncLLM(TextModel):
 
     def __init__(
         self,
-        model: str | Path | LoadedModel,
+        model: str | Path | ModelConfig | LoadedModel,
         *,
         engine_config: EngineConfig | None = None,
-        **options: Unpack[LoadOptions],
+        progress: Progress | None = None,
+        **fields: Any,
     ) -> None:
-        loaded = model if isinstance(model, LoadedModel) else load_model(model, **options)
+        loaded, config = load_for_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
-        self._engine = Engine(loaded.runner, engine_config, loaded.proposer, loaded.identity)
+        self._engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}

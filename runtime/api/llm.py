@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
@@ -19,7 +18,8 @@ from ..engine.engine import Engine, EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
-from ..models.loading import LoadedModel, load_model
+from ..models.config import ModelConfig
+from ..models.loading import LoadedModel, load_for_engine
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
@@ -43,23 +43,12 @@ class LLM(TextModel):
     There is no thread of its own: whoever waits for a result runs the steps, for everybody's requests.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, or a loaded model.
-        provider: where it runs; see ``carryall doctor``.
-        quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
-        max_slots: sequences that run at once.
-        context_length: most tokens of a sequence, prompt and output together; None takes the model's own.
-        num_threads: 0 lets the provider choose.
-        kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
-        speculative: what proposes tokens to check several at a time: ``prompt-lookup``, ``draft:MODEL`` with
-            a smaller model of the same tokenizer, or None. It changes the speed, never the result.
-        num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
-        provider_options: settings of the provider's own.
-        ep_library: a plugin library of ONNX Runtime to run on, in place of ``provider``.
-        allow_fallback: let nodes that the provider cannot run lie on the CPU; see ``fallbacks``.
-        prefix_cache: keep KV of finished requests, while there is room, for others that begin alike.
-        squeeze_kv: most tokens, roughly, whose KV a request keeps while it generates; lossy. None keeps all.
-        engine_config: token budget of a step, KV budget.
+        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, a ``ModelConfig``, or what
+            ``load_model`` returned.
+        engine_config: how requests are scheduled; None takes the defaults.
         progress: told about every tensor written, as (done, total, name).
+        **fields: of ``ModelConfig`` (``provider``, ``quantize``, ``context_length``, ...) and of
+            ``EngineConfig`` (``max_slots``, ``kv_bytes``, ``prefix_cache``, ...).
 
     Raises:
         UsageError: the model or an option cannot be; see its subclasses.
@@ -70,49 +59,17 @@ class LLM(TextModel):
 
     def __init__(
         self,
-        model: str | Path | LoadedModel,
+        model: str | Path | ModelConfig | LoadedModel,
         *,
-        provider: str = "cpu",
-        quantize: str | None = None,
-        max_slots: int = 32,
-        context_length: int | None = None,
-        num_threads: int = 0,
-        kv_cache: str | None = None,
-        speculative: str | None = None,
-        num_speculative_tokens: int | None = None,
-        provider_options: Mapping[str, Any] | None = None,
-        ep_library: str | None = None,
-        allow_fallback: bool = False,
-        prefix_cache: bool = True,
-        squeeze_kv: int | None = None,
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
+        **fields: Any,
     ) -> None:
-        if not isinstance(model, LoadedModel):
-            model = load_model(
-                model,
-                provider=provider,
-                quantize=quantize,
-                max_slots=max_slots,
-                context_length=context_length,
-                num_threads=num_threads,
-                kv_cache=kv_cache,
-                speculative=speculative,
-                num_speculative_tokens=num_speculative_tokens,
-                provider_options=provider_options,
-                ep_library=ep_library,
-                allow_fallback=allow_fallback,
-                progress=progress,
-            )
-        self.name = model.name
-        self.fallbacks = model.fallbacks
-        self._requests = RequestFactory(model)
-        config = engine_config or EngineConfig()
-        if not prefix_cache:
-            config = dataclasses.replace(config, prefix_cache=False)
-        if squeeze_kv is not None:
-            config = dataclasses.replace(config, squeeze_kv=squeeze_kv)
-        self._engine = Engine(model.runner, config, model.proposer, model.identity)
+        loaded, config = load_for_engine(model, engine_config, fields, owner="LLM", progress=progress)
+        self.name = loaded.name
+        self.fallbacks = loaded.fallbacks
+        self._requests = RequestFactory(loaded)
+        self._engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
         self._turn = FairLock()
         self._dropped = deque[RequestGroup]()  # to be cancelled
         self._closed = False

@@ -177,7 +177,7 @@ def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
         if not has_argument(name):
             continue
         target: Any = get_provider(name)
-        devices = target.devices(target.options)
+        devices = target.devices(target.checked_options({}))
         if devices and len(providers or ()) > 1:
             raise UsageError("a plugin library stands alone in 'providers'")
         if devices:

@@ -17,7 +17,7 @@ from .schedule.scheduler import Scheduler
 from .speculation.speculator import Speculator
 
 
-class EndlessText:
+class ContextShift:
     """Makes room in contexts that are full.
 
     Args:
@@ -41,7 +41,7 @@ class EndlessText:
         self._scheduler = scheduler
         self._speculator = speculator
 
-    def slide(self, requests: Iterable[Request]) -> None:
+    def apply(self, requests: Iterable[Request]) -> None:
         """Drop the middle of those requests that are full and go on."""
         for request in requests:
             if request.slot is not None and request.num_tokens >= self._length:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import CarryallError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
 from ...providers.base import Runner, RunnerInfo
 from .config import EngineConfig as EngineConfig
-from .endless import EndlessText
+from .endless import ContextShift
 from .kv.slot_operations import SlotOperations
 from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
@@ -45,7 +45,7 @@ class Engine:
 
     Args:
         runner: holds the model and the KV cache; the engine closes it.
-        config: how to schedule.
+        config: how to schedule; ``max_slots`` is the runner's.
         proposer: proposes tokens to check several at a time; the engine closes it.
 
     Attributes:
@@ -60,8 +60,8 @@ class Engine:
         proposer: Proposer | None = None,
         identity: str = "",
     ) -> None:
-        self.config = config = config or EngineConfig()
         self.info = info = runner.info
+        self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
         if config.max_step_tokens < info.max_slots:
             raise UsageError(
                 f"max_step_tokens {config.max_step_tokens} is less than the {info.max_slots} slots, "
@@ -81,7 +81,7 @@ class Engine:
             self._slots,
             config.max_step_tokens,
             prefix_cache=config.prefix_cache,
-            stretch=config.step_stretch,
+            stretch=config.max_step_slowdown,
             costs=costs,
             stored=self._mover if self._mover.active else None,
             trims_always=config.trim_windows == "always" or not config.prefix_cache,
@@ -94,14 +94,14 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             adaptive=config.adaptive_speculation,
         )
-        self._endless: EndlessText | None = None
-        if config.context_overflow == "slide":
+        self._context_shift: ContextShift | None = None
+        if config.context_shift:
             sinks = config.attention_sinks
-            self._endless = EndlessText(self.max_length, sinks, self._scheduler, self._speculator)
+            self._context_shift = ContextShift(self.max_length, sinks, self._scheduler, self._speculator)
         self._squeezer = make_squeezer(runner, self._scheduler, config, info)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
-        self._compiling = CompilingRequests(config.compile_seconds)
+        self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
 
     @property
@@ -123,7 +123,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = checked_room(request, self.info, self.max_length)
-        if self._endless is None:
+        if self._context_shift is None:
             request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         else:
             request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
@@ -169,8 +169,8 @@ class Engine:
         drawing = plan.drawing()
         accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
         self._scheduler.settle(plan)
-        if self._endless is not None:
-            self._endless.slide(plan.requests)
+        if self._context_shift is not None:
+            self._context_shift.apply(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
         self._operations.apply()
         return expired + refused + failed + embedded + [plan.requests[i] for i in drawing]
@@ -292,7 +292,7 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     """What KV behind sliding windows is worth; None where it stays, because the text may be computed anew."""
-    if not info.trim_step or config.context_overflow == "slide" or config.squeeze_kv is not None:
+    if not info.trim_step or config.context_shift or config.kv_eviction_tokens is not None:
         return None
     share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
     return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)

@@ -59,23 +59,25 @@ class KVSqueezer:
 def make_squeezer(
     runner: Runner, scheduler: Scheduler, config: EngineConfig, info: RunnerInfo
 ) -> KVSqueezer | None:
-    """What ``config.squeeze_kv`` asks for.
+    """What ``config.kv_eviction_tokens`` asks for.
 
     Raises:
         UsageError: the runner cannot drop KV, or what is to be kept is too little.
     """
-    kept = config.squeeze_kv
+    kept = config.kv_eviction_tokens
     if kept is None:
         return None
     recent = kept // 2
     if not info.squeezes:
         raise UsageError(
-            "this provider, or its type of KV cache, cannot drop KV of single tokens; leave squeeze_kv or "
-            "choose another kv_cache"
+            "this provider, or its type of KV cache, cannot evict KV of single tokens; leave "
+            "kv_eviction_tokens out or choose another kv_cache_dtype"
         )
-    if config.context_overflow == "slide":
-        raise UsageError("squeeze_kv and context_overflow='slide' both drop tokens; choose one")
+    if config.context_shift:
+        raise UsageError("kv_eviction_tokens and context_shift both drop tokens; choose one")
     if recent <= config.attention_sinks or recent < info.sliding_window:
         least = 2 * max(config.attention_sinks + 1, info.sliding_window)
-        raise UsageError(f"squeeze_kv is {kept}; with this model and attention_sinks it is at least {least}")
+        raise UsageError(
+            f"kv_eviction_tokens is {kept}; with this model and attention_sinks it is at least {least}"
+        )
     return KVSqueezer(runner, scheduler, Squeeze(kept, config.attention_sinks, recent))

@@ -1,1 +1,1 @@
-"""From a model name to a loaded, lowered model."""
+"""From the name of a model to something an engine can run."""

@@ -19,7 +19,7 @@ from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine
 from .cache import cache_key, cached_folder
 from .lowering import lowered_model
-from .model_source import ModelFiles
+from .model_source import SourceModel
 
 AUTO = "auto"
 
@@ -62,7 +62,7 @@ class Choice:
 
 
 def fastest_provider(
-    files: ModelFiles,
+    files: SourceModel,
     config: RunnerConfig,
     candidates: Sequence[Provider] | None = None,
     progress: Progress | None = None,
@@ -104,7 +104,7 @@ def fastest_provider(
     return choice
 
 
-def _try(provider: Provider, files: ModelFiles, config: RunnerConfig, progress: Progress | None) -> Trial:
+def _try(provider: Provider, files: SourceModel, config: RunnerConfig, progress: Progress | None) -> Trial:
     try:
         runner = provider.runner(lowered_model(files, provider, config, progress), config)
         try:

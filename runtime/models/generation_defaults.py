@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,12 @@ class GenerationDefaults:
     sampling: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> GenerationDefaults:
+    def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
         """Read ``generation_config.json``, and ``config.json`` for end tokens that it leaves out.
+
+        Args:
+            folder: of the checkpoint.
+            config: gives the content of its ``config.json``.
 
         Raises:
             PackageError: a value is not what it should be.
@@ -37,7 +41,7 @@ class GenerationDefaults:
         generation = read_optional_json(folder / "generation_config.json")
         end = generation.get("eos_token_id")
         if end is None:
-            end = read_optional_json(folder / "config.json").get("eos_token_id")
+            end = config().get("eos_token_id")
         return cls(_token_ids(end, folder), _sampling(generation))
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...exporter.package import Progress
@@ -15,102 +14,35 @@ from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
 from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig
 from ...providers.placement import Placement
+from ..engine.config import EngineConfig
 from ..engine.speculation.proposer import Proposer
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
-from .fastest import AUTO, Choice, fastest_provider
+from .config import ModelConfig, model_config, split_fields
+from .fastest import AUTO, fastest_provider
 from .generation_defaults import GenerationDefaults
+from .limits import check_budgets, check_memory, check_threads
+from .loaded import LoadedModel as LoadedModel
 from .lowering import lowered_model, with_context
-from .model_source import ModelFiles, resolve_model
+from .model_source import SourceModel, resolve_model
 from .speculative import make_proposer
 from .split import first_provider, is_split, name_and_device, split_runner, with_device
 
 
-@dataclass(slots=True)
-class LoadedModel:
-    """A runner, and what turns text into its tokens and back.
-
-    Args:
-        name: as the user called the model.
-        runner: holds the model; whoever makes an engine of it closes it.
-        tokenizer: None where the model came without; prompts must be token ids then.
-        chat_template: the checkpoint's own.
-        defaults: end tokens and sampling options.
-        identity: changes whenever the model or its lowering does; empty if unknown.
-        open_encoder: opens another runner of the same model, with hidden states in place of logits.
-        proposer: proposes tokens for the model to check several at a time; the engine closes it too.
-        provider: where it runs.
-        choice: why there, if the provider was to be chosen.
-        fallbacks: where the nodes of each session lie that was allowed, and had, to fall back to the CPU.
-        graphs: the lowered graph that runs; of a split model, one a part.
-    """
-
-    name: str
-    runner: Runner
-    tokenizer: Tokenizer | None = None
-    chat_template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    identity: str = ""
-    proposer: Proposer | None = None
-    open_encoder: Callable[[], Runner] | None = None
-    provider: str = ""
-    choice: Choice | None = None
-    fallbacks: list[Placement] = field(default_factory=list)
-    graphs: Sequence[Path] = ()
-
-
-class LoadOptions(TypedDict, total=False):
-    """The keyword arguments of ``load_model``."""
-
-    provider: str
-    quantize: str | None
-    max_slots: int
-    context_length: int | None
-    num_threads: int
-    kv_cache: str | None
-    speculative: str | None
-    num_speculative_tokens: int | None
-    provider_options: Mapping[str, Any] | None
-    ep_library: str | None
-    allow_fallback: bool
-    progress: Progress | None
-
-
 def load_model(
-    model: str | Path,
+    model: str | Path | ModelConfig,
     *,
-    provider: str = "cpu",
-    quantize: str | None = None,
-    max_slots: int = 32,
-    context_length: int | None = None,
-    num_threads: int = 0,
-    kv_cache: str | None = None,
-    speculative: str | None = None,
-    num_speculative_tokens: int | None = None,
-    provider_options: Mapping[str, Any] | None = None,
-    ep_library: str | None = None,
-    allow_fallback: bool = False,
+    max_slots: int | None = None,
     progress: Progress | None = None,
+    **fields: Any,
 ) -> LoadedModel:
     """Export, quantize and lower a model as far as that is not in the cache yet, and load it.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
-        provider: where it runs, see ``carryall doctor``; ``auto`` tries the model on all that can run and
-            takes the fastest, which the cache remembers; ``cuda:1`` takes one of a provider's devices;
-            ``cpu:0-11,openvino:12-27`` splits the layers.
-        quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
-        max_slots: sequences that may run at once.
-        context_length: most tokens of a sequence; None takes the model's own.
-        num_threads: 0 lets the provider choose.
-        kv_cache: ``int8`` or ``float32``; None is int8 where the model has scales for it.
-        speculative: what proposes tokens to check several at a time: ``prompt-lookup``, ``draft:MODEL`` with
-            a smaller model of the same tokenizer, or None. It changes the speed, never the result.
-        num_speculative_tokens: most tokens proposed at a time; None leaves it to the method.
-        provider_options: settings of the provider's own; ``kv_cache`` is one of them.
-        ep_library: a plugin library of ONNX Runtime to run on; ``provider="ep:PATH"`` in short.
-        allow_fallback: let nodes that the provider cannot run lie on the CPU; see ``LoadedModel.fallbacks``.
+        model: see ``ModelConfig.model``; or all options of the model.
+        max_slots: sequences that may run at once; None takes the default of ``EngineConfig``.
         progress: told about every tensor written, as (done, total, name).
+        **fields: of ``ModelConfig``.
 
     Raises:
         UsageError: the model or an option cannot be; see its subclasses.
@@ -118,73 +50,130 @@ def load_model(
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
-    if ep_library is not None:
-        provider = f"ep:{ep_library}"
-    check_available(provider)
-    name, device = name_and_device(provider)
+    asked = model_config(model, fields)
+    slots = (EngineConfig() if max_slots is None else EngineConfig(max_slots=max_slots)).max_slots
+    check_threads(asked.num_threads)
+    name, device = _where(asked)
+    check_available(name)
+    source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
+    config = with_context(_runner_config(asked, slots, name, device), source)
+    check_memory(source, slots, config.context_length or 0)
+    choice = fastest_provider(source, config, progress=progress) if name == AUTO else None
     fallbacks: list[Placement] = []
-    files = resolve_model(model, quantize=quantize, progress=progress)
-    config = with_context(
-        RunnerConfig(
-            max_slots=max_slots,
-            context_length=context_length,
-            num_threads=num_threads,
-            options={**(provider_options or {}), **({"kv_cache": kv_cache} if kv_cache else {})},
-        ),
-        files,
-    )
-    if device is not None:
-        config = with_device(config, name, device)
-    choice = fastest_provider(files, config, progress=progress) if provider == AUTO else None
-    if allow_fallback:
+    if asked.allow_fallback:
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = name if choice is None else choice.provider
     if not is_split(where):
-        config = get_provider(where).settle(config, files.load)
-    loaded = _opened(files, where, config, progress)
+        config = get_provider(where).resolve_options(config, lambda: source.graph)
+    loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
-    if speculative is not None:
-        options = LoadOptions(
-            provider=provider if device else first_provider(where),
-            max_slots=max_slots,
-            num_threads=num_threads,
-            progress=progress,
-        )
-        loaded.proposer = _proposer(loaded, speculative, num_speculative_tokens, options)
+    if asked.speculative is not None:
+        draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
+        loaded.proposer = _proposer(loaded, asked, slots, draft, progress)
     return loaded
 
 
-def _opened(files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None) -> LoadedModel:
+def load_for_engine(
+    model: str | Path | ModelConfig | LoadedModel,
+    engine_config: EngineConfig | None,
+    fields: Mapping[str, Any],
+    *,
+    owner: str,
+    progress: Progress | None = None,
+) -> tuple[LoadedModel, EngineConfig]:
+    """A model, loaded unless it is already, and the options of an engine for it.
+
+    Args:
+        model: as for ``load_model``, or what that returned.
+        engine_config: None takes the defaults.
+        fields: of ``ModelConfig`` and of ``EngineConfig``; the latter go before ``engine_config``.
+        owner: whose arguments they are, for messages.
+        progress: as for ``load_model``.
+
+    Raises:
+        UsageError: a field is unknown, cannot be, or comes too late for a model that is loaded.
+        CarryallError: see ``load_model``.
+    """
+    of_model, of_engine = split_fields(fields, owner)
+    config = dataclasses.replace(engine_config or EngineConfig(), **of_engine)
+    if isinstance(model, LoadedModel):
+        late = [*of_model, *(name for name in of_engine if name == "max_slots")]
+        if late:
+            raise UsageError(
+                f"{model.name} is loaded already, so {late[0]} cannot be set; give it to load_model"
+            )
+        loaded = model
+    else:
+        loaded = load_model(model, max_slots=config.max_slots, progress=progress, **of_model)
+    try:
+        check_budgets(config, loaded.runner.info)
+    except UsageError:
+        loaded.close()
+        raise
+    return loaded, config
+
+
+def _where(config: ModelConfig) -> tuple[str, str | None]:
+    """The provider's name, or a split, and the device on it."""
+    provider = config.provider if config.ep_library is None else f"ep:{config.ep_library}"
+    name, device = name_and_device(provider)
+    if config.device is None:
+        return name, device
+    if device is not None or is_split(name) or name == AUTO:
+        raise UsageError(
+            f"device '{config.device}' has no meaning beside provider '{provider}', which tells the devices "
+            "itself; leave one out"
+        )
+    return name, str(config.device)
+
+
+def _runner_config(config: ModelConfig, max_slots: int, provider: str, device: str | None) -> RunnerConfig:
+    cache = {} if config.kv_cache_dtype is None else {"kv_cache": config.kv_cache_dtype}
+    found = RunnerConfig(
+        max_slots=max_slots,
+        context_length=config.context_length,
+        num_threads=config.num_threads,
+        options={**config.provider_options, **cache},
+    )
+    return found if device is None else with_device(found, provider, device)
+
+
+def _opened(
+    source: SourceModel, provider: str, config: RunnerConfig, asked: ModelConfig, progress: Progress | None
+) -> LoadedModel:
     """The model with all that its folder says of it, open on a provider."""
-    tokenizer = Tokenizer(files.folder) if (files.folder / TOKENIZER_FILE).is_file() else None
+    tokenizer = Tokenizer(source.folder) if (source.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
-    chat_template = ChatTemplate.from_folder(files.folder, special_tokens)
-    defaults = GenerationDefaults.from_folder(files.folder)
-    runner, identity, graphs = _open(files, provider, config, progress)
-    loaded = LoadedModel(files.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
+    if asked.chat_template is None:
+        chat_template = ChatTemplate.from_folder(source.folder, special_tokens)
+    else:
+        chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens)
+    defaults = GenerationDefaults.from_folder(source.folder, lambda: source.config)
+    runner, identity, graphs = _open(source, provider, config, progress)
+    loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
-    loaded.open_encoder = functools.partial(_encoder, files, provider, config, progress)
+    loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
     return loaded
 
 
 def _open(
-    files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None
+    source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None
 ) -> tuple[Runner, str, Sequence[Path]]:
     """A runner, what identifies the model it runs, and its lowered graphs."""
     if is_split(provider):
-        runner, graphs = split_runner(files, provider, config, progress)
-        return runner, f"{files.content_key} {provider}", graphs
+        runner, graphs = split_runner(source, provider, config, progress)
+        return runner, f"{source.content_key} {provider}", graphs
     target = get_provider(provider)
-    lowered = lowered_model(files, target, config, progress)
-    identity = files.content_key if lowered == files.model_path else lowered.parent.name
+    lowered = lowered_model(source, target, config, progress)
+    identity = source.content_key if lowered == source.model_path else lowered.parent.name
     return target.runner(lowered, config), identity, [lowered]
 
 
-def _encoder(files: ModelFiles, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
+def _encoder(source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
     if is_split(provider):
         raise UsageError("a split model gives no embeddings; load it on one provider")
     target = get_provider(provider)
-    return target.runner(lowered_model(files, target, config, progress, change=HiddenStatesPass()), config)
+    return target.runner(lowered_model(source, target, config, progress, change=HiddenStatesPass()), config)
 
 
 def check_available(provider: str) -> None:
@@ -204,17 +193,19 @@ def check_available(provider: str) -> None:
         raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
 
 
-def _proposer(model: LoadedModel, method: str, max_tokens: int | None, options: LoadOptions) -> Proposer:
+def _proposer(
+    model: LoadedModel, asked: ModelConfig, slots: int, draft: Mapping[str, Any], progress: Progress | None
+) -> Proposer:
     """What proposes tokens for ``model``, which is closed if that cannot be."""
     context_length = model.runner.info.context_length
 
     def load_draft(name: str) -> LoadedModel:
-        longest = resolve_model(name, progress=options["progress"]).context_length
-        own = LoadOptions(context_length=min(longest, context_length), **options)
-        return load_model(name, **own)
+        longest = resolve_model(name, progress=progress).context_length
+        own = ModelConfig(model=name, context_length=min(longest, context_length), **draft)
+        return load_model(own, max_slots=slots, progress=progress)
 
     try:
-        return make_proposer(method, max_tokens, model, load_draft)
+        return make_proposer(asked.speculative or "", asked.num_speculative_tokens, model, load_draft)
     except CarryallError:
         model.runner.close()
         raise

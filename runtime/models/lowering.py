@@ -13,10 +13,10 @@ from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
 from ...providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
-from .model_source import ModelFiles
+from .model_source import SourceModel
 
 
-def with_context(config: RunnerConfig, files: ModelFiles) -> RunnerConfig:
+def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
     """``config`` with the context length that holds for this model.
 
     Raises:
@@ -31,7 +31,7 @@ def with_context(config: RunnerConfig, files: ModelFiles) -> RunnerConfig:
 
 
 def lowered_model(
-    files: ModelFiles,
+    files: SourceModel,
     provider: Provider,
     config: RunnerConfig,
     progress: Progress | None = None,

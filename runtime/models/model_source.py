@@ -2,65 +2,112 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import ModelNotFoundError, UsageError
+from ...errors import GraphError, ModelNotFoundError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import Package, Progress, fingerprint, write_package
-from ...graph_opt.graph.load import load_model
+from ...exporter.signature import DecoderSignature
+from ...graph_opt.graph.load import check_loaded, load_model, read_model
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.methods import Quantization, quantization
 from .cache import cache_key, cached_folder
 
 _LOWERED_INPUTS = ("seqlens_k", "block_indices")
+_EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
 
 
 @dataclass(frozen=True)
-class ModelFiles:
-    """Where a runnable decoder lies.
+class SourceModel:
+    """A runnable decoder on disk. What is read of it is read once, when it is first asked for.
 
     Args:
         name: as the user called it.
         folder: tokenizer and configuration.
         model_path: the ONNX file.
         content_key: changes whenever the model does.
-        context_length: most tokens a sequence may have.
-        default_context_length: the same where nobody asked for more.
+        package: where the files are one.
     """
 
     name: str
     folder: Path
     model_path: Path
     content_key: str
-    context_length: int
-    default_context_length: int
+    package: Package | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The checkpoint's config.json.
+
+        Raises:
+            ModelNotFoundError: there is none.
+            CheckpointError: it is damaged.
+        """
+        return read_config(self.folder)
+
+    @cached_property
+    def _context_lengths(self) -> tuple[int, int]:
+        if self.package is None:
+            return context_lengths(self.config)
+        return self.package.record.context_length, self.package.record.default_context_length
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a sequence may have."""
+        return self._context_lengths[0]
+
+    @property
+    def default_context_length(self) -> int:
+        """The same where nobody asked for more."""
+        return self._context_lengths[1]
+
+    @cached_property
+    def graph(self) -> ir.Model:
+        """The graph, its weights mapped from disk on demand: to look at, never to change.
+
+        Raises:
+            GraphError: the file is no ONNX, or no valid graph.
+        """
+        model = read_model(self.model_path) if self.package is None else self.package.graph
+        check_loaded(model, self.model_path)
+        return model
+
+    @cached_property
+    def signature(self) -> DecoderSignature | None:
+        """The sizes that the graph states; None where it is no decoder."""
+        try:
+            return DecoderSignature.of(self.graph)
+        except GraphError:
+            return None
+
+    @cached_property
+    def lowered(self) -> bool:
+        """Whether the graph is written for some provider's cache already."""
+        return any(value.name in _LOWERED_INPUTS for value in self.graph.graph.inputs)
 
     def load(self) -> ir.Model:
-        """The graph, its weights mapped from disk on demand.
+        """The graph once more, for passes that change it.
 
         Raises:
             GraphError: the file is no ONNX, or no valid graph.
         """
         return load_model(self.model_path)
 
-    @cached_property
-    def lowered(self) -> bool:
-        """Whether the graph is written for some provider's cache already."""
-        return any(value.name in _LOWERED_INPUTS for value in self.load().graph.inputs)
-
 
 def resolve_model(
     model: str | Path, *, quantize: str | None = None, progress: Progress | None = None
-) -> ModelFiles:
+) -> SourceModel:
     """Find a model, and export and quantize it into the cache where that is needed.
 
     Args:
@@ -91,12 +138,19 @@ def resolve_model(
 def locate_model(model: str | Path) -> Path:
     """The folder or ONNX file that MODEL names, fetched if it is a hub id.
 
+    Names of embedded models (``demo``) always mean these, whatever the working folder holds; ``./demo`` is a
+    folder. Of other names, a file or folder goes before a hub id.
+
     Raises:
         ModelNotFoundError: there is nothing of that name.
         UsageError: it is of a kind that is not supported.
         MissingExtraError: it is a hub id, and huggingface_hub is not installed.
     """
     name, path = str(model), Path(model).expanduser()
+    if isinstance(model, str) and name in _EMBEDDED:
+        if path.exists():
+            warnings.warn(f"'{name}' is the embedded model; write ./{name} for the folder", stacklevel=2)
+        return demo_path(_EMBEDDED[name])
     if path.suffix.lower() == ".gguf":
         raise UsageError(f"{name}: GGUF files are not supported yet; take the model's safetensors checkpoint")
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
@@ -105,13 +159,18 @@ def locate_model(model: str | Path) -> Path:
         raise ModelNotFoundError(f"{path} is no model: give a folder or an .onnx file")
     if path.exists():
         return path
-    if name == "demo" or name in NAMES:
-        return demo_path(NAMES[0] if name == "demo" else name)
+    if isinstance(model, Path) or _looks_like_path(name):
+        raise ModelNotFoundError(f"there is no file or folder {name}")
     if is_hub_id(name):
         return download(name)
     raise ModelNotFoundError(
         f"no model '{name}'; give a package, a checkpoint folder, an .onnx file, a hub id or 'demo'"
     )
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name can be nothing but a path; ``org/name`` may be one or a hub id."""
+    return name.startswith((".", "~", "/")) or "\\" in name or ("/" in name and not is_hub_id(name))
 
 
 def _exported(source: Path, method: Quantization | None, progress: Progress | None) -> Package:
@@ -157,26 +216,22 @@ def _cached(
     return Package.open(cached_folder("packages", key, build) / source.name)
 
 
-def _package_files(name: str, package: Package) -> ModelFiles:
-    return ModelFiles(
+def _package_files(name: str, package: Package) -> SourceModel:
+    return SourceModel(
         name=name,
         folder=package.path,
         model_path=package.model_path,
         content_key=package.content_hash,
-        context_length=package.record.context_length,
-        default_context_length=package.record.default_context_length,
+        package=package,
     )
 
 
-def _onnx_file(name: str, path: Path) -> ModelFiles:
+def _onnx_file(name: str, path: Path) -> SourceModel:
     if not (path.parent / "config.json").is_file():
         raise UsageError(f"{path} has no config.json beside it, which says how long its context is")
-    longest, default = context_lengths(read_config(path.parent))
-    return ModelFiles(
+    return SourceModel(
         name=name,
         folder=path.parent,
         model_path=path,
         content_key=f"{path.resolve()} {fingerprint(path.parent)}",
-        context_length=longest,
-        default_context_length=default,
     )

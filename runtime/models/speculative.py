@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..engine.speculation.draft_model import DraftModel
 from ..engine.speculation.prompt_lookup import PromptLookup
 from ..engine.speculation.proposer import Proposer
-
-if TYPE_CHECKING:
-    from .loading import LoadedModel
+from .loaded import LoadedModel
 
 PROMPT_LOOKUP = "prompt-lookup"
 DRAFT = "draft:"
@@ -31,8 +28,6 @@ def make_proposer(
     Raises:
         UsageError: there is no such method, or the draft model knows other tokens.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise UsageError(f"num_speculative_tokens must be at least 1, not {max_tokens}")
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if method == PROMPT_LOOKUP:
         return PromptLookup(**limit)

@@ -7,17 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import CarryallError, UsageError
 from ...exporter.save import Progress
 from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
 from ...providers import get_provider, has_argument
 from ...providers.base import Runner, RunnerConfig
+from ...providers.options import declared
 from ...providers.runners.process_runner import ProcessRunner
 from ...providers.runners.split_runner import SplitRunner
 from .lowering import lowered_model
-from .model_source import ModelFiles
+from .model_source import SourceModel
 
 _PART = re.compile(
     r"(?P<provider>\w+)(?P<process>@process)?(:(?P<device>[\w.]+))?:(?P<first>\d+)-(?P<last>\d+)"
@@ -55,15 +55,11 @@ def with_device(config: RunnerConfig, provider: str, device: str) -> RunnerConfi
     Raises:
         UsageError: it has none, or other ones.
     """
-    known = getattr(get_provider(provider), "options", {})
-    if "device" not in known:
+    known = declared(get_provider(provider).options).get("device")
+    if known is None:
         raise UsageError(f"provider '{provider}' has no choice of devices, such as '{device}'")
-    value: Any = device
-    if isinstance(known["device"], int):
-        if not device.isdecimal():
-            raise UsageError(f"devices of provider '{provider}' are numbers, not '{device}'")
-        value = int(device)
-    return dataclasses.replace(config, options={**config.options, "device": value})
+    chosen = known.parse(device, f"provider '{provider}'")
+    return dataclasses.replace(config, options={**config.options, "device": chosen})
 
 
 def name_and_device(provider: str) -> tuple[str, str | None]:
@@ -122,7 +118,7 @@ def parse_split(text: str, num_layers: int) -> list[SplitPart]:
 
 
 def split_runner(
-    files: ModelFiles, text: str, config: RunnerConfig, progress: Progress | None = None
+    files: SourceModel, text: str, config: RunnerConfig, progress: Progress | None = None
 ) -> tuple[Runner, list[Path]]:
     """Lower each part for its provider, and load them all; returns the lowered graphs too.
 
@@ -135,7 +131,7 @@ def split_runner(
     Raises:
         UsageError: the split is wrong, or the model was lowered as a whole.
     """
-    caches = [str(value.name) for value in files.load().graph.inputs if _CACHE.fullmatch(str(value.name))]
+    caches = [str(value.name) for value in files.graph.graph.inputs if _CACHE.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))
     graphs = [_lower(files, part, part.config(config), progress) for part in parts]
     runners: list[Runner] = []
@@ -148,7 +144,7 @@ def split_runner(
     return SplitRunner(runners), graphs
 
 
-def _lower(files: ModelFiles, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Path:
+def _lower(files: SourceModel, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Path:
     provider = get_provider(part.provider)
     return lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
 

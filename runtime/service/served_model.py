@@ -6,12 +6,14 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
+from ...exporter.package import Progress
 from ...providers.placement import Placement
 from ..api.async_llm import AsyncLLM
 from ..engine.engine import EngineConfig
-from ..models.loading import LoadOptions, load_model
+from ..models.config import ModelConfig
+from ..models.loading import load_for_engine
 from .messages import ModelInfo
 
 
@@ -26,24 +28,24 @@ class ServedModel:
 
 
 def load_served_model(
-    model: str | Path,
+    model: str | Path | ModelConfig,
     *,
-    max_queue: int | None = None,
-    squeeze_kv: int | None = None,
-    **options: Unpack[LoadOptions],
+    engine_config: EngineConfig | None = None,
+    progress: Progress | None = None,
+    **fields: Any,
 ) -> ServedModel:
     """Load a model and start its engine.
 
     Args:
-        model: see ``load_model``.
-        max_queue: most requests that may wait; None is no limit.
-        squeeze_kv: see ``EngineConfig``.
-        **options: see ``load_model``.
+        model: as for ``LLM``.
+        engine_config: how requests are scheduled; None takes the defaults.
+        progress: told about every tensor written, as (done, total, name).
+        **fields: of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
 
     Raises:
         CarryallError: see ``load_model``.
     """
-    loaded = load_model(model, **options)
+    loaded, config = load_for_engine(model, engine_config, fields, owner="a served model", progress=progress)
     facts = loaded.runner.info
     info = ModelInfo(
         model=loaded.name,
@@ -53,5 +55,5 @@ def load_served_model(
         max_slots=facts.max_slots,
         server_version=importlib.metadata.version("carryall"),
     )
-    llm = AsyncLLM(loaded, engine_config=EngineConfig(max_queue=max_queue, squeeze_kv=squeeze_kv))
+    llm = AsyncLLM(loaded, engine_config=config)
     return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from ...errors import ChatTemplateError
+from ...errors import ChatTemplateError, UsageError
 from .template_sandbox import MAX_SIZE, SANDBOX
 from .tokenizer import read_optional_json
 
@@ -45,6 +45,18 @@ class ChatTemplate:
     def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
         """Read ``chat_template.jinja``, else ``chat_template.json``, else ``tokenizer_config.json``."""
         return cls(_read_templates(folder), special_tokens)
+
+    @classmethod
+    def from_file(cls, path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """The one template that a file holds, for conversations with and without tools.
+
+        Raises:
+            UsageError: the file cannot be read, or holds no text.
+        """
+        try:
+            return cls({_DEFAULT: path.read_text(encoding="utf-8")}, special_tokens)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the chat template {path} cannot be read: {error}") from error
 
     @property
     def names(self) -> list[str]:
@@ -97,8 +109,8 @@ class ChatTemplate:
         if template not in self._templates:
             known = f"; choose one of {self.names}" if self._templates else ""
             raise ChatTemplateError(
-                f"this model has no chat template{known}. Use generate() with a prompt in the model's own "
-                "format, or pass chat_template=<Jinja source>"
+                f"this model has no chat template{known}. Give one as a file (--chat-template, "
+                "chat_template=), or continue a prompt in the model's own format (carryall run, generate)"
             )
         return self._templates[template]
 

@@ -13,7 +13,7 @@ from carryall.errors import CarryallError
 
 EVERYWHERE = {
     *("--provider", "--split", "--provider-option", "--ep-library", "--allow-fallback"),
-    *("--quantize", "--context-length", "--kv-cache", "--num-threads"),
+    *("--quantize", "--context-length", "--kv-cache-dtype", "--num-threads", "--config"),
 }
 VERBS = {
     "run": ["MODEL", "a"],

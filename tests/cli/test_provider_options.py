@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
-from carryall.cli.options import provider_options_option
 from carryall.errors import CarryallError
-
-
-@provider_options_option
-@click.command()
-def show(provider_options: dict[str, object]) -> None:
-    """Print what was read."""
-    click.echo(sorted(provider_options.items()))
-
-
-def test_values_are_numbers_booleans_or_text() -> None:
-    given = ["device=1", "compute=bf16", "cuda_graphs=false", "memory_fraction=0.5", "path=a=b"]
-    result = CliRunner().invoke(show, [part for text in given for part in ("--provider-option", text)])
-    assert result.output == (
-        "[('compute', 'bf16'), ('cuda_graphs', False), ('device', 1), ('memory_fraction', 0.5), "
-        "('path', 'a=b')]\n"
-    )
-    refused = CliRunner().invoke(show, ["--provider-option", "device"])
-    assert refused.exit_code == 2
-    assert "not NAME=VALUE" in refused.output
 
 
 @pytest.mark.parametrize("verb", ["run", "bench", "eval"])

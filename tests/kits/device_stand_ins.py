@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
@@ -13,11 +14,39 @@ from carryall.graph_opt.lower.kernels import CUDA
 from carryall.providers.base import RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
-from carryall.providers.targets.cuda import CudaProvider
-from carryall.providers.targets.directml import DirectMLProvider
-from carryall.providers.targets.tensorrt import TensorRTProvider
+from carryall.providers.targets.cuda import CudaOptions, CudaProvider
+from carryall.providers.targets.directml import DirectMLOptions, DirectMLProvider
+from carryall.providers.targets.tensorrt import TensorRTOptions, TensorRTProvider
 
 FREE_MEMORY = 2**30
+
+Compute = Literal["fp16", "bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatCudaOptions(CudaOptions):
+    compute: Compute = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedCudaOptions(FloatCudaOptions):
+    kv_memory: Literal["slots", "paged"] = "paged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatDirectMLOptions(DirectMLOptions):
+    compute: Compute = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticDirectMLOptions(FloatDirectMLOptions):
+    static_shapes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatTensorRTOptions(TensorRTOptions):
+    compute: Compute = "fp32"
+    chunk: int = 8
 
 
 class _OnCpu:
@@ -38,7 +67,7 @@ class CudaOnCpu(_OnCpu, CudaProvider):
 
     name = "cuda-on-cpu"
     kernels = dataclasses.replace(CUDA, norms_in_attention=False, float_attention=True)
-    options: ClassVar[Mapping[str, Any]] = {**CudaProvider.options, "compute": "fp32"}
+    options: ClassVar[type[Any]] = FloatCudaOptions
 
     def free_memory(self, index: int) -> int:
         return FREE_MEMORY
@@ -48,7 +77,7 @@ class PagedCudaOnCpu(CudaOnCpu):
     """Block tables; the operator, which has a kernel for CUDA only, written out."""
 
     name = "paged-cuda-on-cpu"
-    options: ClassVar[Mapping[str, Any]] = {**CudaOnCpu.options, "kv_memory": "paged"}
+    options: ClassVar[type[Any]] = PagedCudaOptions
 
     def block_size(self, head_size: int) -> int:
         return 16
@@ -59,17 +88,17 @@ class PagedCudaOnCpu(CudaOnCpu):
 
 class DirectMLOnCpu(_OnCpu, DirectMLProvider):
     name = "directml-on-cpu"
-    options: ClassVar[Mapping[str, Any]] = {**DirectMLProvider.options, "compute": "fp32"}
+    options: ClassVar[type[Any]] = FloatDirectMLOptions
 
 
 class StaticDirectMLOnCpu(DirectMLOnCpu):
     name = "static-directml-on-cpu"
-    options: ClassVar[Mapping[str, Any]] = {**DirectMLOnCpu.options, "static_shapes": True}
+    options: ClassVar[type[Any]] = StaticDirectMLOptions
 
 
 class TensorRTOnCpu(_OnCpu, TensorRTProvider):
     name = "tensorrt-on-cpu"
-    options: ClassVar[Mapping[str, Any]] = {**TensorRTProvider.options, "compute": "fp32", "chunk": 8}
+    options: ClassVar[type[Any]] = FloatTensorRTOptions
 
     def libraries(self) -> list[Library]:
         return []

@@ -50,7 +50,7 @@ def make_engine(
     prefix_cache: bool = False,
     proposer: Proposer | None = None,
     adaptive: bool = False,
-    squeeze_kv: int | None = None,
+    kv_eviction_tokens: int | None = None,
     window: int = 0,
     trim_step: int = TRIM_STEP,
     trims_always: bool = False,
@@ -66,7 +66,7 @@ def make_engine(
         max_queue=max_queue,
         prefix_cache=prefix_cache,
         adaptive_speculation=adaptive,
-        squeeze_kv=squeeze_kv,
+        kv_eviction_tokens=kv_eviction_tokens,
         trim_windows="always" if trims_always else "when_short",
         swap_bytes=8 * swap_tokens,
     )

@@ -29,8 +29,8 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert code is not None
     assert entry is not None
     module = types.ModuleType("my_package.exact")
-    exec(code[1], module.__dict__)  # noqa: S102 -- our own page
     monkeypatch.setitem(sys.modules, "my_package.exact", module)
+    exec(code[1], module.__dict__)  # noqa: S102 -- our own page
     point = importlib.metadata.EntryPoint("exact", entry[1], providers.ENTRY_POINT_GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [point])
     providers._third_party.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ class Sample:
     error: str = ""  # why there is NO_TOKEN, where that is not the row's fault
 
 
+@runtime_checkable
 class BatchLogitsProcessor(Protocol):
     """Changes the logits of many requests at once, before all filters; given to the engine."""
 

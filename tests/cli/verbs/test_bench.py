@@ -11,6 +11,9 @@ from click.testing import CliRunner, Result
 
 from carryall.cli import carryall
 from carryall.cli.demo_steps import travel
+from carryall.cli.measure import Sample, Workload, measure
+from carryall.errors import ProviderRuntimeError
+from carryall.runtime.engine.engine import Engine
 
 
 def run(*args: object) -> Result:
@@ -48,6 +51,30 @@ def test_bench_in_words(tiny_package: Path) -> None:
         assert words in result.stdout
 
 
+def test_bench_measures_the_batches_of_the_readme_on_the_demo() -> None:
+    """Prompts of one request must not end before those of the last have begun."""
+    result = run("bench", "demo", "--batch", "1,8", "--repeats", 1, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(entry["batch"], entry["prompt_tokens"]) for entry in found["results"]] == [(1, 256), (8, 256)]
+
+
+def test_the_results_of_earlier_batches_are_kept_when_a_later_one_fails(
+    tiny_package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(engine: Engine, work: Workload, seed: int) -> Sample:
+        if work.batch == 3:
+            raise ProviderRuntimeError("the device fell over")
+        return measure(engine, work, seed)
+
+    monkeypatch.setattr("carryall.cli.verbs.bench.measure", failing)
+    arguments = ("--batch", "1,3", "--prompt-tokens", 16, "--new-tokens", 8, "--repeats", 1, "--json")
+    result = run("bench", tiny_package, *arguments)
+    assert result.exit_code == 1
+    assert [entry["batch"] for entry in json.loads(result.stdout)["results"]] == [1]
+    assert result.stderr == "error: the device fell over\n"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -55,6 +82,10 @@ def test_bench_in_words(tiny_package: Path) -> None:
         (["--batch", "0"], "'0' is no list of batch sizes"),
         (["--prompt-tokens", "120", "--new-tokens", "64"], "exceed the context of 128"),
         (["--new-tokens", "1"], "--new-tokens"),
+        (["--prompt-tokens", str(10**14)], "exceed the context of 128"),
+        (["--batch", "10000000"], "max_slots 10000000 x (64 tokens x "),
+        (["--num-threads", "5000"], "num_threads is 5000; at most"),
+        (["--num-threads", str(10**21)], "num_threads must be an integer"),
     ],
 )
 def test_bench_refuses_what_does_not_fit(options: list[str], words: str, tiny_package: Path) -> None:
@@ -92,6 +123,13 @@ def test_every_step_of_the_demo_is_a_package(tmp_path: Path) -> None:
     steps = travel(tmp_path, quiet=True)
     assert [step.name for step in steps] == ["export", "quantize", "optimize"]
     assert all(CliRunner().invoke(carryall, ["inspect", str(step.package)]).exit_code == 0 for step in steps)
+
+
+@pytest.mark.parametrize("option", ["--device", "--provider"])
+def test_doctor_takes_no_provider_without_a_selftest(option: str) -> None:
+    result = run("doctor", option, "cpu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{option} needs --selftest" in result.stderr
 
 
 def test_doctor_says_what_works() -> None:

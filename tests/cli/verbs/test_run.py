@@ -101,6 +101,8 @@ def test_tools_of_a_chat_are_checked(tiny_package: Path, tmp_path: Path) -> None
 def test_help_has_sections() -> None:
     shown = run("run", "--help").stdout
     titles = [
+        "Model and provider:",
+        "Engine:",
         "Choosing tokens:",
         "Against repetition:",
         "Length and number:",
@@ -108,7 +110,7 @@ def test_help_has_sections() -> None:
         "\nOptions:",
     ]
     assert sorted(titles, key=shown.index) == titles
-    assert "--speculative" in shown.split("\nOptions:")[1]
+    assert "--speculative" in shown.split("Model and provider:")[1].split("Engine:")[0]
 
 
 def test_a_prompt_from_stdin_is_the_same(tiny_package: Path) -> None:

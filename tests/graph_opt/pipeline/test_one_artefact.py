@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers.base import Provider, Row, RunnerConfig
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.directml import DirectMLProvider
-from carryall.providers.targets.openvino import OpenVinoProvider
+from carryall.providers.targets.openvino import OpenVinoOptions, OpenVinoProvider
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 24)
 SAMPLE = bytes(range(32, 127)).decode() * 20  # calibrates methods that want a text
@@ -49,12 +49,14 @@ class FloatCpu(CpuProvider):
     kernels = dataclasses.replace(CPU, accuracy_level=1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FloatOpenVinoOptions(OpenVinoOptions):
+    dynamic_quantization_group: int | Literal["auto"] = 0
+    kv_cache: Literal["auto", "int8", "float32"] = "float32"
+
+
 class FloatOpenVino(OpenVinoProvider):
-    options: ClassVar[Mapping[str, Any]] = {
-        **OpenVinoProvider.options,
-        "dynamic_quantization_group": 0,
-        "kv_cache": "float32",
-    }
+    options: ClassVar[type[Any]] = FloatOpenVinoOptions
 
 
 class FloatTensorRT(TensorRTOnCpu):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from carryall.providers.host import machine
@@ -56,18 +58,51 @@ def test_the_control_groups_quota_limits(
     assert machine.usable_cores() == cores
 
 
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text)
+
+
+def test_the_control_groups_limit_memory(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(total=16 * 2**30, available=8 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: facts)
+    monkeypatch.setattr(machine, "_groups", lambda: [fake_system / "cgroup/a/b", fake_system / "cgroup/a"])
+    assert machine.memory() == (16 * 2**30, 8 * 2**30)
+    # The inner group is unlimited; pages of files count as available.
+    write_group(fake_system / "cgroup/a/b", max="max", current="5")
+    stat = f"anon 1\ninactive_file {2**28}\n"
+    write_group(fake_system / "cgroup/a", max=str(2**31), current=str(2**30), stat=stat)
+    assert machine.memory() == (2**31, 2**30 + 2**28)
+    write_group(fake_system / "cgroup/a", current=str(2**32))
+    assert machine.memory() == (2**31, 0)
+
+
+def test_version_1_of_control_groups(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_groups", list)
+    folder = fake_system / "cgroup/memory"
+    write_group(folder, limit_in_bytes=str(2**28), usage_in_bytes=str(2**27), stat="total_inactive_file 9\n")
+    assert machine.memory() == (2**28, 2**27 + 9)
+
+
+def test_groups_are_those_of_this_process(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fake_system / "cgroup"
+    monkeypatch.setattr(machine, "_read", lambda path: "1:cpu:/old\n0::/a/b")
+    assert machine._groups() == [root / "a/b", root / "a", root]
+
+
 def test_this_machine_can_be_described() -> None:
     found = machine.describe_machine()
     assert 1 <= found.usable_cores <= found.logical_cores
     assert found.cpu
-    assert found.memory_total is None or found.memory_total > 2**28
+    assert 2**28 < found.memory_total >= found.memory_available > 0
 
 
 def test_a_system_without_proc_reveals_less(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda path: None)
     found = machine.describe_machine()
     assert found.features == ()
-    assert found.memory_available is None
+    assert found.memory_available > 0  # psutil knows other systems too
 
 
 def test_memory_bandwidth_is_plausible() -> None:

@@ -90,7 +90,7 @@ def test_directml_is_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("cudnn", [True, False])
 def test_what_cuda_is_asked_for(cudnn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "load", lambda file: object() if cudnn else None)
-    provider, options = CudaProvider(), {**CudaProvider.options, "device": 2}
+    provider, options = CudaProvider(), CudaProvider().checked_options({"device": 2})
     asked = provider.provider_options(options, generating=True)
     assert (asked["device_id"], asked["enable_cuda_graph"]) == ("2", "1")
     assert ("enable_cudnn" in asked) is not cudnn
@@ -106,7 +106,7 @@ def test_what_cuda_is_asked_for(cudnn: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_cuda_computes_in_16_bits_only() -> None:
     with pytest.raises(UsageError, match="fp16 or bf16, not in fp32"):
         CudaProvider().passes(RunnerConfig(context_length=8, options={"compute": "fp32"}))
-    with pytest.raises(UsageError, match="'compute' is one of fp32, fp16, bf16, not 'fp8'"):
+    with pytest.raises(UsageError, match="compute of provider 'cuda' must be one of fp16, bf16, fp32"):
         CudaProvider().passes(RunnerConfig(context_length=8, options={"compute": "fp8"}))
 
 
@@ -231,14 +231,13 @@ def test_an_engine_depends_on_all_facts(tmp_path: Path) -> None:
 
 def test_tensorrt_needs_to_know_the_context(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="builds engines for RunnerConfig"):
-        TensorRTProvider().shape_options(tmp_path, RunnerConfig(), TensorRTProvider.options)
+        TensorRTProvider().shape_options(tmp_path, RunnerConfig(), TensorRTProvider().checked_options({}))
 
 
 @pytest.mark.parametrize("compute", ["fp16", "bf16", "fp32"])
 def test_builders_are_allowed_the_types_of_the_graph(compute: str) -> None:
-    own = TensorRTProvider().provider_options(
-        {**TensorRTProvider.options, "compute": compute}, generating=True
-    )
+    provider = TensorRTProvider()
+    own = provider.provider_options(provider.checked_options({"compute": compute}), generating=True)
     allowed = {name for name in ("fp16", "bf16") if own[f"trt_{name}_enable"] == "1"}
     assert allowed == {compute} - {"fp32"}
 
@@ -258,6 +257,6 @@ def test_names_of_options_follow_the_product(tmp_path: Path) -> None:
     provider = get_provider("nv_tensorrt_rtx")
     assert isinstance(provider, TensorRTProvider)
     config = RunnerConfig(context_length=32)
-    names = provider.shape_options(tmp_path / "model.onnx", config, provider.options)
+    names = provider.shape_options(tmp_path / "model.onnx", config, provider.checked_options({}))
     assert set(names) == {f"nv_profile_{kind}_shapes" for kind in ("min", "opt", "max")}
     assert provider.cache_options(tmp_path) == {"nv_runtime_cache_path": str(tmp_path)}

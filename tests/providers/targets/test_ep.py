@@ -142,7 +142,10 @@ def test_a_fallback_is_refused_unless_allowed_and_then_told(
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"lowering": "odd"}, "standard or slots"), ({"settings": "a=1;b"}, "'b', which is no NAME=VALUE")],
+    [
+        ({"lowering": "odd"}, "one of standard, slots, not 'odd'"),
+        ({"settings": "a=1;b"}, "'b', which is no NAME=VALUE"),
+    ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], why: str, model: Path) -> None:
     target = PassThroughProvider("CPU")
@@ -152,8 +155,9 @@ def test_wrong_options_are_refused(options: dict[str, Any], why: str, model: Pat
 
 
 def test_settings_reach_the_execution_provider() -> None:
-    options = {**PassThroughProvider.options, "settings": "backend_path=a/b.so; htp=1"}
-    found = PassThroughProvider("QNN").provider_options(options, generating=True)
+    target = PassThroughProvider("QNN")
+    options = target.checked_options({"settings": "backend_path=a/b.so; htp=1"})
+    found = target.provider_options(options, generating=True)
     assert found == {"backend_path": "a/b.so", "htp": "1"}
 
 

@@ -89,7 +89,7 @@ def test_provider_takes_the_vocabulary_of_the_model_or_the_option(tmp_path: Path
 
 def test_provider_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     provider = get_provider("null")
-    with pytest.raises(UsageError, match="unknown option 'speed' of the null provider; it knows: vocab_size"):
+    with pytest.raises(UsageError, match="provider 'null' has no option 'speed'; did you mean 'seed'"):
         provider.runner(tmp_path / "none.onnx", RunnerConfig(options={"speed": 1}))
     with pytest.raises(UsageError, match="runs no graphs"):
         provider.session(tmp_path / "none.onnx")

@@ -65,7 +65,7 @@ def options(request: pytest.FixtureRequest, package: Path) -> Iterator[dict[str,
         yield {
             "model": package,
             "provider": provider,
-            "kv_cache": kv_cache,
+            "kv_cache_dtype": kv_cache,
             "max_slots": 4,
             "context_length": 128,
             "num_threads": 1,

@@ -89,7 +89,7 @@ def test_the_engine_keeps_what_the_rule_says(family: str, provider: str, tmp_pat
     package = export_package(checkpoint, tmp_path / "package")
     expected = [squeezed(package, prompt, 30) for prompt in PROMPTS]
     options: dict[str, Any] = {"provider": provider, "max_slots": 2, "num_threads": 1}
-    with LLM(checkpoint, squeeze_kv=KEPT, **options) as llm:
+    with LLM(checkpoint, kv_eviction_tokens=KEPT, **options) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
     with LLM(checkpoint, **options) as llm:
         whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]

@@ -18,7 +18,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=150)
 
 def endless(**options: object) -> Engine:
     _, runner = make_engine(context_length=CONTEXT)
-    config = EngineConfig(context_overflow="slide", attention_sinks=SINKS, **options)  # type: ignore[arg-type]
+    config = EngineConfig(context_shift=True, attention_sinks=SINKS, **options)  # type: ignore[arg-type]
     return Engine(runner, config)
 
 
@@ -34,11 +34,11 @@ def expected(request: Request) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("sinks", [-1, CONTEXT - 1, 1000])
+@pytest.mark.parametrize("sinks", [CONTEXT - 1, 1000])
 def test_sinks_that_leave_nothing_to_drop_are_refused(sinks: int) -> None:
     _, runner = make_engine(context_length=CONTEXT)
     with pytest.raises(UsageError, match=f"attention_sinks is {sinks}; of a context of 40 tokens, 38 may"):
-        Engine(runner, EngineConfig(context_overflow="slide", attention_sinks=sinks))
+        Engine(runner, EngineConfig(context_shift=True, attention_sinks=sinks))
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
@@ -51,7 +51,7 @@ def test_sliding_equals_new_requests_with_sinks_and_recent_tokens(prefix_cache: 
 
 def test_proposals_end_where_the_context_does() -> None:
     _, runner = make_engine(context_length=CONTEXT)
-    config = EngineConfig(context_overflow="slide", attention_sinks=SINKS, adaptive_speculation=False)
+    config = EngineConfig(context_shift=True, attention_sinks=SINKS, adaptive_speculation=False)
     engine = Engine(runner, config, Oracle(lie_every=4))
     request = make_request("a", 10, LONG)
     assert run(engine, [request]) == [expected(request)]
@@ -73,7 +73,7 @@ def test_a_request_without_limit_goes_on_until_it_is_cancelled() -> None:
 def test_slid_requests_survive_preemption() -> None:
     _, runner = make_engine(context_length=CONTEXT)
     engine = Engine(
-        runner, EngineConfig(context_overflow="slide", attention_sinks=SINKS, kv_bytes=70, swap_bytes=10**6)
+        runner, EngineConfig(context_shift=True, attention_sinks=SINKS, kv_bytes=70, swap_bytes=10**6)
     )
     requests = [make_request(name, 20, LONG) for name in "abc"]
     assert run(engine, requests) == [expected(request) for request in requests]

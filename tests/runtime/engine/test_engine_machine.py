@@ -35,7 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         proposer=st.sampled_from(PROPOSERS),
         adaptive=st.booleans(),
-        squeeze_kv=st.sampled_from([None, None, 10, 24]),
+        kv_eviction_tokens=st.sampled_from([None, None, 10, 24]),
         window=st.sampled_from([0, 2, 5, 12]),
         trims_always=st.booleans(),
         swap_tokens=st.sampled_from([0, 0, 1000]),
@@ -48,7 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache: bool,
         proposer: Callable[[], Proposer] | None,
         adaptive: bool,
-        squeeze_kv: int | None,
+        kv_eviction_tokens: int | None,
         window: int,
         trims_always: bool,
         swap_tokens: int,
@@ -63,7 +63,9 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             proposer=made,
             adaptive=adaptive,
-            squeeze_kv=squeeze_kv if squeeze_kv is None or 2 * window <= squeeze_kv else 24,
+            kv_eviction_tokens=kv_eviction_tokens
+            if kv_eviction_tokens is None or 2 * window <= kv_eviction_tokens
+            else 24,
             window=window,
             trims_always=trims_always,
             swap_tokens=swap_tokens,

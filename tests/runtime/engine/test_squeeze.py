@@ -15,7 +15,7 @@ LONG = dataclasses.replace(GREEDY, max_tokens=90)
 
 
 def test_a_request_holds_no_more_than_a_quarter_above_what_it_keeps() -> None:
-    engine, runner = make_engine(squeeze_kv=20)
+    engine, runner = make_engine(kv_eviction_tokens=20)
     request = make_request("a", 70, LONG)
     expected = alone(request)
     engine.add(request)
@@ -32,7 +32,7 @@ def test_a_request_holds_no_more_than_a_quarter_above_what_it_keeps() -> None:
 
 
 def test_sinks_and_the_recent_half_stay() -> None:
-    engine, runner = make_engine(squeeze_kv=20)
+    engine, runner = make_engine(kv_eviction_tokens=20)
     seen = []
     own = runner.squeeze
 
@@ -47,7 +47,7 @@ def test_sinks_and_the_recent_half_stay() -> None:
 
 
 def test_a_squeezed_slot_is_no_prefix_for_anybody() -> None:
-    engine, runner = make_engine(squeeze_kv=20, prefix_cache=True)
+    engine, runner = make_engine(kv_eviction_tokens=20, prefix_cache=True)
     first = make_request("a", 40, LONG)
     run(engine, [first])
     assert runner.held_tokens() == 0
@@ -57,7 +57,7 @@ def test_a_squeezed_slot_is_no_prefix_for_anybody() -> None:
 
 
 def test_samples_share_the_prompt_before_it_is_squeezed() -> None:
-    engine, _ = make_engine(squeeze_kv=20, prefix_cache=True)
+    engine, _ = make_engine(kv_eviction_tokens=20, prefix_cache=True)
     prompt = make_request("a", 60).prompt_token_ids
     samples = [make_request(name, prompt, LONG) for name in "abcd"]
     assert run(engine, samples) == [alone(samples[0])] * 4
@@ -65,7 +65,7 @@ def test_samples_share_the_prompt_before_it_is_squeezed() -> None:
 
 
 def test_a_preempted_request_is_computed_whole_and_squeezed_again() -> None:
-    engine, _ = make_engine(squeeze_kv=20, kv_tokens=110, max_slots=2)
+    engine, _ = make_engine(kv_eviction_tokens=20, kv_tokens=110, max_slots=2)
     requests = [make_request(name, 50, dataclasses.replace(GREEDY, max_tokens=50)) for name in "ab"]
     low = make_request("c", 80, dataclasses.replace(GREEDY, max_tokens=20))
     assert run(engine, [low, *requests]) == [alone(request) for request in (low, *requests)]
@@ -74,9 +74,9 @@ def test_a_preempted_request_is_computed_whole_and_squeezed_again() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (EngineConfig(squeeze_kv=9), "at least 10"),
-        (EngineConfig(squeeze_kv=40, attention_sinks=20), "at least 42"),
-        (EngineConfig(squeeze_kv=40, context_overflow="slide"), "choose one"),
+        (EngineConfig(kv_eviction_tokens=9), "at least 10"),
+        (EngineConfig(kv_eviction_tokens=40, attention_sinks=20), "at least 42"),
+        (EngineConfig(kv_eviction_tokens=40, context_shift=True), "choose one"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(config: EngineConfig, why: str) -> None:
@@ -88,12 +88,12 @@ def test_windows_must_fit_into_what_stays() -> None:
     runner = make_runner()
     runner.info = dataclasses.replace(runner.info, sliding_window=32)
     with pytest.raises(UsageError, match="at least 64"):
-        Engine(runner, EngineConfig(squeeze_kv=63))
-    Engine(runner, EngineConfig(squeeze_kv=64)).close()
+        Engine(runner, EngineConfig(kv_eviction_tokens=63))
+    Engine(runner, EngineConfig(kv_eviction_tokens=64)).close()
 
 
 def test_runners_that_cannot_say_so_at_once() -> None:
     runner = make_runner()
     runner.info = dataclasses.replace(runner.info, squeezes=False)
-    with pytest.raises(UsageError, match="cannot drop KV"):
-        Engine(runner, EngineConfig(squeeze_kv=64))
+    with pytest.raises(UsageError, match="cannot evict KV"):
+        Engine(runner, EngineConfig(kv_eviction_tokens=64))

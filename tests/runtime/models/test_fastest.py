@@ -16,7 +16,7 @@ from carryall.providers.base import Provider, Row, Runner, RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.models.fastest import fastest_provider
 from carryall.runtime.models.loading import load_model
-from carryall.runtime.models.model_source import ModelFiles
+from carryall.runtime.models.model_source import SourceModel
 
 CONFIG = RunnerConfig(max_slots=2, context_length=64)
 
@@ -57,8 +57,8 @@ class PacedProvider(Provider):
         return PacedRunner(config, self.pace)
 
 
-def files(tmp_path: Path) -> ModelFiles:
-    return ModelFiles("toy", tmp_path, tmp_path / "model.onnx", tmp_path.name, 64, 64)
+def files(tmp_path: Path) -> SourceModel:
+    return SourceModel("toy", tmp_path, tmp_path / "model.onnx", tmp_path.name)
 
 
 def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

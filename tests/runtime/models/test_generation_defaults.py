@@ -16,10 +16,9 @@ from carryall.runtime.types.sampling_params import SamplingParams
 def read(
     folder: Path, generation: dict[str, Any] | None, config: dict[str, Any] | None = None
 ) -> GenerationDefaults:
-    for name, content in (("generation_config.json", generation), ("config.json", config)):
-        if content is not None:
-            (folder / name).write_text(json.dumps(content))
-    return GenerationDefaults.from_folder(folder)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return GenerationDefaults.from_folder(folder, lambda: config or {})
 
 
 def test_end_tokens_one_several_or_from_config(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.runtime.models import model_source
 from carryall.runtime.models.lowering import lowered_model, with_context
-from carryall.runtime.models.model_source import ModelFiles, locate_model, resolve_model
+from carryall.runtime.models.model_source import SourceModel, locate_model, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,12 @@ def test_demo_names() -> None:
     assert locate_model("draft") == demo_path("draft")
 
 
-def test_a_folder_of_that_name_goes_before_the_demo(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_does_not_shadow_the_demo(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkpoint.parent)
     checkpoint.rename("demo")
-    assert locate_model("demo") == Path("demo")
+    with pytest.warns(UserWarning, match=r"'demo' is the embedded model; write \./demo for the folder"):
+        assert locate_model("demo") == demo_path("pycoder")
+    assert locate_model("./demo") == locate_model(Path("demo")) == Path("demo")
 
 
 def test_a_package_is_taken_as_it_is(package: Path, own_cache: Path) -> None:
@@ -113,6 +113,13 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
         ("empty", ModelNotFoundError, "it has no config.json"),
         ("notes.txt", ModelNotFoundError, "is no model"),
         ("model.gguf", UsageError, "GGUF files are not supported yet"),
+        ("./nope", ModelNotFoundError, r"there is no file or folder \./nope"),
+        ("../nope", ModelNotFoundError, r"there is no file or folder \.\./nope"),
+        ("~/nope", ModelNotFoundError, "there is no file or folder ~/nope"),
+        ("/nope", ModelNotFoundError, "there is no file or folder /nope"),
+        ("a/b/nope", ModelNotFoundError, "there is no file or folder a/b/nope"),
+        ("nope/", ModelNotFoundError, "there is no file or folder nope/"),
+        ("a\\nope", ModelNotFoundError, "there is no file or folder a"),
     ],
 )
 def test_what_is_no_model(
@@ -150,7 +157,7 @@ def test_a_corrupt_onnx_file_is_a_clear_error(package: Path) -> None:
         _ = resolve_model(package / "model.onnx").lowered
 
 
-def lower(files: ModelFiles, max_slots: int = 4, context_length: int | None = None) -> Path:
+def lower(files: SourceModel, max_slots: int = 4, context_length: int | None = None) -> Path:
     provider = get_provider("cpu")
     config = with_context(RunnerConfig(max_slots=max_slots, context_length=context_length), files)
     return lowered_model(files, provider, config)

@@ -178,7 +178,7 @@ def test_a_provider_s_name_may_end_with_a_device(text: str, expected: tuple[str,
 def test_devices_are_checked() -> None:
     config = RunnerConfig(options={"compute": "bf16"})
     assert with_device(config, "cuda", "1").options == {"compute": "bf16", "device": 1}
-    with pytest.raises(UsageError, match="numbers, not 'x'"):
+    with pytest.raises(UsageError, match=r"device of provider 'cuda' must be an integer .* not 'x'"):
         with_device(config, "cuda", "x")
     with pytest.raises(UsageError, match="provider 'cpu' has no choice of devices, such as '1'"):
         load_model("demo", provider="cpu:1")

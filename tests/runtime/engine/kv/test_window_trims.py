@@ -138,8 +138,8 @@ def test_a_trimmed_request_comes_back_from_the_tiers(swap_tokens: int) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        EngineConfig(trim_windows="always", context_overflow="slide"),
-        EngineConfig(trim_windows="always", squeeze_kv=20),
+        EngineConfig(trim_windows="always", context_shift=True),
+        EngineConfig(trim_windows="always", kv_eviction_tokens=20),
     ],
     ids=["slide", "squeeze"],
 )

@@ -104,7 +104,7 @@ def test_a_library_that_fails_fails_the_request_alone() -> None:
 
 
 def test_nobody_waits_for_ever() -> None:
-    engine = Engine(make_runner(), EngineConfig(compile_seconds=0.02))
+    engine = Engine(make_runner(), EngineConfig(grammar_timeout_seconds=0.02))
     request = demanding("a", Future())
     run(engine, [request])
     assert request.error == "the grammar took more than 0.02 s to compile"

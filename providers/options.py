@@ -1,0 +1,335 @@
+"""Options as dataclass fields: declared once, they are checked, and become flags, variables and file keys.
+
+The annotation gives the type and the choices, ``option`` a range and a unit, and the ``Args`` section of the
+class docstring the help. Models, engines and providers declare their options this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..errors import UsageError
+
+T = TypeVar("T")
+
+_METADATA = "carryall"
+_LARGEST = 2**63 - 1  # what an int64 holds; libraries below take no larger number
+_BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGTP]?)(i?)B?")
+_POWERS = " kMGTP"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_WORDS = {bool: "true or false", str: "a text", Path: "a path", Mapping: "a mapping"}
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    unit: str = "",
+    choices: Iterable[str] = (),
+    flags: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with more facts than its annotation tells.
+
+    Args:
+        default: its value unless another is given; without one, a value must be given.
+        least: the smallest number allowed.
+        most: the largest number allowed.
+        unit: of the number; with ``bytes``, texts such as ``8GB`` are read too.
+        choices: texts that it may be, where the annotation cannot list them.
+        flags: names on the command line, if not ``--the-field``.
+    """
+    facts = {"least": least, "most": most, "unit": unit, "choices": tuple(choices), "flags": flags}
+    metadata = {_METADATA: facts}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a dataclass.
+
+    Args:
+        name: of the field.
+        default: its value unless another is given; ``dataclasses.MISSING`` where one must be.
+        help: from the class docstring, in one line.
+        kinds: types of its values: bool, int, float, str, Path, Mapping or a protocol; a text for a protocol
+            is ``module:name``, an object or a class that is made without arguments.
+        choices: texts that it may be, beside values of ``kinds``.
+        optional: whether it may be None.
+        repeated: whether it is a tuple of values of ``kinds``.
+        least: the smallest number allowed.
+        most: the largest number allowed.
+        unit: of the number.
+        flags: names on the command line; none stands for ``--the-field``.
+    """
+
+    name: str
+    default: Any
+    help: str
+    kinds: tuple[Any, ...]
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    repeated: bool = False
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+    flags: tuple[str, ...] = ()
+
+    def check(self, value: Any, owner: str = "") -> Any:
+        """The value, as its type where an equal one was given (an int for a float, a text for a path).
+
+        Args:
+            value: from a caller.
+            owner: whose option it is, for the message.
+
+        Raises:
+            UsageError: it has another type, or is out of range.
+        """
+        if value is None and self.optional:
+            return None
+        if self.repeated and isinstance(value, tuple | list):
+            return tuple(self._one(each, owner) for each in value)
+        if self.repeated:
+            raise self._wrong(value, owner)
+        return self._one(value, owner)
+
+    def parse(self, text: str, owner: str = "") -> Any:
+        """The value that a text on a command line or in an environment variable means.
+
+        Raises:
+            UsageError: it means none.
+        """
+        if self.optional and text.lower() == "none":
+            return None
+        if text in self.choices:
+            return text
+        for kind in self.kinds:
+            with contextlib.suppress(ValueError, ImportError, AttributeError, TypeError):
+                return self._one(_READERS.get(kind, _imported)(self, text), owner)
+        raise self._wrong(text, owner)
+
+    @property
+    def described(self) -> str:
+        """What it must be, in words: ``an integer of at least 1``."""
+        parts = [self._kind_in_words(kind) for kind in self.kinds]
+        if self.choices:
+            parts.append(f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0])
+        if self.optional:
+            parts.append("None")
+        return ", or ".join(parts)
+
+    def _one(self, value: Any, owner: str) -> Any:
+        if isinstance(value, str) and value in self.choices:
+            return value
+        for kind in self.kinds:
+            fitting = _fitting(kind, value)
+            if fitting is not None and self._in_range(fitting):
+                return fitting
+        raise self._wrong(value, owner)
+
+    def _in_range(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        most = _LARGEST if self.most is None and isinstance(value, int) else self.most
+        return (self.least is None or value >= self.least) and (most is None or value <= most)
+
+    def _kind_in_words(self, kind: Any) -> str:
+        if kind not in (int, float):
+            return _WORDS.get(kind) or f"a {kind.__name__} (in a text: module:name)"
+        words = f"a number of {self.unit}" if self.unit else "an integer" if kind is int else "a number"
+        bounds = {"at least": self.least, "at most": self.most}
+        limits = [f"{side} {bound:g}" for side, bound in bounds.items() if bound is not None]
+        return f"{words}{',' if self.unit else ' of'} {' and '.join(limits)}" if limits else words
+
+    def _wrong(self, value: Any, owner: str) -> UsageError:
+        of = f" of {owner}" if owner else ""
+        return UsageError(f"{self.name}{of} must be {self.described}, not {shown(value)}")
+
+
+class Checked:
+    """A base for dataclasses of options: values are checked, and normalised, when they are given."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, declaration in declared(type(self)).items():
+            object.__setattr__(self, name, declaration.check(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions(Checked):
+    """For a provider that has no options of its own."""
+
+
+def declared(owner: type[Any]) -> Mapping[str, Option]:
+    """The options that a dataclass declares, by name."""
+    return _declared(typing.cast("Hashable", owner))
+
+
+@functools.cache
+def _declared(owner: Any) -> Mapping[str, Option]:
+    hints, helps = typing.get_type_hints(owner), _helps(owner)
+    found = {}
+    for field in dataclasses.fields(owner):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        facts = {**_annotated(hints[field.name]), **field.metadata.get(_METADATA, {})}
+        facts["choices"] = facts["choices"] or _choices(hints[field.name])
+        if facts["choices"]:
+            facts["kinds"] = tuple(kind for kind in facts["kinds"] if kind is not str)
+        found[field.name] = Option(name=field.name, default=default, help=helps.get(field.name, ""), **facts)
+    return found
+
+
+def checked(owner: type[T], given: Mapping[str, Any], name: str) -> T:
+    """An instance with the options that are given; the others have their defaults.
+
+    Args:
+        owner: the dataclass.
+        given: options by name.
+        name: whose options they are, for the message.
+
+    Raises:
+        UsageError: an option is unknown, has another type, or is out of range.
+    """
+    known = declared(owner)
+    check_names(given, known, name)
+    return owner(**{key: known[key].check(value, name) for key, value in given.items()})
+
+
+def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Refuse names that are not known.
+
+    Raises:
+        UsageError: for the first such name; it tells the nearest known one, or all where none is near.
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(names) or 'none'}"
+            raise UsageError(f"{owner} has no option '{name}'; {hint}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        return f"one {type(value).__name__} of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """What the ``Literal`` parts of an annotation allow."""
+    literals = [typing.get_args(part) for part in _parts(hint) if typing.get_origin(part) is Literal]
+    return tuple(choice for choices in literals for choice in choices)
+
+
+def _annotated(hint: Any) -> dict[str, Any]:
+    """Kinds of values that an annotation allows, and whether it may be None or several."""
+    parts = [part for part in _parts(hint) if typing.get_origin(part) is not Literal]
+    kinds = [
+        typing.get_args(part)[0] if typing.get_origin(part) is tuple else typing.get_origin(part) or part
+        for part in parts
+        if part is not type(None)
+    ]
+    return {
+        "kinds": tuple(kinds),
+        "choices": (),
+        "optional": type(None) in parts,
+        "repeated": any(typing.get_origin(part) is tuple for part in parts),
+    }
+
+
+def _helps(owner: type[Any]) -> dict[str, str]:
+    """Texts of the ``Args`` sections of a class and its bases, by name."""
+    found: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        doc = inspect.cleandoc(base.__doc__ or "")
+        _, _, section = doc.partition("Args:\n")
+        section = re.split(r"\n\S", section)[0]
+        for entry in re.split(r"\n(?= {4}\w+:)", "\n" + section):
+            name, colon, text = entry.strip().partition(":")
+            if colon:
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
+
+
+def _path(value: Any) -> Path | None:
+    return Path(value) if isinstance(value, str | Path) and str(value) else None
+
+
+def _fitting(kind: Any, value: Any) -> Any:
+    """The value as a kind; None where it is not of that kind."""
+    if kind in _FITTING:
+        return _FITTING[kind](value)
+    return value if isinstance(value, kind) else None
+
+
+_FITTING: dict[Any, Callable[[Any], Any]] = {int: _integer, float: _number, Path: _path}
+
+
+def _read_bool(_: Option, text: str) -> bool:
+    if text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
+    raise ValueError(text)
+
+
+def _read_integer(declaration: Option, text: str) -> int:
+    found = _BYTES.fullmatch(text.strip()) if declaration.unit == "bytes" else None
+    if found is None or text.strip().isdecimal():
+        return int(text)
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** _POWERS.index(found[2].replace("K", "k") or " "))
+
+
+# How a kind is read from a text; ValueError where it cannot be.
+_READERS: dict[Any, Callable[[Option, str], Any]] = {
+    bool: _read_bool,
+    int: _read_integer,
+    float: lambda _, text: float(text),
+    str: lambda _, text: text,
+    Path: lambda _, text: Path(text),
+}
+
+
+def _imported(declaration: Option, text: str) -> Any:
+    if Mapping in declaration.kinds:
+        raise ValueError(text)
+    found = pkgutil.resolve_name(text)
+    return found() if isinstance(found, type) else found
