@@ -16,10 +16,8 @@ import onnx_ir as ir
 from ...errors import CarryallError
 from ...graph_opt.graph import graph_facts
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
-from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.engine import Engine
-from ...runtime.models.config import ModelConfig
-from ...runtime.models.loading import load_model
+from ...runtime.models.loading import open_engine
 from ..bench_report import show
 from ..generation import open_model
 from ..load_options import Chosen, config_options
@@ -131,13 +129,8 @@ def _load(chosen: Chosen, slots: int, quiet: bool) -> Loaded:
     gc.collect()
     reset_peak()
     start = time.perf_counter()
-    engine = _open(model, dataclasses.replace(chosen.engine, max_slots=slots))
+    _, engine = open_engine(model, chosen.engine, {"max_slots": slots}, owner="bench")
     return Loaded(model.provider, engine, time.perf_counter() - start, weight_bytes)
-
-
-def _open(model: ModelConfig, config: EngineConfig) -> Engine:
-    loaded = load_model(model, max_slots=config.max_slots)
-    return Engine(loaded.runner, config, loaded.proposer, loaded.identity)
 
 
 def _measure_all(

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from ...errors import CarryallError, EngineClosedError, RequestError
 from ...exporter.package import Progress
-from ..engine.engine import Engine, EngineConfig
+from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
 from ..models.config import ModelConfig
-from ..models.loading import LoadedModel, load_for_engine
+from ..models.loading import LoadedModel, open_engine
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
@@ -102,10 +102,9 @@ class AsyncLLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
-        loaded, config = load_for_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
+        loaded, self._engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
-        self._engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}

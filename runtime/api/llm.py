@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, UsageError
 from ...exporter.package import Progress
-from ..engine.engine import Engine, EngineConfig
+from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
 from ..models.config import ModelConfig
-from ..models.loading import LoadedModel, load_for_engine
+from ..models.loading import LoadedModel, open_engine
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
@@ -65,11 +65,10 @@ class LLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
-        loaded, config = load_for_engine(model, engine_config, fields, owner="LLM", progress=progress)
+        loaded, self._engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
         self.name = loaded.name
         self.fallbacks = loaded.fallbacks
         self._requests = RequestFactory(loaded)
-        self._engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
         self._turn = FairLock()
         self._dropped = deque[RequestGroup]()  # to be cancelled
         self._closed = False

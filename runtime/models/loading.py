@@ -15,6 +15,7 @@ from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig
 from ...providers.placement import Placement
 from ..engine.config import EngineConfig
+from ..engine.engine import Engine
 from ..engine.speculation.proposer import Proposer
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -105,12 +106,30 @@ def load_for_engine(
         loaded = model
     else:
         loaded = load_model(model, max_slots=config.max_slots, progress=progress, **of_model)
+    return loaded, config
+
+
+def open_engine(
+    model: str | Path | ModelConfig | LoadedModel,
+    engine_config: EngineConfig | None,
+    fields: Mapping[str, Any],
+    *,
+    owner: str,
+    progress: Progress | None = None,
+) -> tuple[LoadedModel, Engine]:
+    """A model and its engine; see ``load_for_engine``. A model that was loaded here is closed on errors.
+
+    Raises:
+        CarryallError: see ``load_for_engine``; or the engine cannot run the model as asked.
+    """
+    loaded, config = load_for_engine(model, engine_config, fields, owner=owner, progress=progress)
     try:
         check_budgets(config, loaded.runner.info)
-    except UsageError:
-        loaded.close()
+        return loaded, Engine(loaded.runner, config, loaded.proposer, loaded.identity)
+    except CarryallError:
+        if loaded is not model:
+            loaded.close()
         raise
-    return loaded, config
 
 
 def _where(config: ModelConfig) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...errors import CarryallError
 from ...exporter.package import Progress
 from ...providers.placement import Placement
 from ..api.async_llm import AsyncLLM
@@ -55,5 +56,9 @@ def load_served_model(
         max_slots=facts.max_slots,
         server_version=importlib.metadata.version("carryall"),
     )
-    llm = AsyncLLM(loaded, engine_config=config)
+    try:
+        llm = AsyncLLM(loaded, engine_config=config)
+    except CarryallError:
+        loaded.close()
+        raise
     return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)

@@ -99,3 +99,13 @@ def test_options_of_a_loaded_model_come_too_late(tmp_path: Path) -> None:
     with LLM(model, engine_config=EngineConfig(attention_sinks=2), prefix_cache=False) as llm:
         config = llm._engine.config
         assert (config.attention_sinks, config.prefix_cache, config.max_slots) == (2, False, 4)
+
+
+def test_a_model_is_closed_when_no_engine_can_be_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[NullRunner] = []
+    monkeypatch.setattr(NullRunner, "close", lambda runner: closed.append(runner))
+    with pytest.raises(UsageError, match="max_step_tokens 1 is less than the 2 slots"):
+        LLM("draft", provider="null", max_step_tokens=1, max_slots=2)
+    with pytest.raises(UsageError, match="swap_bytes 2 GB is more than the 1 GB"):
+        LLM("draft", provider="null", swap_bytes=2 * 10**9)
+    assert len(closed) == 2
