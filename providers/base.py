@@ -60,7 +60,7 @@ class RunnerInfo:
     window_bytes_per_token: int = 0  # how much of ``kv_bytes_per_token`` that is
     kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
     top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
-    squeezes: bool = False  # whether old KV can be dropped by ``squeeze``
+    evicts_kv: bool = False  # whether old KV can be dropped by ``evict_kv``
     kv_tokens: int | None = None  # most tokens that all slots together may hold; None is no limit
     embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 where there are none
 
@@ -257,7 +257,7 @@ class TrimmingRunner(Runner, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Squeeze:
+class KVEviction:
     """How much of a sequence's KV stays.
 
     Args:
@@ -271,10 +271,10 @@ class Squeeze:
     recent: int
 
 
-class SqueezingRunner(Runner, Protocol):
-    """A runner whose ``info.squeezes`` is set."""
+class EvictingRunner(Runner, Protocol):
+    """A runner whose ``info.evicts_kv`` is set."""
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         """Drop KV of all but the tokens that matter most, of those at positions [0, length).
 
         Positions go on, so later rows start as if nothing had gone, but none before ``length`` any more.

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..base import Squeeze
+from ..base import KVEviction
 from .kv_selection import chosen_rows
 
 Array = npt.NDArray[Any]
@@ -37,21 +37,23 @@ class BlockLayer:
     bfloat: bool
     windowed: bool
 
-    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
         """Move the rows that stay, of the ``held`` ones in ``blocks``, to the first rows of ``targets``.
 
         Args:
             blocks: of the sequence, in order.
             targets: where to; they may be some of ``blocks``.
             held: rows of the sequence.
-            squeeze: how many stay.
+            eviction: how many stay.
         """
         count, size = self.keys.shape[1:3]
-        heads, first, last = np.arange(count)[:, None], squeeze.sinks, held - squeeze.recent
-        chosen = chosen_rows(self._rows(blocks, held), squeeze, windowed=self.windowed)
+        heads, first, last = np.arange(count)[:, None], eviction.sinks, held - eviction.recent
+        chosen = chosen_rows(self._rows(blocks, held), eviction, windowed=self.windowed)
         ends = [np.tile(np.arange(*end), (count, 1)) for end in ((0, first), (last, held))]
         kept = np.concatenate([ends[0], chosen, ends[1]], axis=1)
-        source, place = np.array(blocks), np.arange(squeeze.kept)
+        source, place = np.array(blocks), np.arange(eviction.kept)
         for cache in (self.keys, self.values):
             moved = cache[source[kept // size], heads, kept % size]
             cache[np.array(targets)[place // size], heads, place % size] = moved

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import Squeeze
+from ..base import KVEviction
 from .kv_selection import chosen_rows
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
@@ -113,22 +113,22 @@ class KVMemory:
         for buffer, part in zip(self.buffers.values(), parts, strict=True):
             buffer[slot, :, start : start + length] = part
 
-    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
-        """Let the slot's first ``squeeze.kept`` rows be the most important of its ``held`` ones.
+    def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
+        """Let the slot's first ``eviction.kept`` rows be the most important of its ``held`` ones.
 
         Layers with a sliding window look at none but recent ones, so there the last stay.
         """
-        best_end, recent = squeeze.kept - squeeze.recent, slice(held - squeeze.recent, held)
+        best_end, recent = eviction.kept - eviction.recent, slice(held - eviction.recent, held)
         for keys, values in _pairs(self.buffers):
             own = self.buffers[keys][slot, :, :held]
-            chosen = chosen_rows(own, squeeze, windowed=keys in self._windows)
+            chosen = chosen_rows(own, eviction, windowed=keys in self._windows)
             for name in (keys, values):
                 rows = self.buffers[name][slot]
-                rows[:, squeeze.sinks : best_end] = np.take_along_axis(rows, chosen[..., None], axis=1)
-                rows[:, best_end : squeeze.kept] = rows[:, recent]
+                rows[:, eviction.sinks : best_end] = np.take_along_axis(rows, chosen[..., None], axis=1)
+                rows[:, best_end : eviction.kept] = rows[:, recent]
                 self._gone.pop((name, slot), None)
                 # Less would be touched again soon.
-                self._give_back(name, slot, 2 * squeeze.kept, held)
+                self._give_back(name, slot, 2 * eviction.kept, held)
 
     def release(self, slot: int) -> None:
         """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""

@@ -13,25 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base import Squeeze
+from ..base import KVEviction
 
 
-def chosen_rows(keys: npt.NDArray[Any], squeeze: Squeeze, *, windowed: bool) -> npt.NDArray[np.int64]:
+def chosen_rows(keys: npt.NDArray[Any], eviction: KVEviction, *, windowed: bool) -> npt.NDArray[np.int64]:
     """Which of a layer's keys [heads, n, width] stay between the sinks and the recent ones.
 
     Args:
         keys: of all that the cache holds.
-        squeeze: how many stay.
+        eviction: how many stay.
         windowed: attention looks at none but recent ones, so the last of them will do.
 
     Returns:
         Rows [heads, count], ascending.
     """
-    end = keys.shape[1] - squeeze.recent
-    count = squeeze.kept - squeeze.sinks - squeeze.recent
+    end = keys.shape[1] - eviction.recent
+    count = eviction.kept - eviction.sinks - eviction.recent
     if windowed:
         return np.tile(np.arange(end - count, end), (len(keys), 1))
-    return squeeze.sinks + distinct_keys(keys[:, squeeze.sinks : end], count)
+    return eviction.sinks + distinct_keys(keys[:, eviction.sinks : end], count)
 
 
 def distinct_keys(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:

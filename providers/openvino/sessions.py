@@ -11,7 +11,7 @@ import openvino
 
 from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.pipelines.paged import PagedLayer
-from ..base import Squeeze
+from ..base import KVEviction
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..kv.slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
 from ..runners.explicit_runner import ExplicitGraph
@@ -84,12 +84,14 @@ class OpenVinoPagedSession:
         """Whether a row of a cache on the host can be read and moved without its neighbours."""
         return all(_rows_are_whole(*layer) for layer in self._layers)
 
-    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
         """See ``PagedSession``."""
         for keys, values, layer in self._layers:
             bfloat = keys.element_type == openvino.Type.bf16
             view = BlockLayer(keys.data, values.data, bfloat, layer.window > 0)
-            view.squeeze(blocks, targets, held, squeeze)
+            view.evict_kv(blocks, targets, held, eviction)
 
 
 class OpenVinoExplicitSession:

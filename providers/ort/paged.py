@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
-from ..base import Squeeze
+from ..base import KVEviction
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, POSITIONS, TYPES
 from ..runners.explicit_runner import known_size
@@ -119,7 +119,9 @@ class OrtPagedSession:
         """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
-    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
         """See ``PagedSession``. The operator rotates keys by where they lie, so none may move."""
         raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
 

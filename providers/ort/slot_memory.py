@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...errors import ProviderRuntimeError
-from ..base import Squeeze
+from ..base import KVEviction
 from ..kv.kv_memory import KVMemory, KVSpec
 from ..kv.slot_graph import present_name
 from . import ort
@@ -64,7 +64,7 @@ class SlotMemory(abc.ABC):
     length: int  # positions a slot
     layout: str = ""  # see ``RunnerInfo.kv_layout``
     trims: bool = False  # whether ``trim`` is of use
-    squeezes: bool = False  # whether there is ``squeeze``
+    evicts_kv: bool = False  # whether there is ``evict_kv``
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
@@ -124,8 +124,8 @@ class SlotMemory(abc.ABC):
         """Give back KV that no token from position ``length`` on looks at; only where ``trims`` is set."""
         raise ProviderRuntimeError("this memory cannot be given back in parts")
 
-    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
-        """Drop all but the most important of the slot's ``held`` rows; only where ``squeezes`` is set."""
+    def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
+        """Drop all but the most important of the slot's ``held`` rows; only where ``evicts_kv`` is set."""
         raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
 
     @abc.abstractmethod
@@ -145,7 +145,7 @@ class HostMemory(SlotMemory):
         self.slots = slots
         self.length = self._kv.length
         self.trims = self._kv.gives_back and any(spec.window for spec in specs.values())
-        self.squeezes = all(spec.dtype != np.uint8 for spec in specs.values())  # several numbers a byte
+        self.evicts_kv = all(spec.dtype != np.uint8 for spec in specs.values())  # several numbers a byte
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
         )
@@ -183,9 +183,9 @@ class HostMemory(SlotMemory):
         """See ``SlotMemory``."""
         self._kv.trim(slot, length)
 
-    def squeeze(self, slot: int, held: int, squeeze: Squeeze) -> None:
+    def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
         """See ``SlotMemory``."""
-        self._kv.squeeze(slot, held, squeeze)
+        self._kv.evict_kv(slot, held, eviction)
 
     def release(self, slot: int) -> None:
         """See ``SlotMemory``."""

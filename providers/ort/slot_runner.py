@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError, UsageError
-from ..base import BestLogits, Row, RunnerConfig, RunnerInfo, Squeeze, check_rows, rows_in_cache
+from ..base import BestLogits, KVEviction, Row, RunnerConfig, RunnerInfo, check_rows, rows_in_cache
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import (
     CACHE_ROWS,
@@ -88,7 +88,7 @@ class SlotRunner:
             kv_layout=self._kv.layout,
             top_logits=graph.top_logits,
             embedding_size=graph.embedding_size,
-            squeezes=graph.takes_positions and self._kv.squeezes,
+            evicts_kv=graph.takes_positions and self._kv.evicts_kv,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
             trim_step=_TRIM_STEP * self._kv.trims,
             window_bytes_per_token=sum(spec.bytes_per_token for spec in graph.caches.values() if spec.window),
@@ -166,16 +166,16 @@ class SlotRunner:
         self._kv.trim(slot, length - int(self._dropped[slot]))
         self._settled[slot] = max(length, int(self._settled[slot]))
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        """Drop KV of tokens before ``length``; see ``SqueezingRunner``."""
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
+        """Drop KV of tokens before ``length``; see ``EvictingRunner``."""
         held = length - int(self._dropped[slot])
-        if not squeeze.sinks + squeeze.recent <= squeeze.kept <= held <= self._lengths[slot]:
+        if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._lengths[slot]:
             raise ProviderRuntimeError(
-                f"slot {slot} holds {self._lengths[slot]} tokens; no {squeeze} of {held}"
+                f"slot {slot} holds {self._lengths[slot]} tokens; no {eviction} of {held}"
             )
-        self._kv.squeeze(slot, held, squeeze)
-        self._lengths[slot] = squeeze.kept
-        self._dropped[slot] = length - squeeze.kept
+        self._kv.evict_kv(slot, held, eviction)
+        self._lengths[slot] = eviction.kept
+        self._dropped[slot] = length - eviction.kept
         self._settled[slot] = length
 
     def release(self, slot: int) -> None:

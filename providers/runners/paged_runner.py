@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import Row, RunnerInfo, Squeeze, check_rows, rows_in_cache
+from ..base import KVEviction, Row, RunnerInfo, check_rows, rows_in_cache
 from ..kv.block_pool import BlockPool, Copies
 
 Logits = npt.NDArray[np.float32]
@@ -65,8 +65,10 @@ class PagedSession(Protocol):
     def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
         """Put back what ``read_blocks`` gave."""
 
-    def squeeze(self, blocks: Sequence[int], targets: Sequence[int], held: int, squeeze: Squeeze) -> None:
-        """See ``BlockLayer.squeeze``, for all layers; only where ``RunnerInfo.squeezes`` is set."""
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
+        """See ``BlockLayer.evict_kv``, for all layers; only where ``RunnerInfo.evicts_kv`` is set."""
 
 
 def _most_tokens(pool: BlockPool, info: RunnerInfo) -> int | None:
@@ -143,16 +145,16 @@ class PagedRunner:
         self._dropped[slot] += count * self._pool.block_size
         self._settled[slot] = max(length, int(self._settled[slot]))
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        """Drop KV of tokens before ``length``; see ``SqueezingRunner``."""
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
+        """Drop KV of tokens before ``length``; see ``EvictingRunner``."""
         session, held = self._opened(), length - int(self._dropped[slot])
-        if not squeeze.sinks + squeeze.recent <= squeeze.kept <= held <= self._pool.lengths[slot]:
+        if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._pool.lengths[slot]:
             raise ProviderRuntimeError(
-                f"slot {slot} holds {self._pool.lengths[slot]} tokens; no {squeeze} of {held}"
+                f"slot {slot} holds {self._pool.lengths[slot]} tokens; no {eviction} of {held}"
             )
-        blocks = self._pool.replace(slot, squeeze.kept)
-        session.squeeze(blocks, self._pool.tables[slot], held, squeeze)
-        self._dropped[slot] = length - squeeze.kept
+        blocks = self._pool.replace(slot, eviction.kept)
+        session.evict_kv(blocks, self._pool.tables[slot], held, eviction)
+        self._dropped[slot] = length - eviction.kept
         self._settled[slot] = length
 
     def release(self, slot: int) -> None:

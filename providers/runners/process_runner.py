@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ... import errors
 from ...errors import CarryallError, ProviderRuntimeError
 from .. import get_provider
-from ..base import Row, Runner, RunnerConfig, RunnerInfo, Squeeze
+from ..base import KVEviction, Row, Runner, RunnerConfig, RunnerInfo
 
 _CLOSE_SECONDS = 10
 
@@ -68,9 +68,9 @@ class ProcessRunner:
         """See ``Runner.trim``."""
         self._call("trim", slot, length)
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        """See ``SqueezingRunner``."""
-        self._call("squeeze", slot, length, squeeze)
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
+        """See ``EvictingRunner``."""
+        self._call("evict_kv", slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """See ``Runner.read_kv``."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import MovableRunner, Row, Runner, RunnerInfo, Squeeze, SqueezingRunner, TrimmingRunner
+from ..base import EvictingRunner, KVEviction, MovableRunner, Row, Runner, RunnerInfo, TrimmingRunner
 
 
 class SplitRunner:
@@ -32,7 +32,7 @@ class SplitRunner:
             kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
             batched_multi_token=all(info.batched_multi_token for info in infos),
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
-            squeezes=all(info.squeezes for info in infos),
+            evicts_kv=all(info.evicts_kv for info in infos),
             sliding_window=max(info.sliding_window for info in infos),
             trim_step=max(info.trim_step for info in infos),
             window_bytes_per_token=sum(info.window_bytes_per_token for info in infos if info.trim_step),
@@ -71,10 +71,10 @@ class SplitRunner:
             if part.info.trim_step:
                 cast(TrimmingRunner, part).trim(slot, length)
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        """See ``SqueezingRunner``."""
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
+        """See ``EvictingRunner``."""
         for part in self._parts:
-            cast(SqueezingRunner, part).squeeze(slot, length, squeeze)
+            cast(EvictingRunner, part).evict_kv(slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """KV of all parts, one after the other."""

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
-from ..base import BestLogits, Provider, Row, Runner, RunnerConfig, RunnerInfo, Squeeze
+from ..base import BestLogits, KVEviction, Provider, Row, Runner, RunnerConfig, RunnerInfo
 from ..options import Checked, option
 
 _MODULUS = 2**61 - 1
@@ -74,7 +74,7 @@ class NullRunner:
             kv_layout="hash int64[n]",
             top_logits=options.top_logits,
             embedding_size=options.embedding_size,
-            squeezes=True,
+            evicts_kv=True,
             sliding_window=options.sliding_window,
             trim_step=options.trim_step,
             window_bytes_per_token=options.kv_bytes_per_token * (options.trim_step > 0),
@@ -88,7 +88,7 @@ class NullRunner:
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token: what KV is to a real model.
         self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
-        self._dropped = [0] * config.max_slots  # tokens whose hashes have left by ``squeeze``
+        self._dropped = [0] * config.max_slots  # tokens whose hashes have left by ``evict_kv``
         self._trimmed = [0] * config.max_slots  # the position from which on rows may start after ``trim``
         self._buffer = np.empty((0, options.vocab_size), np.float32)
 
@@ -148,13 +148,13 @@ class NullRunner:
         hashes[:gone] = [_GONE] * gone
         self._trimmed[slot] = length
 
-    def squeeze(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        """Keep the last hashes, on which alone what follows depends; see ``SqueezingRunner``."""
+    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
+        """Keep the last hashes, on which alone what follows depends; see ``EvictingRunner``."""
         hashes = self._hashes[slot][: length - self._dropped[slot]]
-        if length - self._dropped[slot] != len(hashes) or squeeze.kept > len(hashes):
-            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens; no {squeeze}")
-        self._hashes[slot] = hashes[len(hashes) - squeeze.kept :]
-        self._dropped[slot] = length - squeeze.kept
+        if length - self._dropped[slot] != len(hashes) or eviction.kept > len(hashes):
+            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens; no {eviction}")
+        self._hashes[slot] = hashes[len(hashes) - eviction.kept :]
+        self._dropped[slot] = length - eviction.kept
 
     def release(self, slot: int) -> None:
         """Forget a slot's history."""

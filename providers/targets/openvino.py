@@ -149,7 +149,7 @@ class OpenVinoProvider(Provider):
             batched_multi_token=True,
             kv_layout=layout if on_host else "",
             embedding_size=facts.embedding_size,
-            squeezes=on_host and session.rows_are_whole,
+            evicts_kv=on_host and session.rows_are_whole,
             sliding_window=max(windows),
             # Layers share their blocks, so one that sees all positions keeps all of all.
             trim_step=_TRIM_STEP if all(windows) else 0,

@@ -1,4 +1,4 @@
-"""Text beyond the context: keep the first tokens and the recent ones, drop the middle.
+"""Context shift: when a context is full, keep the first tokens and the recent ones, drop the middle.
 
 Xiao et al., Efficient Streaming Language Models with Attention Sinks (arXiv:2309.17453): a model needs the
 first few tokens, on which attention rests, and the recent ones. There keys are re-rotated at every step; here

@@ -28,7 +28,7 @@ from .schedule.scheduler import Scheduler, StepPlan
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
-from .squeeze import make_squeezer
+from .squeeze import make_evictor
 from .stats import Counters, EngineStats
 
 _NOTHING_TO_DRAW = (
@@ -98,7 +98,7 @@ class Engine:
         if config.context_shift:
             sinks = config.attention_sinks
             self._context_shift = ContextShift(self.max_length, sinks, self._scheduler, self._speculator)
-        self._squeezer = make_squeezer(runner, self._scheduler, config, info)
+        self._evictor = make_evictor(runner, self._scheduler, config, info)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
@@ -267,8 +267,8 @@ class Engine:
     def _prepare(self, plan: StepPlan) -> StepPlan:
         """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
         lost = self._operations.apply()
-        if self._squeezer is not None:
-            lost |= self._squeezer.apply(plan.requests)
+        if self._evictor is not None:
+            lost |= self._evictor.apply(plan.requests)
         for slot in lost:
             self._scheduler.lose(slot)
         if lost:

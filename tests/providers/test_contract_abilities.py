@@ -14,12 +14,12 @@ from carryall.exporter.package import Package
 from carryall.providers.base import (
     BestLogits,
     BestLogitsRunner,
+    EvictingRunner,
+    KVEviction,
     MovableRunner,
     Provider,
     Row,
     Runner,
-    Squeeze,
-    SqueezingRunner,
     TrimmingRunner,
 )
 
@@ -143,21 +143,21 @@ def continued_elsewhere(runner: Runner, tokens: Tokens) -> Logits:
     return runner.forward([Row(3, tokens[526:], 526, 74)])[0]
 
 
-def test_what_stays_of_squeezed_kv_is_what_it_was(open_runner: Open) -> None:
+def test_kv_that_stays_after_eviction_is_unchanged(open_runner: Open) -> None:
     """With nothing to drop, nothing changes; else the slot gets smaller, and moves whole."""
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 8), 150)
-    if not runner.info.squeezes:
+    if not runner.info.evicts_kv:
         pytest.skip("this runner cannot drop single tokens")
-    squeezing = cast(SqueezingRunner, runner)
+    evicting = cast(EvictingRunner, runner)
     expected = whole(runner, tokens)
     runner.forward([Row(0, tokens[:140], 0, 0)])
     runner.copy_prefix(0, 1, 140)
-    squeezing.squeeze(1, 140, Squeeze(140, 4, 100))
+    evicting.evict_kv(1, 140, KVEviction(140, 4, 100))
     close_to(runner.forward([Row(1, tokens[140:], 140, 10)])[0], expected[140:])
     close_to(runner.forward([Row(0, tokens[140:], 140, 10)])[0], expected[140:])
     runner.release(0)
     held = runner.kv_bytes
-    squeezing.squeeze(1, 150, Squeeze(40, 4, 20))
+    evicting.evict_kv(1, 150, KVEviction(40, 4, 20))
     assert runner.kv_bytes < held / 2
     runner.copy_prefix(1, 2, 150)
     rows = [Row(slot, tokens[:3], 150, 3) for slot in (1, 2)]
@@ -165,17 +165,17 @@ def test_what_stays_of_squeezed_kv_is_what_it_was(open_runner: Open) -> None:
     close_to(left, right)
 
 
-def test_squeezed_kv_is_never_cut_back(open_runner: Open) -> None:
+def test_evicted_kv_is_never_cut_back(open_runner: Open) -> None:
     runner, tokens = open_runner(), sequence(52, 9)
-    if not runner.info.squeezes:
+    if not runner.info.evicts_kv:
         pytest.skip("this runner cannot drop single tokens")
-    squeezing = cast(SqueezingRunner, runner)
+    evicting = cast(EvictingRunner, runner)
     runner.forward([Row(0, tokens[:50], 0)])
-    squeezing.squeeze(0, 50, Squeeze(20, 4, 10))
+    evicting.evict_kv(0, 50, KVEviction(20, 4, 10))
     for fault in (
         lambda: runner.forward([Row(0, tokens[:1], 20)]),
         lambda: runner.copy_prefix(0, 1, 20),
-        lambda: squeezing.squeeze(0, 52, Squeeze(23, 4, 10)),
+        lambda: evicting.evict_kv(0, 52, KVEviction(23, 4, 10)),
         lambda: cast(MovableRunner, runner).read_kv(0, 0, 10),
         lambda: cast(MovableRunner, runner).write_kv(0, 0, 10, []),
     ):

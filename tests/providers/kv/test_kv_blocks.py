@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny_models import write_tiny
 
-from carryall.providers.base import Row, Squeeze
+from carryall.providers.base import KVEviction, Row
 from carryall.providers.kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from carryall.runtime.api.llm import LLM
 
@@ -70,7 +70,7 @@ def test_the_rows_that_stay_are_the_right_ones_as_they_were(
     )
     before = [[in_order(cache, blocks, head, held) for head in range(HEADS)] for cache in (keys, values)]
     layer = BlockLayer(keys, values, form == "bf16", windowed)
-    layer.squeeze(blocks, targets, held, Squeeze(kept, sinks, recent))
+    layer.evict_kv(blocks, targets, held, KVEviction(kept, sinks, recent))
     for head in range(HEADS):
         numbers = np.stack([as_numbers(row, form) for row in before[0][head]])
         middle = numbers[sinks : held - recent]
@@ -99,7 +99,7 @@ def test_rows_are_read_as_openvino_writes_them(
         with LLM(checkpoint, provider="openvino", max_slots=1, num_threads=1, provider_options=own) as llm:
             runner: Any = llm._engine._runner
             runner.forward([Row(0, np.arange(20), 0)])
-            assert runner.info.squeezes
+            assert runner.info.evicts_kv
             keys, *_ = runner._session.read_blocks(runner._pool.tables[0])
             found.append(keys[0].copy())
     for head in range(len(found[0])):
@@ -123,4 +123,4 @@ def test_rows_that_share_scales_or_bytes_do_not_move(
             (keys.element_type, keys.shape, values.shape) for keys, values, _ in runner._session._layers
         ]
         plain = all(kind.bitwidth > 8 and keys == values for kind, keys, values in tensors)
-        assert runner.info.squeezes == plain
+        assert runner.info.evicts_kv == plain

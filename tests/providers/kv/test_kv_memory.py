@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from carryall.errors import ProviderRuntimeError
-from carryall.providers.base import Squeeze
+from carryall.providers.base import KVEviction
 from carryall.providers.kv import kv_memory
 from carryall.providers.kv.kv_memory import KVMemory, KVSpec, padded_length
 from carryall.providers.ort.slot_memory import HostMemory
@@ -152,7 +152,7 @@ def test_what_lies_behind_a_window_is_given_back_and_nothing_else() -> None:
     percent=st.tuples(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100)),
     dtype=st.sampled_from(DTYPES),
 )
-def test_squeezing_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their_values(
+def test_eviction_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their_values(
     held: int, percent: tuple[int, int, int], dtype: type
 ) -> None:
     kept = percent[0] * held // 100
@@ -166,7 +166,7 @@ def test_squeezing_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their
         buffer[:] = rng.integers(-100, 100, buffer.shape)
     keys, values = (buffer[1].astype(np.float64) for buffer in memory.buffers.values())
     other = memory.buffers["0.key"][0].copy()
-    memory.squeeze(1, held, Squeeze(kept, sinks, recent))
+    memory.evict_kv(1, held, KVEviction(kept, sinks, recent))
     for head in range(2):
         middle = keys[head, sinks : held - recent]
         distances = np.linalg.norm(middle - middle.sum(axis=0) / max(1, len(middle)), axis=1)
@@ -178,12 +178,12 @@ def test_squeezing_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their
 
 
 @linux
-def test_squeezing_a_long_prompt_gives_memory_back() -> None:
+def test_eviction_from_a_long_prompt_gives_memory_back() -> None:
     wide = {name: KVSpec(4, 64, np.dtype(np.float32)) for name in ("0.key", "0.value")}
     memory = KVMemory(wide, slots=2, length=8192)
     for buffer in memory.buffers.values():
         buffer[:, :, :8000] = 1
     before = resident_bytes()
-    memory.squeeze(0, 8000, Squeeze(512, 4, 256))
+    memory.evict_kv(0, 8000, KVEviction(512, 4, 256))
     assert before - resident_bytes() > 0.9 * 2 * 4 * 256 * (8000 - 1024)
     assert all((buffer[1, :, :8000] == 1).all() for buffer in memory.buffers.values())

@@ -15,7 +15,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt.graph.edit import static_size
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
-from carryall.providers.base import Row, RunnerConfig, Squeeze
+from carryall.providers.base import KVEviction, Row, RunnerConfig
 from carryall.providers.ort.joint_prompts import can_join, joint_feeds
 from carryall.providers.ort.slot_memory import BoundRun
 from carryall.providers.ort.slot_runner import SlotRunner
@@ -123,7 +123,7 @@ def test_no_padding_behind_the_end_of_the_context(
 def test_positions_go_on_where_tokens_have_left_a_cache(runners: tuple[SlotRunner, SlotRunner]) -> None:
     check(runners, [Row(0, tokens(40), 0), Row(1, tokens(40), 0)])
     for runner in runners:
-        runner.squeeze(0, 40, Squeeze(kept=24, sinks=4, recent=8))
+        runner.evict_kv(0, 40, KVEviction(kept=24, sinks=4, recent=8))
     check(runners, [Row(0, tokens(17), 40), Row(1, tokens(20), 40)])
 
 

@@ -271,5 +271,5 @@ def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:
         CpuProvider().runner(tmp_path / "model.onnx", RunnerConfig(max_slots=1))
 
 
-def test_a_graph_without_position_inputs_is_not_squeezed(runner: slot_runner.SlotRunner) -> None:
-    assert not runner.info.squeezes
+def test_a_graph_without_position_inputs_evicts_no_kv(runner: slot_runner.SlotRunner) -> None:
+    assert not runner.info.evicts_kv

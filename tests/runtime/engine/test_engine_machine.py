@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from speculation_kit import Oracle
 
 from carryall.errors import ProviderRuntimeError
-from carryall.providers.base import Row, Squeeze
+from carryall.providers.base import KVEviction, Row
 from carryall.runtime.engine.requests.request import Pooling, Request
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.engine.speculation.proposer import Proposer
@@ -73,9 +73,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.copy_prefix = self.runner.copy_prefix
         self.runner.copy_prefix = self.copy_or_fail  # type: ignore[method-assign]
         self.runner.before_forward = self.fail
-        self.squeeze = self.runner.squeeze
-        self.runner.squeeze = self.squeeze_or_fail  # type: ignore[method-assign]
-        self.squeeze_failures = 0
+        self.evict_kv = self.runner.evict_kv
+        self.runner.evict_kv = self.evict_or_fail  # type: ignore[method-assign]
+        self.eviction_failures = 0
         self.all: list[Request] = []
         self.spurious_failures = 0
         self.copy_failures = 0
@@ -89,11 +89,11 @@ class EngineMachine(RuleBasedStateMachine):
             raise ProviderRuntimeError("no copy")
         self.copy_prefix(source, target, length)
 
-    def squeeze_or_fail(self, slot: int, length: int, squeeze: Squeeze) -> None:
-        if self.squeeze_failures:
-            self.squeeze_failures -= 1
-            raise ProviderRuntimeError("no squeeze")
-        self.squeeze(slot, length, squeeze)
+    def evict_or_fail(self, slot: int, length: int, eviction: KVEviction) -> None:
+        if self.eviction_failures:
+            self.eviction_failures -= 1
+            raise ProviderRuntimeError("no eviction")
+        self.evict_kv(slot, length, eviction)
 
     def fail(self, rows: Sequence[Row]) -> None:
         if any((row.tokens == POISON).any() for row in rows):
@@ -191,8 +191,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.copy_failures = 1
 
     @rule()
-    def fail_a_squeeze(self) -> None:
-        self.squeeze_failures = 1
+    def fail_an_eviction(self) -> None:
+        self.eviction_failures = 1
 
     @rule()
     def clear_the_prefix_cache(self) -> None:

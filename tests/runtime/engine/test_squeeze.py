@@ -8,7 +8,7 @@ import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, run
 
 from carryall.errors import UsageError
-from carryall.providers.base import Squeeze
+from carryall.providers.base import KVEviction
 from carryall.runtime.engine.engine import Engine, EngineConfig
 
 LONG = dataclasses.replace(GREEDY, max_tokens=90)
@@ -34,19 +34,19 @@ def test_a_request_holds_no_more_than_a_quarter_above_what_it_keeps() -> None:
 def test_sinks_and_the_recent_half_stay() -> None:
     engine, runner = make_engine(kv_eviction_tokens=20)
     seen = []
-    own = runner.squeeze
+    own = runner.evict_kv
 
-    def record(slot: int, length: int, squeeze: Squeeze) -> None:
-        seen.append((length, squeeze))
-        own(slot, length, squeeze)
+    def record(slot: int, length: int, eviction: KVEviction) -> None:
+        seen.append((length, eviction))
+        own(slot, length, eviction)
 
-    runner.squeeze = record  # type: ignore[method-assign]
+    runner.evict_kv = record  # type: ignore[method-assign]
     run(engine, [make_request("a", 30, dataclasses.replace(GREEDY, max_tokens=10))])
-    how = Squeeze(kept=20, sinks=4, recent=10)
+    how = KVEviction(kept=20, sinks=4, recent=10)
     assert seen == [(30, how), (35, how)]
 
 
-def test_a_squeezed_slot_is_no_prefix_for_anybody() -> None:
+def test_slots_with_evicted_kv_are_excluded_from_prefix_sharing() -> None:
     engine, runner = make_engine(kv_eviction_tokens=20, prefix_cache=True)
     first = make_request("a", 40, LONG)
     run(engine, [first])
@@ -56,7 +56,7 @@ def test_a_squeezed_slot_is_no_prefix_for_anybody() -> None:
     assert engine.stats().prefix_hits == 0
 
 
-def test_samples_share_the_prompt_before_it_is_squeezed() -> None:
+def test_samples_share_the_prompt_before_its_kv_is_evicted() -> None:
     engine, _ = make_engine(kv_eviction_tokens=20, prefix_cache=True)
     prompt = make_request("a", 60).prompt_token_ids
     samples = [make_request(name, prompt, LONG) for name in "abcd"]
@@ -64,7 +64,7 @@ def test_samples_share_the_prompt_before_it_is_squeezed() -> None:
     assert engine.stats().prefix_cached_tokens == 3 * 59
 
 
-def test_a_preempted_request_is_computed_whole_and_squeezed_again() -> None:
+def test_a_preempted_request_is_computed_whole_and_evicted_again() -> None:
     engine, _ = make_engine(kv_eviction_tokens=20, kv_tokens=110, max_slots=2)
     requests = [make_request(name, 50, dataclasses.replace(GREEDY, max_tokens=50)) for name in "ab"]
     low = make_request("c", 80, dataclasses.replace(GREEDY, max_tokens=20))
@@ -94,6 +94,6 @@ def test_windows_must_fit_into_what_stays() -> None:
 
 def test_runners_that_cannot_say_so_at_once() -> None:
     runner = make_runner()
-    runner.info = dataclasses.replace(runner.info, squeezes=False)
+    runner.info = dataclasses.replace(runner.info, evicts_kv=False)
     with pytest.raises(UsageError, match="cannot evict KV"):
         Engine(runner, EngineConfig(kv_eviction_tokens=64))

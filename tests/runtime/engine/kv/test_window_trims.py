@@ -141,7 +141,7 @@ def test_a_trimmed_request_comes_back_from_the_tiers(swap_tokens: int) -> None:
         EngineConfig(trim_windows="always", context_shift=True),
         EngineConfig(trim_windows="always", kv_eviction_tokens=20),
     ],
-    ids=["slide", "squeeze"],
+    ids=["slide", "eviction"],
 )
 def test_nothing_goes_where_tokens_are_dropped_otherwise(config: EngineConfig) -> None:
     runner = make_runner(window=WINDOW)
