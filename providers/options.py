@@ -48,7 +48,7 @@ def option(
     Args:
         default: its value unless another is given; without one, a value must be given.
         least: the smallest number allowed.
-        most: the largest number allowed.
+        most: the largest number allowed; by default, of integers, what 64 bits hold.
         unit: of the number; with ``bytes``, texts such as ``8GB`` are read too.
         choices: texts that it may be, where the annotation cannot list them.
         flags: names on the command line, if not ``--the-field``.
@@ -154,12 +154,14 @@ class Option:
             return _WORDS.get(kind) or f"a {kind.__name__} (in a text: module:name)"
         words = f"a number of {self.unit}" if self.unit else "an integer" if kind is int else "a number"
         bounds = {"at least": self.least, "at most": self.most}
-        limits = [f"{side} {bound:g}" for side, bound in bounds.items() if bound is not None]
+        limits = [f"{side} {bound:g}" for side, bound in bounds.items() if bound not in (None, math.inf)]
         return f"{words}{',' if self.unit else ' of'} {' and '.join(limits)}" if limits else words
 
     def _wrong(self, value: Any, owner: str) -> UsageError:
         of = f" of {owner}" if owner else ""
-        return UsageError(f"{self.name}{of} must be {self.described}, not {shown(value)}")
+        large = isinstance(value, int) and value > _LARGEST and self.most is None
+        hint = " (the largest is 2**63 - 1)" if large else ""
+        return UsageError(f"{self.name}{of} must be {self.described}, not {shown(value)}{hint}")
 
 
 class Checked:

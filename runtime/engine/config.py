@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,7 +44,7 @@ class EngineConfig(Checked):
         UsageError: a value is of another type, or out of range.
     """
 
-    max_slots: int = option(32, least=1)
+    max_slots: int = option(32, least=1, most=math.inf)  # compared with the memory that is there
     max_step_tokens: int = option(512, least=1)
     max_step_slowdown: float = option(2.25, least=1)
     max_queue: int | None = option(None, least=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,9 @@ class ModelConfig(Checked):
     allow_fallback: bool = False
     quantize: str | None = option(None, choices=METHODS)
     kv_cache_dtype: Literal["int8", "float32"] | None = None
-    context_length: int | None = option(None, least=1)
-    num_threads: int = option(0, least=0)
+    # Without largest values: they are compared with the model and the machine.
+    context_length: int | None = option(None, least=1, most=math.inf)
+    num_threads: int = option(0, least=0, most=math.inf)
     speculative: str | None = None
     num_speculative_tokens: int | None = option(None, least=1)
     chat_template: Path | None = None

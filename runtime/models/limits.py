@@ -43,7 +43,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
     if context_length * table > available:
         raise UsageError(
             f"context_length {context_length} x {table} bytes of rotary tables is "
-            f"{_gigabytes(context_length * table)}, and {_gigabytes(available)} of memory is available; "
+            f"{_in_words(context_length * table)}, and {_in_words(available)} of memory is available; "
             f"lower context_length to {available // table} or less"
         )
     tokens, token = min(context_length, _LEAST_TOKENS), sizes.kv_bytes_per_token
@@ -51,7 +51,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
     if max_slots * slot > available:
         raise UsageError(
             f"max_slots {max_slots} x ({tokens} tokens x {token} bytes of KV + {sizes.vocab_size} logits x "
-            f"{_FLOAT} bytes) is {_gigabytes(max_slots * slot)}, and {_gigabytes(available)} of memory is "
+            f"{_FLOAT} bytes) is {_in_words(max_slots * slot)}, and {_in_words(available)} of memory is "
             f"available; lower max_slots to {available // slot} or less"
         )
 
@@ -68,11 +68,12 @@ def check_budgets(config: EngineConfig, info: RunnerInfo) -> None:
         budgets["kv_bytes"] = config.kv_bytes or 0
     asked = sum(budgets.values())
     if asked > total:
-        terms = " + ".join(f"{name} {_gigabytes(size)}" for name, size in budgets.items() if size)
-        raise UsageError(
-            f"{terms} is more than the {_gigabytes(total)} of memory that this process may use; lower them"
-        )
+        terms = " + ".join(f"{name} {_in_words(size)}" for name, size in budgets.items() if size)
+        raise UsageError(f"{terms} is more than the {_in_words(total)} of memory that this process may use")
 
 
-def _gigabytes(size: int) -> str:
+def _in_words(size: int) -> str:
+    for power, unit in ((15, "PB"), (12, "TB")):
+        if size >= 10**power:
+            return f"{size / 10**power:.3g} {unit}"
     return f"{size / 1e9:.3g} GB"

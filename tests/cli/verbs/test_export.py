@@ -61,7 +61,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     config = json.loads((source / "config.json").read_text())
     arguments: list[object] = ["export", source, out]
     if kind == "missing":
-        arguments[1], words, code = tmp_path / "nowhere", "no model", 2
+        arguments[1], words, code = tmp_path / "nowhere", "no file or folder", 2
     elif kind == "full":
         (out / "mine").mkdir(parents=True)
         words, code = "is not empty", 2

@@ -65,7 +65,7 @@ def test_budgets_must_fit_into_memory() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_threads": 10**21}, "num_threads must be an integer"),
+        ({"num_threads": 10**21}, "num_threads is 1000000000000000000000; at most 8"),
         ({"num_threads": 10**8}, "num_threads is 100000000; at most 8"),
         ({"num_threads": 5000}, "num_threads is 5000; at most 8"),
         ({"num_threads": -1}, "num_threads must be an integer of at least 0, not -1"),
@@ -75,7 +75,7 @@ def test_budgets_must_fit_into_memory() -> None:
         ({"context_length": 0}, "context_length must be an integer of at least 1, or None, not 0"),
         ({"context_length": 10**14}, r"context length 100000000000000 is not in \[1, "),
         ({"max_step_slowdown": float("nan")}, "max_step_slowdown must be a number of at least 1, not nan"),
-        ({"kv_bytes": 10**12}, r"kv_bytes 1e\+03 GB is more than the 1 GB"),
+        ({"kv_bytes": 10**12}, r"kv_bytes 1 TB is more than the 1 GB"),
         ({"max_slot": 4}, "LLM has no option 'max_slot'; did you mean 'max_slots'"),
         (
             {"provider_options": {"spining": True}},
