@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from ..providers.options import Option, check_names, declared
+from ..options import Option, check_names, declared
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
 from .sections import SectionOption

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import ProviderRuntimeError
-from .options import NoOptions, checked
+from ..options import NoOptions, checked
 
 if TYPE_CHECKING:
     from .placement import Placement

@@ -12,8 +12,8 @@ import click
 import numpy as np
 
 from ...errors import UsageError
+from ...options import declared
 from ...providers.base import Runner
-from ...providers.options import declared
 from ...runtime.engine.config import EngineConfig
 from ...runtime.evaluate.calibration import read_text
 from ...runtime.evaluate.evaluation import GreedyAgreement, Prediction, Tokens, compare_greedy, predict

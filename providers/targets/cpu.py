@@ -16,9 +16,9 @@ from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
 from ...graph_opt.lower.pipelines.slots import slot_passes
 from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
+from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
-from ..options import Checked
 from ..ort import ort
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.lower.kernels import CUDA
 from ...graph_opt.lower.pipelines.ort_paged import block_size
+from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
-from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.paged import OrtPagedSession, read_paged_graph

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ...graph_opt.lower.kernels import DIRECTML
+from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..kv.kv_memory import KVSpec
-from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.provider import OrtProvider

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
+from ...options import Checked
 from ..base import Runner, RunnerConfig
-from ..options import Checked
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession

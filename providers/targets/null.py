@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
+from ...options import Checked, option
 from ..base import BestLogits, KVEviction, Provider, Row, Runner, RunnerConfig, RunnerInfo
-from ..options import Checked, option
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64

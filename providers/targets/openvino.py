@@ -21,11 +21,11 @@ from ...graph_opt.graph.edit import static_size
 from ...graph_opt.lower.outputs.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
 from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
+from ...options import Checked, option
 from ..base import Provider, Runner, RunnerConfig, RunnerInfo
 from ..host import machine
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
-from ..options import Checked, option
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
 from ..runners.paged_runner import PagedRunner
 

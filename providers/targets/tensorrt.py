@@ -14,10 +14,10 @@ from ...errors import CarryallError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
+from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..host import libraries, machine, nvidia
 from ..host.libraries import Library
-from ..options import Checked, option
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...providers.options import Checked, option
+from ...options import Checked, option
 from .sampling.sampler import BatchLogitsProcessor
 
 

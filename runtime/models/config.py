@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...errors import UsageError
 from ...graph_opt.quantize.methods import METHODS
-from ...providers.options import Checked, check_names, declared, option, shown
+from ...options import Checked, check_names, declared, option, shown
 from ..engine.config import EngineConfig
 
 

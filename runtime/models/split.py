@@ -11,9 +11,9 @@ from pathlib import Path
 from ...errors import CarryallError, UsageError
 from ...exporter.save import Progress
 from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
+from ...options import declared
 from ...providers import get_provider, has_argument
 from ...providers.base import Runner, RunnerConfig
-from ...providers.options import declared
 from ...providers.runners.process_runner import ProcessRunner
 from ...providers.runners.split_runner import SplitRunner
 from .lowering import lowered_model

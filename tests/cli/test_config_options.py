@@ -14,7 +14,7 @@ from carryall import EngineConfig, ModelConfig
 from carryall.cli import carryall
 from carryall.cli.load_options import TABLES, Chosen, config_options, read_file
 from carryall.errors import UsageError
-from carryall.providers.options import Option, declared
+from carryall.options import Option, declared
 
 FIELDS = {(table, name): one for table, owner in TABLES.items() for name, one in declared(owner).items()}
 ENGINE_VERBS = ("run", "chat", "serve", "batch", "bench")

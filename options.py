@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..errors import UsageError
+from .errors import UsageError
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryall.errors import UsageError
+from carryall.options import Checked, NoOptions, checked, declared, option, shown
 from carryall.providers import get_provider, provider_names
-from carryall.providers.options import Checked, NoOptions, checked, declared, option, shown
 
 
 @runtime_checkable
