@@ -10,7 +10,6 @@ in plain onnxruntime; all logits are compared.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
 import statistics
@@ -23,7 +22,7 @@ import onnx_ir as ir
 from optimizers import CONTEXT
 
 from carryall.exporter.save import save_model
-from carryall.graph_opt.compare.verify import compare_prompts
+from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.load import load_model
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline.pipeline import run
@@ -78,12 +77,15 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     lowered = arguments.work / "model.onnx"
     save_model(rounds[-1][0], lowered)
-    found = compare_prompts(
-        arguments.trace, lowered, prompts(arguments.trace, arguments.prompts), steps=arguments.tokens
+    found = verify(
+        arguments.trace,
+        lowered,
+        prompts=prompts(arguments.trace, arguments.prompts),
+        steps=arguments.tokens,
     )
-    print(found)
+    print(found.text())
     if arguments.json:
-        arguments.json.write_text(json.dumps({**figures, **dataclasses.asdict(found)}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**figures, **found.to_dict()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

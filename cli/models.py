@@ -6,11 +6,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..exporter.config import context_lengths, read_config
+from ..exporter.config import context_lengths, read_config, read_json
 from ..exporter.export import export_model
 from ..exporter.package import DATA_FILE, MODEL_FILE, Package
 from ..graph_opt.graph.load import load_model
 from ..runtime.models.model_source import locate_model
+
+CONFIG_FILE = "config.json"
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:
@@ -57,3 +59,22 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
         return context_lengths(read_config(path))[1]
     stated = model.metadata_props.get("context_length")
     return None if stated is None else int(stated)
+
+
+def stated_context(*names: str) -> int | None:
+    """Return the shortest context that the files of several models state; None if none does.
+
+    Args:
+        names: packages, checkpoints, or ONNX files, which state theirs in a config.json beside them.
+    """
+    found = []
+    for name in names:
+        path = locate_model(name)
+        folder = path if path.is_dir() else path.parent
+        if Package.is_package(folder):
+            found.append(Package.open(folder).record.default_context_length)
+        elif (folder / CONFIG_FILE).is_file():
+            raw = read_json(folder / CONFIG_FILE)
+            if {"max_position_embeddings", "n_positions"} & set(raw.get("text_config", raw)):
+                found.append(context_lengths(raw)[1])
+    return min(found, default=None)

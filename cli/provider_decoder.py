@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..graph_opt.compare.comparison import Comparison
+from ..graph_opt.compare.bars import Bars
+from ..graph_opt.compare.report import VerifyReport
 from ..graph_opt.compare.runners import Logits, Tokens
-from ..graph_opt.compare.verify import compare_prompts, sample_prompt
+from ..graph_opt.compare.verify import verify
 from ..graph_opt.graph.lazy import Array
-from ..graph_opt.graph.load import load_model
 from ..providers.base import Provider, Row, Runner, RunnerConfig
 
 
@@ -34,17 +34,21 @@ class ProviderDecoder:
         self._lengths |= {slot: starts[slot] + len(tokens) for slot, tokens in rows.items()}
         return {slot: one.copy() for slot, one in zip(rows, logits, strict=True)}
 
+    def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """``forward``, which is one step for all sequences."""
+        return self.forward(rows)
+
     def cache(self, row: int) -> dict[str, Array]:
         """Return nothing: the cache is the provider's."""
         return {}
 
 
-def compare_with_provider(original: Path, lowered: Path, provider: Provider) -> Comparison:
+def verify_with_provider(
+    original: Path, lowered: Path, provider: Provider, bars: Bars, names: tuple[str, str]
+) -> VerifyReport:
     """Compare a decoder, run by onnxruntime, with what a provider makes of its lowered graph."""
     with _decoders(provider) as open_decoder:
-        return compare_prompts(
-            original, lowered, [sample_prompt(load_model(original).graph)], open_b=open_decoder
-        )
+        return verify(original, lowered, bars=bars, names=names, open_candidate=open_decoder)
 
 
 class _Opener:
@@ -52,7 +56,9 @@ class _Opener:
         self._provider = provider
         self.opened: list[Runner] = []
 
-    def __call__(self, model: Path, *, slots: int, max_length: int) -> ProviderDecoder:
+    def __call__(
+        self, model: Path, *, slots: int, max_length: int, name: str | None = None
+    ) -> ProviderDecoder:
         config = RunnerConfig(max_slots=slots, context_length=max_length)
         self.opened.append(self._provider.runner(model, config))
         return ProviderDecoder(self.opened[-1])

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import onnx_ir as ir
 from rich.console import Console
 
-from ...errors import CarryallError, GraphError, VerificationError
+from ...errors import CarryallError, GraphError, UsageError, VerificationError
 from ...exporter.package import DATA_FILE, MODEL_FILE
-from ...graph_opt.compare.comparison import Bar, Comparison
-from ...graph_opt.compare.verify import compare_graphs
+from ...graph_opt.compare.bars import Bars
+from ...graph_opt.compare.report import VerifyReport
+from ...graph_opt.compare.verify import verify as verify_graphs
 from ...graph_opt.graph.weight_errors import float_weights
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.bisect import first_failing_pass
 from ...graph_opt.pipeline.report import Report
 from ...providers.base import Provider
 from ...runtime.models.model_source import locate_model
-from ..models import graph_file, load_graph
+from ..models import graph_file, load_graph, stated_context
 from ..optimize_job import PORTABLE, Job
 from ..options import json_option, quiet_option
 from ..progress import progress
-from ..provider_decoder import compare_with_provider
+from ..provider_decoder import verify_with_provider
 from ..report_file import check_report, write_report
 from ..write_graph import check_output, write_graph
-from .verify import MAX_ERROR, MAX_KL
+from .verify import inputs_option, max_error_option, max_kl_option, max_mismatch_option
 
 
 @click.command("optimize")
@@ -47,15 +48,10 @@ from .verify import MAX_ERROR, MAX_KL
     "--reference", help="The float original of a quantized IN, for the report's error of each layer."
 )
 @click.option("--verify", is_flag=True, help="Compare the results with IN's; write nothing if they differ.")
-@click.option(
-    "--max-kl", default=MAX_KL, show_default=True, help="The bar of --verify: KL divergence in nats."
-)
-@click.option(
-    "--max-error",
-    default=MAX_ERROR,
-    show_default=True,
-    help="Its bar for graphs without logits: relative error.",
-)
+@inputs_option
+@max_kl_option
+@max_error_option
+@max_mismatch_option
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
     "--pass",
@@ -81,8 +77,10 @@ def command(
     report_file: Path | None,
     reference: str | None,
     verify: bool,
-    max_kl: float,
-    max_error: float,
+    inputs: Path | None,
+    max_kl: float | None,
+    max_error: float | None,
+    max_mismatch: float,
     disable: tuple[str, ...],
     own: tuple[str, ...],
     context_length: int | None,
@@ -103,6 +101,8 @@ def command(
         carryall optimize demo demo-cpu --target cpu --explain --report report.html
         carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """
+    if inputs is not None and not verify:
+        raise UsageError("--inputs are for --verify, and it is not given")
     check_report(report_file)
     location = locate_model(source)
     check_output(location, out)
@@ -111,7 +111,8 @@ def command(
     originals = _originals(graph, reference) if report_file is not None else None
     graph, report = pipeline.run(graph, passes, disable=disable, debug=debug, originals=originals)
     report.facts |= {"source": source, "target": target}
-    found = _verify(job, graph, report, Bar(max_kl, max_error)) if verify else None
+    bars = Bars(max_kl=max_kl, max_error=max_error, max_mismatch=max_mismatch)
+    found = _verify(job, graph, report, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in report.passes)
     with progress("write", quiet=quiet or as_json) as tell:
         write_graph(graph, location, out, passes=names, progress=tell)
@@ -122,7 +123,7 @@ def command(
         return
     click.echo(report.to_text(explain=explain, width=Console().width), nl=False)
     if found is not None:
-        click.echo(str(found))
+        click.echo(found.text())
 
 
 def _originals(graph: ir.Model, reference: str | None) -> dict[str, ir.TensorProtocol]:
@@ -130,7 +131,43 @@ def _originals(graph: ir.Model, reference: str | None) -> dict[str, ir.TensorPro
     return float_weights(graph if reference is None else load_graph(reference)[0])
 
 
-def _verify(job: Job, graph: ir.Model, report: Report, bar: Bar) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """How a changed graph is compared with IN."""
+
+    source: str
+    inputs: Path | None
+    bars: Bars
+
+    def __call__(self, original: Path, graph: ir.Model, provider: Provider | None = None) -> VerifyReport:
+        """Compare on the CPU; what onnxruntime cannot run there, through the provider, if it is available."""
+        names = (self.source, "the optimized graph")
+        with tempfile.TemporaryDirectory() as folder:
+            changed = Path(folder, MODEL_FILE)
+            ir.save(graph, changed, external_data=DATA_FILE)
+            try:
+                return verify_graphs(
+                    original,
+                    changed,
+                    self.inputs,
+                    self.bars,
+                    context_length=stated_context(self.source),
+                    names=names,
+                )
+            except GraphError:
+                if provider is None or provider.available() is not None:
+                    raise
+            return verify_with_provider(original, changed, provider, self.bars, names)
+
+    def fails(self, original: Path, graph: ir.Model) -> bool | None:
+        """Judge a graph half-way through the pipeline; None if it cannot be run."""
+        try:
+            return not self(original, graph).passed
+        except CarryallError:
+            return None
+
+
+def _verify(job: Job, graph: ir.Model, report: Report, check: _Check) -> VerifyReport:
     """Compare the changed graph with the one it was made from.
 
     Raises:
@@ -138,36 +175,12 @@ def _verify(job: Job, graph: ir.Model, report: Report, bar: Bar) -> Comparison:
     """
     with tempfile.TemporaryDirectory() as scratch:
         original = graph_file(job.source, Path(scratch, "original"))
-        found = _compare(original, graph, Path(scratch), job.provider())
-        reason = found.misses(bar)
-        if reason is not None:
-            culprit = first_failing_pass(
-                job.make_enabled, report, lambda half: _fails(original, half, Path(scratch), bar)
-            )
+        found = check(original, graph, job.provider())
+        if not found.passed:
+            culprit = first_failing_pass(job.make_enabled, report, lambda half: check.fails(original, half))
             raise VerificationError(
-                f"the optimized graph differs from {job.source}: {reason}. It first does after "
+                f"the optimized graph differs from {job.source}: {found.reason}. It first does after "
                 f"{culprit}. Nothing was written; --disable leaves a pass out"
             )
-    report.facts["verification"] = dataclasses.asdict(found)
+    report.facts["verification"] = found.to_dict()
     return found
-
-
-def _fails(original: Path, graph: ir.Model, scratch: Path, bar: Bar) -> bool | None:
-    """Judge a graph half-way through the pipeline; None if it cannot be run."""
-    try:
-        return _compare(original, graph, scratch).misses(bar) is not None
-    except CarryallError:
-        return None
-
-
-def _compare(original: Path, graph: ir.Model, scratch: Path, provider: Provider | None = None) -> Comparison:
-    """Compare on the CPU; what onnxruntime cannot run there, through the provider, where it is available."""
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        changed = Path(folder, MODEL_FILE)
-        ir.save(graph, changed, external_data=DATA_FILE)
-        try:
-            return compare_graphs(original, changed)
-        except GraphError:
-            if provider is None or provider.available() is not None:
-                raise
-        return compare_with_provider(original, changed, provider)

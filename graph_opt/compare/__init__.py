@@ -1,1 +1,1 @@
-"""Comparing two models: by their results and by their structure."""
+"""Comparing two graphs by what they compute."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...errors import GraphError, MissingExtraError
+from ...errors import GraphError, MissingExtraError, UsageError
 from ..graph.lazy import Array
+from ..graph.load import load_model, read_model
 from ..passes.importing.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
@@ -31,8 +32,16 @@ _CACHE_TYPES: dict[str, Any] = {
 }
 
 
-def open_session(model: Path) -> Any:
-    """Open an onnxruntime session on the CPU, which computes quantized weights as the standard says.
+def open_session(model: Path, name: str | None = None) -> Any:
+    """Open an onnxruntime session on the CPU, which computes what the graph says, quantized weights included.
+
+    onnxruntime's fusions are left out: some change what a graph means, such as the one to
+    SkipLayerNormalization, which ignores the axis (1.31). Graphs with quantized weights keep them, since each
+    run would dequantize all weights without.
+
+    Args:
+        model: the ONNX file.
+        name: what messages call it; the path by default.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -43,12 +52,15 @@ def open_session(model: Path) -> Any:
     except ImportError as error:
         raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it logs, it raises too
+    if not any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes()):
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
-        raise GraphError(f"onnxruntime's CPU provider cannot run {model}: {error}") from error
+        said = str(error).replace(str(model), name or str(model))
+        raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}") from error
 
 
 @contextmanager
@@ -66,10 +78,12 @@ class GraphRunner(abc.ABC):
     Args:
         model: the ``model.onnx`` of a portable graph or of one lowered to slots.
         session: the same, opened already.
+        name: what messages call it; the path by default.
     """
 
-    def __init__(self, model: Path, session: Any = None) -> None:
+    def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
         self.model = model
+        self.name = name or str(model)
         self.session: Any = open_session(model) if session is None else session
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [output.name for output in self.session.get_outputs()]
@@ -84,6 +98,24 @@ class GraphRunner(abc.ABC):
     @abc.abstractmethod
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """Append tokens [n] to each sequence's cache. Returns logits [n, vocab] per sequence."""
+
+    def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """``forward`` of several new sequences, or of one token each, in one run if the graph can."""
+        return self.forward(rows)
+
+    def fill(self, row: int, content: Mapping[str, Array]) -> None:
+        """Give an empty sequence a cache, as ``cache`` returns it.
+
+        Raises:
+            UsageError: the graph keeps another cache, or none.
+        """
+        raise UsageError(f"{self.name} has no cache that can be filled")
+
+    def _check_content(self, content: Mapping[str, Array]) -> None:
+        names = {_present(name) for name in self.cache_names}
+        types = {_present(name): _CACHE_TYPES[self.inputs[name].type] for name in self.cache_names}
+        if names != set(content) or any(types[name] != one.dtype for name, one in content.items()):
+            raise UsageError(f"{self.name} keeps a cache of other names or types")
 
     @abc.abstractmethod
     def cache(self, row: int) -> dict[str, Array]:
@@ -106,10 +138,10 @@ class GraphRunner(abc.ABC):
             if isinstance(heads, int) and isinstance(size, int)
         }
         if len(found) < len(shapes):
-            found |= attended_sizes(ir.load(self.model).graph)
+            found |= attended_sizes(load_model(self.model).graph)
         unknown = [name for name in shapes if name not in found]
         if unknown:
-            raise GraphError(f"{self.model} does not say how many heads of which size {unknown[0]} has")
+            raise GraphError(f"{self.name} does not say how many heads of which size {unknown[0]} has")
         return found
 
 
@@ -119,13 +151,46 @@ class PortableRunner(GraphRunner):
     A graph half-way to slots, whose attention asks for cache lengths already, is fed with them too.
     """
 
-    def __init__(self, model: Path, session: Any = None) -> None:
-        super().__init__(model, session)
+    def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
+        super().__init__(model, session, name)
         self._caches: dict[int, dict[str, Array]] = {}
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``."""
         return {row: self._run(row, tokens) for row, tokens in rows.items()}
+
+    def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
+        if "attention_mask" not in self.inputs or "seqlens_k" in self.inputs:
+            return self.forward(rows)
+        pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
+        lengths = [past[self.cache_names[0]].shape[2] for past in pasts]
+        past = {
+            name: np.concatenate([_padded(one[name], max(lengths), axis=2) for one in pasts])
+            for name in self.cache_names
+        }
+        width = max(map(len, rows.values()))
+        mask = np.concatenate([_ones(lengths, max(lengths)), _ones(map(len, rows.values()), width)], axis=1)
+        feed = {
+            "input_ids": np.stack([_padded(tokens, width, axis=0) for tokens in rows.values()]),
+            "attention_mask": mask,
+            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, max(lengths) :],
+            "logits_positions": np.broadcast_to(np.arange(width), (len(rows), width)).copy(),
+        }
+        feed = {name: value for name, value in feed.items() if name in self.inputs} | past
+        with running(self.name):
+            results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
+        for number, row in enumerate(rows):
+            kept = mask[number].astype(bool)
+            self._caches[row] = {
+                name: results[_present(name)][number : number + 1][:, :, kept] for name in self.cache_names
+            }
+        return {row: results["logits"][number, -len(rows[row]) :] for number, row in enumerate(rows)}
+
+    def fill(self, row: int, content: Mapping[str, Array]) -> None:
+        """See ``GraphRunner``."""
+        self._check_content(content)
+        self._caches[row] = {name: content[_present(name)][None] for name in self.cache_names}
 
     def cache(self, row: int) -> dict[str, Array]:
         """See ``GraphRunner``."""
@@ -144,7 +209,7 @@ class PortableRunner(GraphRunner):
             "logits_positions": np.arange(len(tokens))[None],
         }
         feed = {name: value for name, value in feed.items() if name in self.inputs} | past
-        with running(self.model):
+        with running(self.name):
             results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
         self._caches[row] = {name: results[_present(name)] for name in self.cache_names}
         logits: Logits = results["logits"][0]
@@ -154,13 +219,31 @@ class PortableRunner(GraphRunner):
 class WholeRunner(GraphRunner):
     """A graph without a cache: all tokens of a sequence at every step."""
 
-    def __init__(self, model: Path, session: Any = None) -> None:
-        super().__init__(model, session)
+    def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
+        super().__init__(model, session, name)
         self._tokens: dict[int, Tokens] = {}
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``."""
         return {row: self._run(row, tokens) for row, tokens in rows.items()}
+
+    def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
+        if "attention_mask" not in self.inputs:
+            return self.forward(rows)
+        for row, tokens in rows.items():
+            self._tokens[row] = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
+        whole = [self._tokens[row] for row in rows]
+        width = max(map(len, whole))
+        mask = _ones(map(len, whole), width)
+        feed = {
+            "input_ids": np.stack([_padded(ids, width, axis=0) for ids in whole]),
+            "attention_mask": mask,
+            "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
+        }
+        with running(self.name):
+            logits = self.session.run(["logits"], {name: feed[name] for name in self.inputs})[0]
+        return {row: logits[number, -len(rows[row]) :] for number, row in enumerate(rows)}
 
     def cache(self, row: int) -> dict[str, Array]:
         """Return nothing: there is none."""
@@ -174,7 +257,7 @@ class WholeRunner(GraphRunner):
             "attention_mask": np.ones((1, len(ids)), np.int64),
             "position_ids": np.arange(len(ids))[None],
         }
-        with running(self.model):
+        with running(self.name):
             results = self.session.run(["logits"], {name: feed[name] for name in self.inputs})
         logits: Logits = results[0][0, -len(tokens) :]
         return logits
@@ -183,8 +266,16 @@ class WholeRunner(GraphRunner):
 class SlotRunner(GraphRunner):
     """Slots of one shared buffer: one batched run where the kernel allows it, else a run per sequence."""
 
-    def __init__(self, model: Path, session: Any = None, *, slots: int = 4, max_length: int = 256) -> None:
-        super().__init__(model, session)
+    def __init__(
+        self,
+        model: Path,
+        session: Any = None,
+        name: str | None = None,
+        *,
+        slots: int = 4,
+        max_length: int = 256,
+    ) -> None:
+        super().__init__(model, session, name)
         self._cache = self._zero_cache(slots, max_length)
         self._lengths = np.zeros(slots, np.int64)
 
@@ -194,6 +285,14 @@ class SlotRunner(GraphRunner):
         if fresh or all(len(tokens) == 1 for tokens in rows.values()):
             return self._run(rows)
         return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
+
+    def fill(self, row: int, content: Mapping[str, Array]) -> None:
+        """See ``GraphRunner``."""
+        self._check_content(content)
+        for name in self.cache_names:
+            one = content[_present(name)]
+            self._cache[name][row, :, : one.shape[1]] = one
+            self._lengths[row] = one.shape[1]
 
     def cache(self, row: int) -> dict[str, Array]:
         """See ``GraphRunner``."""
@@ -236,21 +335,21 @@ class SlotRunner(GraphRunner):
             binding.bind_ortvalue_input(name, buffer)
             binding.bind_ortvalue_output(_present(name), buffer)
         binding.bind_output("logits")
-        with running(self.model):
+        with running(self.name):
             self.session.run_with_iobinding(binding)
         logits: Logits = binding.get_outputs()[-1].numpy()  # in the order they were bound
         return logits
 
 
-def runner(model: Path, *, slots: int = 4, max_length: int = 256) -> GraphRunner:
+def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | None = None) -> GraphRunner:
     """Open a graph by whichever of the two contracts its inputs follow, or as one without a cache."""
-    session = open_session(model)
+    session = open_session(model, name)
     names = {value.name for value in session.get_inputs()}
     if names <= _TOKENS:
-        return WholeRunner(model, session)
+        return WholeRunner(model, session, name)
     if "seqlens_k" in names and "attention_mask" not in names:
-        return SlotRunner(model, session, slots=slots, max_length=max_length)
-    return PortableRunner(model, session)
+        return SlotRunner(model, session, name, slots=slots, max_length=max_length)
+    return PortableRunner(model, session, name)
 
 
 def is_decoder(graph: ir.Graph) -> bool:
@@ -261,6 +360,17 @@ def is_decoder(graph: ir.Graph) -> bool:
         return False
     of_tokens = logits.shape is not None and len(logits.shape) == 3
     return any(map(_is_cache, inputs)) or (inputs <= _TOKENS and of_tokens)
+
+
+def _padded(array: Array, length: int, axis: int) -> Array:
+    """Put zeros in front."""
+    widths = [(length - size if number == axis else 0, 0) for number, size in enumerate(array.shape)]
+    return np.pad(array, widths)
+
+
+def _ones(lengths: Iterable[int], width: int) -> Tokens:
+    """Return a mask [rows, width] of the last places of each row."""
+    return np.stack([np.arange(width) >= width - length for length in lengths]).astype(np.int64)
 
 
 def _is_cache(name: str) -> bool:

@@ -1,36 +1,329 @@
-"""Inputs made up for a graph, so that it can be run without any data."""
+"""Inputs made up for a graph, of plausible shapes and values, so that it can be run without any data."""
 
 from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import UsageError
+from ...errors import GraphError, UsageError
 from ..graph.lazy import Array
+from .input_facts import InputFacts, input_facts
 
-_UNKNOWN_SIZE = 3  # of every axis that the graph leaves open
+Feed = dict[str, Array]
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+# Sizes tried for open axes, those of images and all others, until the reference runs: (image, other).
+_SIZES = (
+    (64, 8),
+    (48, 16),
+    (32, 32),
+    (96, 64),
+    (128, 128),
+    (224, 256),
+    (320, 512),
+    (416, 1024),
+    (512, 4096),
+    (640, 16384),
+)
+_BATCHES = (2, 1)
+_TEXT_LENGTHS = (512, 256, 128, 64, 32)
+_SMALL_INTEGERS = 10  # integers of which nothing is known are below this, and below 2 if that is refused
+_SAMPLE_RATE = 16000
+_LENGTH_NAME = re.compile("seq|len|token|time|frame|width|height|past", re.IGNORECASE)
+_WORDS = np.array(["the", "quick", "brown", "fox", "7", "3.14", "a", "no"], object)
+# How floats are drawn for each run: normalised data, pixels, values that saturate, quiet signals.
+_STYLES: tuple[Callable[[np.random.Generator, Sequence[int]], Array], ...] = (
+    lambda rng, shape: rng.standard_normal(shape),
+    lambda rng, shape: rng.random(shape),
+    lambda rng, shape: 4 * rng.standard_normal(shape),
+    lambda rng, shape: 0.1 * rng.standard_normal(shape),
+)
 
 
-def sample_inputs(graph: ir.Graph, *, seed: int = 0) -> dict[str, Array]:
-    """Make up a value for each input that has no default.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes chosen for the axes that a graph leaves open.
+
+    Attributes:
+        batch: of first axes.
+        image: of the height and width of images.
+        other: of all else.
+        limit: integers of which nothing is known are below this.
+    """
+
+    batch: int
+    image: int
+    other: int
+    limit: int = _SMALL_INTEGERS
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Inputs of one run.
+
+    Attributes:
+        text: what a report says of them.
+        feed: arrays by input name.
+        expected: what the reference returned, where it ran on them already.
+    """
+
+    text: str
+    feed: Feed
+    expected: Mapping[str, Array] | None = None
+
+
+def sample_inputs(
+    graph: ir.Graph, run: Run, *, seed: int = 0, rows: Mapping[str, Sequence[int]] | None = None
+) -> list[Sample]:
+    """Make up inputs for several runs that the reference takes, the first two of equal shapes.
+
+    Values of runs differ in distribution, in padding where there is a mask, and, where the graph leaves sizes
+    open, the last ones in sizes. Axes of the same name get the same size. States start at zero and go on with
+    what the reference returns.
 
     Args:
         graph: whose inputs state their types.
-        seed: of the random numbers: floats of a normal distribution, integers 0 and 1.
+        run: runs the reference; raises GraphError where it refuses its inputs.
+        seed: of the random numbers.
+        rows: values that inputs shall have too, such as rows of tables that may differ.
 
     Raises:
-        UsageError: an input is no tensor of numbers of known rank.
+        UsageError: an input is no tensor of known rank.
+        GraphError: the reference runs on none of the sizes that were tried.
     """
-    rng = np.random.default_rng(seed)
-    inputs = [value for value in graph.inputs if not value.is_initializer()]
-    return {str(value.name): _sample(value, rng) for value in inputs}
+    facts = [replace(one, preferred=tuple((rows or {}).get(one.name, ()))) for one in input_facts(graph)]
+    for one in facts:
+        if (
+            not isinstance(one.value.type, ir.TensorType)
+            or one.value.dtype is None
+            or one.value.shape is None
+        ):
+            raise UsageError(
+                f"nothing can be made up for input {one.name} of type {one.value.type}; give --inputs"
+            )
+    sizes = _fitting_sizes(facts, run, seed)
+    samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
+    if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
+        samples += _other_sizes(facts, sizes, run, seed)
+    return samples
 
 
-def _sample(value: ir.Value, rng: np.random.Generator) -> Array:
-    numbers = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.STRING)
-    if not numbers or value.shape is None or value.dtype is None:
-        raise UsageError(f"nothing can be made up for input {value.name} of type {value.type}; give --inputs")
-    shape = [size if isinstance(size, int) else _UNKNOWN_SIZE for size in value.shape]
-    if value.dtype.is_integer() or value.dtype == ir.DataType.BOOL:
-        return rng.integers(0, 2, shape).astype(value.dtype.numpy())
-    return rng.standard_normal(shape).astype(value.dtype.numpy())
+def _fitting_sizes(facts: Sequence[InputFacts], run: Run, seed: int) -> Sizes:
+    """Return the first sizes with which the reference runs and returns something."""
+    refusal, empty = "", None
+    tried: dict[str, Sizes] = {}  # those that differ in nothing that is open, once
+    for sizes in _tried(facts):
+        key = repr((_shapes(facts, sizes), sizes.limit))
+        if key in tried:
+            continue
+        tried[key] = sizes
+        try:
+            found = run(_feed(facts, sizes, 0, seed))
+        except GraphError as error:
+            refusal = refusal or str(error)
+            continue
+        if any(array.size for array in found.values()):
+            return sizes
+        empty = empty or sizes
+    if empty is not None:
+        return empty
+    names = ", ".join(one.name for one in facts)
+    raise GraphError(
+        f"the reference refuses all {len(tried)} made-up inputs for {names}; give --inputs. {refusal}"
+    )
+
+
+def _tried(facts: Sequence[InputFacts]) -> list[Sizes]:
+    """List the sizes to try."""
+    return [
+        Sizes(batch, image, other, limit)
+        for limit in (_SMALL_INTEGERS, 2)
+        for image, other in _SIZES
+        for batch in _BATCHES
+    ]
+
+
+def _other_sizes(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
+    """Make more samples of other sizes, two of each, where the reference takes some."""
+    image, other = sizes.image, sizes.other
+    grown = [(image + 32, other + 3), (2 * image, 2 * other), (image, other)]
+    tried = [(batch, *one) for batch, one in itertools.product((sizes.batch + 1, sizes.batch), grown)]
+    samples = _first_that_runs(facts, sizes, tried, run, seed + 1)
+    if any(one.bound is not None for one in facts):  # tokens: positions up to those of real texts
+        longer = [(1, sizes.image, length) for length in _TEXT_LENGTHS if length > sizes.other]
+        samples += _first_that_runs(facts, sizes, longer, run, seed + 2)
+    return samples
+
+
+def _first_that_runs(
+    facts: Sequence[InputFacts], sizes: Sizes, tried: Iterable[tuple[int, int, int]], run: Run, seed: int
+) -> list[Sample]:
+    for batch, image, other in tried:
+        changed = replace(sizes, batch=batch, image=image, other=other)
+        if _shapes(facts, changed) == _shapes(facts, sizes):
+            continue
+        try:
+            return _chain(facts, [changed, changed], run, seed)
+        except GraphError:
+            continue
+    return []
+
+
+def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: int) -> list[Sample]:
+    """Make samples one after the other, states of each from the reference's results on the one before."""
+    samples: list[Sample] = []
+    results: Mapping[str, Array] = {}
+    for number, one in enumerate(sizes):
+        feed = _feed(facts, one, number, seed)
+        for known in facts:
+            state = results.get(known.fed_by or "")
+            if state is not None and state.shape == feed[known.name].shape and np.isfinite(state).all():
+                feed[known.name] = state.astype(feed[known.name].dtype)
+        results = run(feed)
+        samples.append(Sample(_text(feed), feed, results))
+    return samples
+
+
+def _text(feed: Feed) -> str:
+    return "made-up " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feed.items())
+
+
+def _feed(facts: Sequence[InputFacts], sizes: Sizes, number: int, seed: int) -> Feed:
+    rng = np.random.default_rng([seed, number])
+    shapes = _shapes(facts, sizes)
+    return {one.name: _sample(one, shapes, sizes, number, rng) for one in facts}
+
+
+def _shapes(facts: Sequence[InputFacts], sizes: Sizes) -> dict[str, list[int]]:
+    kinds = _name_kinds(facts)
+    return {one.name: [_size(one, axis, kinds, sizes) for axis in _axes(one)] for one in facts}
+
+
+def _axes(facts: InputFacts) -> range:
+    return range(len(facts.value.shape or ()))
+
+
+def _name_kinds(facts: Sequence[InputFacts]) -> dict[str, str]:
+    """Say of which kind the axes of each name are; one that is first somewhere is a batch by default."""
+    kinds: dict[str, str] = {}
+    for one in facts:
+        for axis in _axes(one):
+            name = _axis_name(one, axis)
+            if name is not None and kinds.get(name) != "batch":
+                kinds[name] = "other" if axis == 0 and _LENGTH_NAME.search(name) else _place_kind(one, axis)
+    return kinds
+
+
+def _size(facts: InputFacts, axis: int, kinds: Mapping[str, str], sizes: Sizes) -> int:
+    size = facts.value.shape[axis] if facts.value.shape is not None else 0
+    if isinstance(size, int) and size >= 0:
+        return size
+    name = _axis_name(facts, axis)
+    if name is None:
+        return int(getattr(sizes, _place_kind(facts, axis)))
+    symbols = frozenset() if isinstance(size, int) else _symbols(size)
+    if not isinstance(size, int) and len(symbols) > 1:  # such as "past + sequence"
+        found = size.evaluate({one: getattr(sizes, kinds.get(one, "other")) for one in symbols})
+        return found if isinstance(found, int) else sizes.other
+    return int(getattr(sizes, kinds[name]))
+
+
+def _axis_name(facts: InputFacts, axis: int) -> str | None:
+    size = facts.value.shape[axis] if facts.value.shape is not None else 0
+    return None if isinstance(size, int) or size.value in (None, "", "?") else str(size.value)
+
+
+def _symbols(size: ir.SymbolicDim) -> frozenset[str]:
+    """Return the names in an axis' name that is an expression; no names where it is none."""
+    try:
+        return frozenset(size.free_symbols())
+    except (ValueError, SyntaxError):
+        return frozenset()
+
+
+def _place_kind(facts: InputFacts, axis: int) -> str:
+    """Say by its place of which kind an axis is: ``batch``, ``image`` or ``other``."""
+    name = _axis_name(facts, axis)
+    if (
+        axis == 0
+        or (name is not None and "batch" in name.lower())
+        or (name is None and facts.role == "state")
+    ):
+        return "batch"
+    return "image" if facts.role == "image" and axis >= 2 else "other"
+
+
+def _sample(
+    facts: InputFacts, shapes: Mapping[str, list[int]], sizes: Sizes, number: int, rng: np.random.Generator
+) -> Array:
+    dtype, shape = facts.value.dtype, shapes[facts.name]
+    assert dtype is not None  # noqa: S101 -- checked by sample_inputs
+    if dtype == ir.DataType.STRING:
+        return rng.choice(_WORDS, shape)
+    if facts.role == "mask":
+        return _mask(shape, number, rng).astype(dtype.numpy())
+    if facts.role == "state":
+        return np.zeros(shape, dtype.numpy())
+    if dtype == ir.DataType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_integer():
+        return _integers(facts, shape, shapes, sizes, number, rng).astype(dtype.numpy())
+    return _STYLES[number % len(_STYLES)](rng, shape).astype(dtype.numpy())
+
+
+def _mask(shape: Sequence[int], number: int, rng: np.random.Generator) -> Array:
+    """Hide nothing, the end of some rows, the start of some, and both."""
+    width = shape[-1]
+    starts, ends = np.zeros(shape[:-1], int), np.full(shape[:-1], width)
+    if number in (1, 3):
+        ends = rng.integers((width + 1) // 2, width + 1, shape[:-1])
+        ends.flat[0] = max(width - 2, 1)
+    if number in (2, 3):
+        starts = rng.integers(0, width // 3 + 1, shape[:-1])
+        starts.flat[-1] = min(1, width - 1)
+    places = np.arange(width)
+    return (places >= starts[..., None]) & (places < ends[..., None])
+
+
+def _integers(
+    facts: InputFacts,
+    shape: list[int],
+    shapes: Mapping[str, list[int]],
+    sizes: Sizes,
+    number: int,
+    rng: np.random.Generator,
+) -> Array:
+    if facts.choices and facts.role != "mask" and facts.bound is None:
+        choices = [*facts.choices[::-1]]
+        return np.full(shape, choices[number % len(choices)]) if not shape else rng.choice(choices, shape)
+    if facts.role == "rate":
+        return np.full(shape, _SAMPLE_RATE)
+    if facts.role == "positions" and shape:
+        return np.broadcast_to(np.arange(shape[-1]) % (facts.bound or shape[-1]), shape)
+    if facts.role == "lengths":
+        longest = max([size for other in shapes.values() for size in other[1:2]], default=1)
+        return (
+            np.full(shape, longest) if number % 2 == 0 else rng.integers(longest // 2 + 1, longest + 1, shape)
+        )
+    if facts.role == "segments":
+        return np.broadcast_to((np.arange(shape[-1]) >= shape[-1] // 2) & (number > 0), shape)
+    if facts.bound is None and facts.value.dtype == ir.DataType.UINT8:
+        return rng.integers(0, 256, shape)
+    return _indices(facts, shape, max(facts.bound or sizes.limit, 1), rng)
+
+
+def _indices(facts: InputFacts, shape: Sequence[int], limit: int, rng: np.random.Generator) -> Array:
+    """Draw integers below a limit, as many different ones as there is room for, preferred ones first."""
+    count = int(np.prod(shape))
+    if facts.bound is None:
+        return rng.integers(0, limit, shape)
+    places = rng.permutation(count)
+    values = np.concatenate([rng.permutation(limit) for _ in range(-(-count // limit))])[:count]
+    preferred = rng.permutation(np.array(facts.preferred, np.int64))[: (count + 1) // 2]
+    values[: len(preferred)] = preferred
+    return values[places].reshape(shape)

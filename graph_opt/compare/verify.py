@@ -1,4 +1,4 @@
-"""Is one graph as good as another? Both run on the same inputs, and what they return is compared.
+"""Does one graph compute what another does? Both run on the same inputs, and what they return is judged.
 
 Decoders run on tokens, whichever of the two contracts of ``docs/architecture.md`` each follows; every other
 graph runs on named tensors.
@@ -6,190 +6,240 @@ graph runs on named tensors.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import UsageError, VerificationError
+from ...errors import UsageError
+from ..analysis.probe import fixed_tokens, has_caches
 from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
-from .comparison import (
-    Bar,
-    Comparison,
-    LogitsComparison,
-    compared_logits,
-    largest_error,
-    output_error,
-    output_errors,
-    worst,
-)
-from .runners import Logits, Tokens, is_decoder, open_session, runner, running
-from .sample_inputs import sample_inputs
+from .bars import Bars, rounds_activations
+from .decoders import Comparer, Decoder, Plan, Progress, decoder_report
+from .given_inputs import given_samples, token_rows
+from .input_facts import input_facts
+from .reach import mask_reach
+from .report import VerifyReport
+from .runners import is_decoder, runner
+from .sample_inputs import Sample
+from .tables import changed_rows
+from .tensors import Side, compare_tensors, made_up
 
 _PROMPT_TOKENS = 32
+# A last axis of fewer is no vocabulary; without a cache, the logits may be those of labels.
+_FEWEST_TOKENS, _FEWEST_WITHOUT_CACHE = 4, 16
+_CONTEXT_KEY = "context_length"
 
+# A long sequence of random tokens, as far as tokens times bytes of weights allow: about a second a graph.
+_MOST_TOKENS, _WORK = 2048, 20_000_000_000
 
-class Decoder(Protocol):
-    """What generates logits: a ``GraphRunner``, or anything that runs a graph by other means."""
-
-    @property
-    def vocab_size(self) -> int | str:
-        """See ``GraphRunner``."""
-
-    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``."""
-
-    def cache(self, row: int) -> dict[str, Array]:
-        """See ``GraphRunner``; empty where it cannot be read."""
+Inputs = Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path
 
 
 class Opener(Protocol):
     """Makes a decoder of a file."""
 
-    def __call__(self, model: Path, *, slots: int, max_length: int) -> Decoder:
+    def __call__(self, model: Path, *, slots: int, max_length: int, name: str | None = None) -> Decoder:
         """Open ``model`` for sequences 0 to ``slots`` - 1 of up to ``max_length`` tokens."""
 
 
-def compare(a: Path, b: Path, prompt: Sequence[int], *, steps: int = 16) -> LogitsComparison:
-    """Run two decoders on a prompt, then on the greedy tokens of ``a``, and compare all logits."""
-    return compare_prompts(a, b, [prompt], steps=steps)
+def verify(
+    reference: Path | ir.Model,
+    candidate: Path | ir.Model,
+    inputs: Inputs | None = None,
+    bars: Bars | None = None,
+    *,
+    prompts: Sequence[Sequence[int]] | None = None,
+    steps: int = 16,
+    context_length: int | None = None,
+    names: tuple[str, str] | None = None,
+    open_candidate: Opener = runner,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Run two graphs on the same inputs and judge how far apart their results are.
 
-
-def compare_prompts(
-    a: Path, b: Path, prompts: Sequence[Sequence[int]], *, steps: int = 16, open_b: Opener = runner
-) -> LogitsComparison:
-    """``compare`` on several prompts; the worst of each figure.
+    Decoders are compared by the KL divergence of their next-token distributions, and where both compute in
+    float32 by logits and caches too: on a prompt with its greedy continuation, in pieces, in a padded batch
+    and on a long cache. Other graphs are compared output by output, see ``Tally``.
 
     Args:
-        a: a decoder that onnxruntime runs on the CPU.
-        b: another one.
-        prompts: token ids, run as sequences of their own.
-        steps: greedy tokens of ``a`` that follow.
-        open_b: runs ``b`` where onnxruntime's CPU provider cannot.
+        reference: what is right: an ONNX file, or a graph, which is written to a temporary file.
+        candidate: what is judged.
+        inputs: tensors by input name, several such, an .npz file or a folder of them; made up by default.
+            For decoders ``input_ids`` [batch, sequence] is enough, with ``attention_mask`` if it is padded.
+        bars: what must not be exceeded; by default those of the graphs' arithmetic.
+        prompts: token ids to compare decoders on, each a sequence of its own; random by default.
+        steps: greedy tokens of the reference that follow each prompt.
+        context_length: most tokens of a sequence; by default what the graphs' metadata says.
+        names: what messages call the two; paths by default.
+        open_candidate: runs a candidate that onnxruntime's CPU provider cannot.
+        seed: of made-up inputs.
+        progress: called with how many runs are done, and how many there are.
+
+    Returns:
+        The report; ``VerifyReport.check`` raises VerificationError if it failed.
 
     Raises:
-        UsageError: their vocabularies differ.
+        GraphError: a graph cannot be read or run, or the reference refuses all made-up inputs.
+        UsageError: the two have different inputs or vocabularies, or the inputs fit neither.
     """
-    length = max(map(len, prompts)) + steps + 1
-    first = runner(a, slots=len(prompts), max_length=length)
-    second = open_b(b, slots=len(prompts), max_length=length)
+    if inputs is not None and prompts is not None:
+        raise UsageError("give either inputs or prompts")
+    bars = bars or Bars()
+    with _files(reference, candidate) as files:
+        called = names or (_name(reference, "the reference"), _name(candidate, "the candidate"))
+        graphs = [load_model(path) for path in files]
+        samples = None if inputs is None else given_samples(inputs)
+        judged = graphs if open_candidate is runner else graphs[:1]  # others have contracts of their own
+        decoders = all(_is_decoder(model.graph) for model in judged)
+        if decoders and samples is not None and not _fit(samples, graphs) and _has_tokens(samples):
+            prompts = [row for sample in samples for row in token_rows(sample.feed)]
+        if prompts is not None and not decoders:
+            raise UsageError("prompts are for two decoders, and one of the models is none; give --inputs")
+        if decoders and (samples is None or prompts is not None):
+            plan = _plan(judged, graphs, prompts, steps, context_length, seed)
+            return _compare_decoders(files, called, plan, bars, graphs, open_candidate, progress)
+        sides = Side(files[0], called[0]), Side(files[1], called[1])
+        if samples is None:
+            rows = changed_rows(graphs[0].graph, graphs[1].graph)
+            samples = made_up(sides[0], graphs[0].graph, rows, seed)
+        return compare_tensors(*sides, samples, bars, progress)
+
+
+def _compare_decoders(
+    files: tuple[Path, Path],
+    names: tuple[str, str],
+    plan: Plan,
+    bars: Bars,
+    models: Sequence[ir.Model],
+    open_candidate: Opener,
+    progress: Progress | None,
+) -> VerifyReport:
+    first = runner(files[0], slots=plan.slots, max_length=plan.max_length, name=names[0])
+    second = open_candidate(files[1], slots=plan.slots, max_length=plan.max_length, name=names[1])
     if first.vocab_size != second.vocab_size and {type(first.vocab_size), type(second.vocab_size)} == {int}:
         sizes = f"{first.vocab_size} and {second.vocab_size}"
         raise UsageError(f"the models have different vocabularies: {sizes} tokens")
-    return worst([_compare_row(first, second, row, prompts[row], steps) for row in range(len(prompts))])
+    comparer = Comparer(first, second, plan.width)
+    comparer.run(plan, progress)
+    return decoder_report(comparer, names, bars, rounded=any(map(rounds_activations, models)))
 
 
-def compare_feed(a: Path, b: Path, feed: Mapping[str, Array]) -> Comparison:
-    """Run two graphs once on named tensors.
+def _plan(
+    decoders: Sequence[ir.Model],
+    models: Sequence[ir.Model],
+    prompts: Sequence[Sequence[int]] | None,
+    steps: int,
+    context_length: int | None,
+    seed: int,
+) -> Plan:
+    """Choose tokens; none beyond the context.
 
-    Raises:
-        UsageError: one of them wants an input that is not among them, or they share no output.
-    """
-    results = [_run(model, feed) for model in (a, b)]
-    outputs = output_errors(*results)
-    if not outputs:
-        raise UsageError(
-            f"{a} and {b} have no output in common: {', '.join(results[0])}; {', '.join(results[1])}"
-        )
-    largest = largest_error(list(outputs.values()))
-    if "logits" not in outputs:
-        return Comparison(max_abs=largest.max_abs, max_rel=largest.max_rel, outputs=outputs)
-    left, right = (side["logits"].reshape(-1, side["logits"].shape[-1]) for side in results)
-    agree = list(left.argmax(-1) == right.argmax(-1))
-    return compared_logits(left, right, agree, outputs)
-
-
-def compare_graphs(a: Path, b: Path, *, steps: int = 16) -> Comparison:
-    """Run two graphs on inputs made up: decoders on random tokens, others on random tensors.
+    Args:
+        decoders: those of the two whose inputs are those of a decoder.
+        models: both.
+        prompts: the caller's.
+        steps: greedy tokens that follow.
+        context_length: the caller's.
+        seed: of random tokens.
 
     Raises:
-        GraphError: one of them cannot be read, or is no valid graph.
-        UsageError: their inputs or vocabularies differ.
+        UsageError: the caller's prompts are too long, or the graph does not state its vocabulary.
     """
-    graphs = [load_model(model).graph for model in (a, b)]
-    if not all(is_decoder(graph) for graph in graphs):
-        return compare_feed(a, b, sample_inputs(graphs[0]))
-    return compare(a, b, sample_prompt(graphs[0]), steps=steps)
-
-
-def sample_prompt(graph: ir.Graph) -> list[int]:
-    """Make up a prompt for a decoder.
-
-    Raises:
-        UsageError: the graph does not state its vocabulary.
-    """
-    size = next(static_size(output, -1) for output in graph.outputs if output.name == "logits")
+    graphs = [model.graph for model in decoders]
+    longest = _context(models, context_length)
+    width = next((size for size in map(fixed_tokens, graphs) if size is not None), None)
+    reach = max(map(mask_reach, graphs))
+    if prompts is not None:
+        needed = max(map(len, prompts)) + steps
+        if longest is not None and needed > longest:
+            raise UsageError(
+                f"{needed - steps} tokens and {steps} steps are more than the context of {longest} tokens; "
+                "give a shorter prompt, or fewer --steps"
+            )
+        return Plan(prompts=prompts, steps=steps, reach=reach, context_length=longest, width=width)
+    size = next((static_size(output, -1) for output in graphs[0].outputs if output.name == "logits"), None)
     if size is None:
         raise UsageError("the vocabulary of the graph has no fixed size; give --inputs")
-    tokens: list[int] = np.random.default_rng(0).integers(0, size, _PROMPT_TOKENS).tolist()
-    return tokens
+    if longest is not None:
+        steps = min(steps, max(longest // 2, 1))
+    count = _PROMPT_TOKENS if longest is None else max(min(_PROMPT_TOKENS, longest - steps), 1)
+    rows = changed_rows(models[0].graph, models[1].graph).get("input_ids", [])
+    drawn = _random_tokens(size, rows, seed)
+    long = max(count, min(longest or 0, _MOST_TOKENS, _WORK // max(_weight_bytes(models[0]), 1)))
+    others = [list(itertools.islice(drawn, length)) for length in (long, count, count, count)]
+    return Plan(
+        prompts=[list(itertools.islice(drawn, count))],
+        steps=steps,
+        others=others,
+        reach=reach,
+        context_length=longest,
+        width=width,
+    )
 
 
-def verify(a: Path, b: Path, prompt: Sequence[int], *, max_kl: float, steps: int = 16) -> LogitsComparison:
-    """Compare two decoders and insist on a bar.
-
-    Raises:
-        VerificationError: the divergence is above ``max_kl``.
-    """
-    result = compare(a, b, prompt, steps=steps)
-    reason = result.misses(Bar(max_kl, np.inf))
-    if reason is not None:
-        raise VerificationError(
-            f"{b} differs from {a}: {reason} (max abs {result.max_abs:.3g}, "
-            f"{result.greedy_equal} of {result.steps} greedy tokens equal)"
-        )
-    return result
+def _random_tokens(size: int, first: Sequence[int], seed: int) -> Iterator[int]:
+    """Yield some tokens, then random ones for ever, none a second time before all others."""
+    rng = np.random.default_rng(seed)
+    yield from rng.permutation(np.array(first, np.int64)).tolist()
+    while True:
+        yield from rng.permutation(size).tolist()
 
 
-def compare_models(a: ir.Model, b: ir.Model, prompt: Sequence[int], *, steps: int = 16) -> LogitsComparison:
-    """``compare`` for graphs in memory; they are written to a temporary folder."""
+def _weight_bytes(model: ir.Model) -> int:
+    values = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in values if tensor is not None)
+
+
+def _context(models: Sequence[ir.Model], given: int | None) -> int | None:
+    """Return how long a sequence may be: the least of what is given, metadata and position tables say."""
+    stated = [given]
+    for model in models:
+        text = model.metadata_props.get(_CONTEXT_KEY) or model.graph.metadata_props.get(_CONTEXT_KEY)
+        stated.append(int(text) if text and text.isdigit() else None)
+        stated += [one.bound for one in input_facts(model.graph) if one.name == "position_ids"]
+    return min((length for length in stated if length is not None), default=None)
+
+
+def _is_decoder(graph: ir.Graph) -> bool:
+    """Return whether a graph turns tokens into logits over a vocabulary."""
+    size = next((static_size(output, -1) for output in graph.outputs if output.name == "logits"), None)
+    fewest = _FEWEST_TOKENS if has_caches(graph) else _FEWEST_WITHOUT_CACHE
+    return is_decoder(graph) and (size is None or size >= fewest)
+
+
+def _fit(samples: Sequence[Sample], models: Sequence[ir.Model]) -> bool:
+    """Return whether the samples have all inputs of both graphs."""
+    wanted = {
+        str(value.name) for model in models for value in model.graph.inputs if not value.is_initializer()
+    }
+    return all(wanted <= set(sample.feed) for sample in samples)
+
+
+def _name(model: Path | ir.Model, role: str) -> str:
+    return role if isinstance(model, ir.Model) else str(model)
+
+
+def _has_tokens(samples: Sequence[Sample]) -> bool:
+    return all("input_ids" in sample.feed for sample in samples)
+
+
+@contextmanager
+def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[tuple[Path, Path]]:
+    """Yield files of both; graphs are written to a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, name) for name in ("a.onnx", "b.onnx")]
-        for model, path in zip((a, b), paths, strict=True):
-            ir.save(model, path, external_data=f"{path.name}.data")
-        return compare(paths[0], paths[1], prompt, steps=steps)
-
-
-def _compare_row(
-    first: Decoder, second: Decoder, row: int, prompt: Sequence[int], steps: int
-) -> LogitsComparison:
-    tokens = np.array(prompt, np.int64)
-    pairs: list[tuple[Logits, Logits]] = []
-    agree: list[bool] = []
-    for _ in range(steps + 1):
-        left, right = first.forward({row: tokens})[row], second.forward({row: tokens})[row]
-        pairs.append((left, right))
-        agree.append(bool(left[-1].argmax() == right[-1].argmax()))
-        tokens = left[-1:].argmax(-1)
-    left, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    outputs = {"logits": output_error(left, right)} | output_errors(first.cache(row), second.cache(row))
-    return compared_logits(left, right, agree, outputs)
-
-
-def _run(model: Path, feed: Mapping[str, Array]) -> dict[str, Array]:
-    session = open_session(model)
-    names = [value.name for value in session.get_inputs()]
-    missing = [name for name in names if name not in feed]
-    if missing:
-        raise UsageError(
-            f"{model} wants the input {missing[0]}, and there is none of that name: {', '.join(feed)}"
-        )
-    with running(model):
-        results = session.run(None, {name: feed[name] for name in names})
-    return _tensors(zip([value.name for value in session.get_outputs()], results, strict=True))
-
-
-def _tensors(results: Iterable[tuple[str, Any]]) -> dict[str, Array]:
-    """Name the tensors of the outputs, those of a sequence by their number; an absent optional left out."""
-    found: dict[str, Array] = {}
-    for name, result in results:
-        if isinstance(result, list):
-            found |= _tensors((f"{name}[{number}]", one) for number, one in enumerate(result))
-        elif result is not None:
-            found[name] = np.asarray(result)
-    return found
+        found = []
+        for name, model in (("reference", reference), ("candidate", candidate)):
+            path = Path(folder, f"{name}.onnx") if isinstance(model, ir.Model) else model
+            if isinstance(model, ir.Model):
+                ir.save(model, path, external_data=f"{path.name}.data")
+            found.append(path)
+        yield found[0], found[1]

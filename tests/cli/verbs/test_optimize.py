@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def test_lowering_to_the_cpu_is_reported_and_verified(package: Path, tmp_path: P
     )
     assert result.exit_code == 0, result.output
     assert "GroupQueryAttention" in result.stdout
-    assert "greedy tokens equal: 17 of 17" in result.stdout
+    assert re.search(r"greedy tokens equal: (\d+) of \1;", result.stdout)
+    assert "8 tokens after 120 cached ones" in result.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["before"]["Attention"] == report["after"]["com.microsoft::GroupQueryAttention"]
     names = {value.name for value in ir.load(out / "model.onnx").graph.inputs}

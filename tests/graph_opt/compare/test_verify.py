@@ -11,6 +11,7 @@ from tiny_models import write_tiny
 from carryall.errors import MissingExtraError, VerificationError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.compare import runners, verify
+from carryall.graph_opt.compare.bars import Bars
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
 
@@ -33,19 +34,22 @@ def models(folder: Path, scale: float = 1.0) -> tuple[Path, Path]:
 
 
 def test_equal_graphs_compare_equal(tmp_path: Path) -> None:
-    result = verify.verify(*models(tmp_path), PROMPT, max_kl=1e-6, steps=5)
+    result = verify.verify(*models(tmp_path), prompts=[PROMPT], bars=Bars(max_kl=1e-6), steps=5)
+    result.check()
     assert result.max_rel < 1e-5
-    assert result.greedy_equal == result.steps == 6
-    assert result.mean_kl <= result.kl
+    assert result.tokens is not None
+    assert result.tokens.greedy_equal == result.tokens.steps == 6
+    assert result.tokens.mean_kl <= result.tokens.kl
 
 
 def test_a_changed_weight_is_seen(tmp_path: Path) -> None:
     paths = models(tmp_path, scale=1.1)
-    result = verify.compare(*paths, PROMPT, steps=5)
+    result = verify.verify(*paths, prompts=[PROMPT], bars=Bars(max_kl=1e-6), steps=5)
     assert result.max_rel > 1e-3
-    assert result.kl > 1e-4
+    assert result.tokens is not None
+    assert result.tokens.kl > 1e-4
     with pytest.raises(VerificationError, match=r"KL .* is above the bar 1e-06"):
-        verify.verify(*paths, PROMPT, max_kl=1e-6, steps=5)
+        result.check()
 
 
 def test_a_graph_is_driven_by_the_contract_its_inputs_follow(tmp_path: Path) -> None:

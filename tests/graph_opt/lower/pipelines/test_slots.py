@@ -15,7 +15,7 @@ from tiny_models import write_tiny
 from carryall.exporter import demo
 from carryall.exporter.export import export_model
 from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
-from carryall.graph_opt.compare.verify import compare_models
+from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.kernels import CPU, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
@@ -129,8 +129,10 @@ def test_int8_activations_cost_little_beside_int4_weights() -> None:
     for model, kernels in ((exact, EXACT), (rounded, CPU)):
         pipeline.run(model, [WeightOnlyQuantizationPass(BlockFormat(block_size=32))])
         lower(model, kernels)
-    result = compare_models(exact, rounded, list(range(300, 330)), steps=8)
-    assert 1e-8 < result.kl < 2e-3
+    result = verify(exact, rounded, prompts=[list(range(300, 330))], steps=8)
+    assert result.passed
+    assert result.tokens is not None
+    assert 1e-8 < result.tokens.kl < 2e-3
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from onnx_ir.passes import common
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.comparison import LogitsComparison
-from carryall.graph_opt.compare.verify import compare_graphs
+from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.edit import add_initializer
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
@@ -60,10 +59,11 @@ def test_a_decoder_without_a_cache_gets_one(family: str, tmp_path: Path) -> None
     assert interface(changed) == expected
     ir.save(changed, tmp_path / "changed.onnx")
     for original in ("whole.onnx", "uncached.onnx"):
-        found = compare_graphs(tmp_path / original, tmp_path / "changed.onnx")
-        assert isinstance(found, LogitsComparison)
+        found = verify(tmp_path / original, tmp_path / "changed.onnx")
+        assert found.passed
+        assert found.tokens is not None
         assert found.max_rel < 1e-5
-        assert found.greedy_equal == found.steps
+        assert found.tokens.greedy_equal == found.tokens.steps
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,10 +75,11 @@ def test_a_decoder_for_one_token_takes_many(family: str, tmp_path: Path) -> None
     changed, _ = run(model, portable_passes())
     assert str(changed.graph.inputs[0].shape) == "[batch,sequence]"
     ir.save(changed, tmp_path / "changed.onnx")
-    found = compare_graphs(tmp_path / "whole.onnx", tmp_path / "changed.onnx")
-    assert isinstance(found, LogitsComparison)
+    found = verify(tmp_path / "whole.onnx", tmp_path / "changed.onnx")
+    assert found.passed
+    assert found.tokens is not None
     assert found.max_rel < 1e-5
-    assert found.greedy_equal == found.steps
+    assert found.tokens.greedy_equal == found.tokens.steps
 
 
 def interface(model: ir.Model) -> tuple[set[str | None], set[str | None]]:

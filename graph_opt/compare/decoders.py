@@ -1,0 +1,250 @@
+"""Compares two decoders by what they make of the same tokens, whichever contract each follows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import UsageError
+from ..graph.lazy import Array
+from .bars import MAX_ERROR, MAX_KL_FLOAT, MAX_KL_ROUNDED, Bars
+from .comparison import TokenTally
+from .report import VerifyReport
+from .runners import GraphRunner, Logits, Tokens
+from .tally import OutputResult, Tally
+
+Progress = Callable[[int, int], None]
+_CUTS = (11, 13, 26)  # where a sequence is cut into pieces
+_BATCH = (0.2, 0.55, 1.0)  # lengths of sequences in a batch, as shares of the longest
+_BATCH_STEPS = 3
+_CACHED_TOKENS = 256
+_AFTER_CACHE = 8
+
+
+class Decoder(Protocol):
+    """What generates logits: a ``GraphRunner``, or anything that runs a graph by other means."""
+
+    @property
+    def vocab_size(self) -> int | str:
+        """See ``GraphRunner``."""
+
+    def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+
+    def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        """See ``GraphRunner``."""
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """See ``GraphRunner``; empty where it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What two decoders run on.
+
+    Attributes:
+        prompts: token ids, each a sequence of its own.
+        steps: greedy tokens of the reference that follow each.
+        others: random tokens for pieces, batches and caches; empty where the caller chose tokens.
+        reach: how many tokens back a mask can look, as far as the graphs say.
+        context_length: most tokens of a sequence; None where nothing says.
+        width: how many tokens a graph takes at a time, None for any number.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    steps: int
+    others: Sequence[Sequence[int]] = ()
+    reach: int = 0
+    context_length: int | None = None
+    width: int | None = None
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of a cache are made up; 0 where the context is not known, or too short."""
+        if self.context_length is None or not self.others:
+            return 0
+        return max(min(self.context_length - _AFTER_CACHE, max(_CACHED_TOKENS, self.reach + _AFTER_CACHE)), 0)
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence."""
+        prompts = max(map(len, self.prompts)) + self.steps
+        batches = max(map(len, self.others[1:]), default=0) + self.batch_steps
+        longest = len(self.others[0]) if self.others else 0
+        return max(prompts, batches, longest, self.cached + _AFTER_CACHE if self.cached else 0)
+
+    @property
+    def batch_steps(self) -> int:
+        """How many greedy tokens follow a batch."""
+        return min(_BATCH_STEPS, self.steps)
+
+    @property
+    def slots(self) -> int:
+        """How many sequences there are."""
+        return len(self.prompts) + (2 + 2 * len(_BATCH) if self.others else 0)
+
+
+@dataclass(slots=True)
+class Comparer:
+    """Runs both and adds up what differs.
+
+    Args:
+        first: the reference.
+        second: the candidate.
+        width: how many tokens a graph takes at a time, None for any number.
+    """
+
+    first: Decoder
+    second: Decoder
+    width: int | None = None
+    tokens: TokenTally = field(default_factory=TokenTally)
+    logits: Tally = field(default_factory=lambda: Tally(by_slice=False))
+    caches: dict[str, Tally] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, plan: Plan, progress: Progress | None = None) -> None:
+        """Run all of a plan."""
+        rows = iter(range(plan.slots))
+        work: list[Callable[[], None]] = []
+        for prompt in plan.prompts:
+            work.append(partial(self._prompt, next(rows), prompt, plan.steps))
+        if plan.others:
+            work.append(partial(self._pieces, next(rows), plan.others[0]))
+            batch, alone = ([next(rows) for _ in _BATCH] for _ in range(2))
+            work.append(partial(self._batch, batch, alone, plan))
+            work.append(partial(self._cached, next(rows), plan))
+        for number, one in enumerate(work):
+            one()
+            if progress is not None:
+                progress(number + 1, len(work))
+
+    def _prompt(self, row: int, prompt: Sequence[int], steps: int) -> None:
+        self.inputs.append(f"{len(prompt)} tokens and {steps} greedy tokens that follow")
+        self._sequence(row, [np.array(prompt, np.int64)], steps)
+
+    def _pieces(self, row: int, tokens: Sequence[int]) -> None:
+        """Run a sequence in pieces, so that several tokens follow a cache."""
+        cuts = sorted({0, len(tokens), *(cut for cut in _CUTS if cut < len(tokens))})
+        pieces = [np.array(tokens[start:end], np.int64) for start, end in itertools.pairwise(cuts)]
+        self.inputs.append(f"{len(tokens)} tokens in pieces of {', '.join(str(len(one)) for one in pieces)}")
+        self._sequence(row, pieces, 0)
+
+    def _sequence(self, row: int, pieces: Sequence[Tokens], steps: int) -> None:
+        self.tokens.start()
+        tokens = pieces[0]
+        for number in range(len(pieces) + steps):
+            tokens = pieces[number] if number < len(pieces) else tokens
+            left, right = (self._forward(side, row, tokens) for side in (self.first, self.second))
+            self._add(left, right)
+            tokens = left[-1:].argmax(-1)
+        self._add_caches(row)
+
+    def _batch(self, rows: Sequence[int], alone: Sequence[int], plan: Plan) -> None:
+        """Run sequences of different lengths together: padded, where a graph's mask hides padding."""
+        lengths = [max(round(len(plan.others[-1]) * share), 1) for share in _BATCH]
+        sequences = [
+            np.array(one[:length], np.int64) for one, length in zip(plan.others[-3:], lengths, strict=True)
+        ]
+        step = {row: sequences[number] for number, row in enumerate(rows)}
+        if self.width is not None:
+            self.notes.append(f"no batches were compared: a graph takes {self.width} tokens at a time")
+            return
+        left = self.first.forward_together(step)
+        for number, row in enumerate(alone):
+            expected = self.first.forward({row: sequences[number]})[row]
+            if not _near(left[rows[number]], expected):
+                self.notes.append("no batches were compared: the reference itself gives other results in one")
+                return
+        self.inputs.append(f"{len(rows)} sequences of {', '.join(map(str, lengths))} tokens in one batch")
+        for number in range(plan.batch_steps + 1):
+            right = self.second.forward_together(step)
+            for row in rows:
+                self.tokens.start()
+                self._add(left[row], right[row])
+            step = {row: left[row][-1:].argmax(-1) for row in rows}
+            if number < plan.batch_steps:
+                left = self.first.forward_together(step)
+        for row in rows:
+            self._add_caches(row)
+
+    def _cached(self, row: int, plan: Plan) -> None:
+        """Start from a long cache, its content repeated from one that the reference computed."""
+        content = self.first.cache(0)
+        if not plan.cached or not content or not isinstance(self.first, GraphRunner):
+            return
+        if not isinstance(self.second, GraphRunner):
+            return
+        length = min(one.shape[1] for one in content.values())
+        order = np.random.default_rng(0).integers(0, length, plan.cached)
+        content = {name: np.ascontiguousarray(one[:, order]) for name, one in content.items()}
+        try:
+            for side in (self.first, self.second):
+                side.fill(row, content)
+        except UsageError as error:
+            self.notes.append(f"no run started from a long cache: {error}")
+            return
+        tokens = np.array(plan.others[0][:_AFTER_CACHE], np.int64)
+        self.inputs.append(f"{len(tokens)} tokens after {plan.cached} cached ones")
+        self._sequence(row, [tokens[:1], tokens[1:2], tokens[2:]], 0)
+
+    def _forward(self, side: Decoder, row: int, tokens: Tokens) -> Logits:
+        pieces = (
+            [tokens] if self.width is None else np.split(tokens, range(self.width, len(tokens), self.width))
+        )
+        return np.concatenate([side.forward({row: piece})[row] for piece in pieces])
+
+    def _add(self, left: Logits, right: Logits) -> None:
+        self.tokens.add(left, right)
+        self.logits.add(left, right)
+
+    def _add_caches(self, row: int) -> None:
+        left, right = self.first.cache(row), self.second.cache(row)
+        for name in left:
+            if name in right:
+                self.caches.setdefault(name, Tally(by_slice=False)).add(left[name], right[name])
+
+
+def decoder_report(comparer: Comparer, names: tuple[str, str], bars: Bars, *, rounded: bool) -> VerifyReport:
+    """Judge what a comparer found.
+
+    The KL divergence is judged always. Logits and caches are judged too where both graphs compute in float32
+    and the caller widened no bar; else they are reported.
+
+    Args:
+        comparer: after its run.
+        names: what messages call the two.
+        bars: the caller's.
+        rounded: whether a graph rounds its activations.
+    """
+    strict = bars.max_error is not None or (bars.max_kl is None and not rounded)
+    max_kl = bars.max_kl if bars.max_kl is not None else (MAX_KL_ROUNDED if rounded else MAX_KL_FLOAT)
+    resolved = Bars(
+        max_kl=max_kl,
+        max_error=MAX_ERROR if bars.max_error is None else bars.max_error,
+        max_mismatch=bars.max_mismatch,
+    )
+    logits = replace(comparer.logits.result(resolved), kind="logits")
+    outputs = {"logits": logits} | {name: one.result(resolved) for name, one in comparer.caches.items()}
+    return VerifyReport(
+        reference=names[0],
+        candidate=names[1],
+        bars=resolved,
+        outputs=outputs if strict else {name: _reported(one) for name, one in outputs.items()},
+        tokens=comparer.tokens.result(),
+        inputs=tuple(comparer.inputs),
+        notes=tuple(comparer.notes),
+    )
+
+
+def _reported(one: OutputResult) -> OutputResult:
+    return replace(one, judged=False)
+
+
+def _near(left: Logits, right: Logits) -> bool:
+    return bool(np.abs(left - right).max() <= MAX_ERROR * np.abs(right).max())

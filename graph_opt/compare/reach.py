@@ -1,0 +1,38 @@
+"""How many tokens back the masks of a decoder may look, so that a comparison gets beyond that."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..graph.edit import constant, int_attribute
+
+_MASK_INPUT = 3  # of Attention
+_FARTHEST = 8192  # no longer caches are made up
+
+
+def mask_reach(graph: ir.Graph) -> int:
+    """Return the largest number that may be a sliding window: attributes, and constants of masks."""
+    found = [0]
+    for node in graph.all_nodes():
+        found.append(int_attribute(node, "local_window_size", 0))
+        if node.op_type == "Attention" and len(node.inputs) > _MASK_INPUT:
+            found += _numbers_upstream(node.inputs[_MASK_INPUT])
+    return max(number for number in found if number <= _FARTHEST)
+
+
+def _numbers_upstream(value: ir.Value | None) -> list[int]:
+    found: list[int] = []
+    waiting, seen = [value], set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        small = current.const_value is None or current.const_value.size == 1
+        content = constant(current) if small else None
+        if content is not None and content.size == 1 and content.dtype.kind in "iuf":
+            number = float(content.reshape(-1)[0])
+            found += [abs(int(number))] if number.is_integer() else []
+        node = current.producer()
+        waiting += [] if node is None else list(node.inputs)
+    return found

@@ -1,0 +1,181 @@
+"""What a verification found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import VerificationError
+from .bars import Bars
+from .tally import OutputResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenResult:
+    """What the differences of logits do to the tokens.
+
+    Attributes:
+        kl: largest Kullback-Leibler divergence of the candidate's next-token distribution from the
+            reference's, in nats.
+        mean_kl: its mean over all positions.
+        greedy_equal: greedy tokens, of ``steps``, that are the same before the first that differs.
+        steps: next tokens compared.
+    """
+
+    kl: float
+    mean_kl: float
+    greedy_equal: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Whether a candidate computes what its reference does.
+
+    Attributes:
+        reference: what messages call the reference.
+        candidate: what messages call the candidate.
+        bars: what must not be exceeded; ``max_kl`` is a number for decoders.
+        outputs: the result of each output by name; of decoders the logits and the caches.
+        tokens: of decoders.
+        inputs: what the two ran on, a line a run.
+        notes: what a reader must know to trust the verdict.
+    """
+
+    reference: str
+    candidate: str
+    bars: Bars
+    outputs: Mapping[str, OutputResult]
+    tokens: TokenResult | None = None
+    inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """In which ways the candidate differs by more than the bars; empty if it does not."""
+        found = []
+        if self.tokens is not None and not self.tokens.kl <= (self.bars.max_kl or 0.0):
+            found.append(f"KL {self.tokens.kl:.2g} is above the bar {self.bars.max_kl:g} (--max-kl)")
+        broken = [(name, one) for name, one in self.outputs.items() if one.reason is not None and one.judged]
+        broken.sort(key=lambda item: -np.nan_to_num(item[1].max_rel, nan=np.inf))
+        return (*found, *(f"output {name} {one.reason}" for name, one in broken))
+
+    @property
+    def passed(self) -> bool:
+        """Whether all bars are kept."""
+        return not self.failures
+
+    def check(self) -> None:
+        """Insist on the bars.
+
+        Raises:
+            VerificationError: one is exceeded; the message names the first, and how many more.
+        """
+        if not self.passed:
+            raise VerificationError(f"{self.candidate} differs from {self.reference}: {self.reason}")
+
+    @property
+    def reason(self) -> str | None:
+        """The worst failure, and how many more there are; None if there is none."""
+        if not self.failures:
+            return None
+        more = f"; and {len(self.failures) - 1} more" if len(self.failures) > 1 else ""
+        return self.failures[0] + more
+
+    @property
+    def max_abs(self) -> float:
+        """Largest difference, of the logits where there are some."""
+        return float(np.max([one.max_abs for one in self._main()]))
+
+    @property
+    def max_rel(self) -> float:
+        """Largest relative error, of the logits where there are some."""
+        return float(np.max([one.max_rel for one in self._main()]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``to_json`` writes them."""
+        tokens = {} if self.tokens is None else asdict(self.tokens)
+        return {
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "passed": self.passed,
+            **tokens,
+            "max_abs": self.max_abs,
+            "max_rel": self.max_rel,
+            "bar": asdict(self.bars),
+            "outputs": {name: one.to_dict() for name, one in self.outputs.items()},
+            "inputs": list(self.inputs),
+            "notes": list(self.notes),
+            "failures": list(self.failures),
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON document; figures that are no numbers are strings ("nan", "inf")."""
+        return json.dumps(_plain(self.to_dict()), indent=2)
+
+    def text(self) -> str:
+        """Return a few lines to read."""
+        lines = [self._outputs_line() if self.tokens is None else self._tokens_line(self.tokens)]
+        lines += [f"compared on {inputs}" for inputs in self.inputs]
+        for name, one in self.outputs.items():
+            lines += [f"{name}: {remark}" for remark in _remarks(one)]
+        lines += self.notes
+        return "\n".join(lines)
+
+    def _main(self) -> list[OutputResult]:
+        logits = [one for one in self.outputs.values() if one.kind == "logits"]
+        return logits or list(self.outputs.values())
+
+    def _tokens_line(self, tokens: TokenResult) -> str:
+        text = (
+            f"greedy tokens equal: {tokens.greedy_equal} of {tokens.steps}; "
+            f"KL {tokens.kl:.2g} at most, {tokens.mean_kl:.2g} on average; "
+            f"logits differ by {self.max_abs:.2g} at most"
+        )
+        caches = {name: one for name, one in self.outputs.items() if one.kind != "logits"}
+        if not caches:
+            return text
+        worst = _worst(caches)
+        return f"{text}; {worst} by {caches[worst].max_rel:.2g} of its range"
+
+    def _outputs_line(self) -> str:
+        worst = _worst(self.outputs)
+        return f"outputs differ by {self.max_abs:.2g} at most, {self.max_rel:.2g} of the range ({worst})"
+
+
+def _worst(outputs: Mapping[str, OutputResult]) -> str:
+    """Return the name of the output with the largest relative error."""
+    return max(outputs, key=lambda name: np.nan_to_num(outputs[name].max_rel, nan=np.inf))
+
+
+def _remarks(one: OutputResult) -> list[str]:
+    found = []
+    if one.same_nan:
+        found.append(f"NaN in the same {one.same_nan} of {one.elements} places of both, counted as equal")
+    if one.same_infinite:
+        found.append(f"the same infinity in {one.same_infinite} of {one.elements} places of both")
+    if one.constant:
+        found.append("the reference gives the same for all inputs; how it depends on them was not compared")
+    if one.rounding is not None and one.reason is None:
+        found.append(
+            f"a relative error of {one.rounding:.2g} is allowed: it is within 10 times the rounding error "
+            "measured on the reference"
+        )
+    if one.kind == "exact" and one.mismatches and one.reason is None:
+        found.append(f"{one.mismatches} of {one.elements} elements differ, by {one.max_abs:.3g} at most")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value

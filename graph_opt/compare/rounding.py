@@ -1,0 +1,59 @@
+"""How far rounding alone moves what a graph returns, measured on the graph itself.
+
+A correct rewrite computes the same sums in another order, whose result equals the original's on weights and
+inputs that differ in their last bits (backward error analysis: Higham, Accuracy and Stability of Numerical
+Algorithms, chapter 3). So the reference runs once more, with each weight and input moved by one rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graph.lazy import Array, lazy, shape_of
+from ..graph.load import load_model
+
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
+
+
+def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
+    """Write a copy of a graph whose float weights differ from the original's by one rounding each."""
+    found = load_model(model)
+    number = 0
+    for graph in found.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1:
+                number += 1
+                value.const_value = _rounded(tensor, str(value.name), [seed, number])
+    ir.save(found, path, external_data=f"{path.name}.data")
+
+
+def rounded_feed(feed: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:
+    """Return inputs that differ by one rounding each; those of whole numbers, such as masks, stay."""
+    rng = np.random.default_rng(seed)
+    return {name: _moved(array, rng) for name, array in feed.items()}
+
+
+def _rounded(tensor: ir.TensorProtocol, name: str, seed: list[int]) -> ir.TensorProtocol:
+    def compute() -> Array:
+        return _moved(tensor.numpy(), np.random.default_rng(seed))
+
+    moved = lazy(compute, tensor.dtype, shape_of(tensor))
+    moved.name = name
+    return moved
+
+
+def _moved(array: Array, rng: np.random.Generator) -> Array:
+    if array.dtype.kind != "f" or not array.size:
+        return array
+    finite = array[np.isfinite(array)]
+    if (finite == np.round(finite)).all():
+        return array
+    signs = rng.integers(-1, 2, array.shape)
+    step = np.spacing(np.abs(array))
+    moved: Array = (array + np.where(np.isfinite(array) & (array != 0), signs * step, 0)).astype(array.dtype)
+    return moved

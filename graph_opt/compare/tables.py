@@ -1,0 +1,52 @@
+"""Which rows of the tables that inputs are looked up in differ between two graphs.
+
+Random indices miss most rows of a large table, so a comparison asks for those that were changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graph.lazy import shape_of
+from .input_facts import table_readers
+
+_MOST_ROWS = 256
+
+
+def changed_rows(reference: ir.Graph, candidate: ir.Graph) -> dict[str, list[int]]:
+    """Return rows of tables that differ, by the input whose values are looked up; at most 256 of each.
+
+    Tables that are stored in different forms are not compared.
+    """
+    theirs = {str(value.name): _tables(value) for value in candidate.inputs}
+    found = {}
+    for value in reference.inputs:
+        pairs = zip(_tables(value), theirs.get(str(value.name), []), strict=False)
+        rows = sorted({row for pair in pairs for row in _different(*pair)})
+        if rows:
+            found[str(value.name)] = _spread(rows)
+    return found
+
+
+def _tables(value: ir.Value) -> list[ir.TensorProtocol]:
+    """Return the tables of which an integer input picks rows, by name."""
+    if value.dtype is None or not value.dtype.is_integer():
+        return []
+    values = sorted(table_readers(value), key=lambda table: str(table.name))
+    return [table.const_value for table in values if table.const_value is not None]
+
+
+def _different(left: ir.TensorProtocol, right: ir.TensorProtocol) -> list[int]:
+    if shape_of(left) != shape_of(right) or left.dtype != right.dtype or not shape_of(left):
+        return []
+    a, b = (tensor.numpy().reshape(shape_of(left)[0], -1) for tensor in (left, right))
+    rows: list[int] = np.flatnonzero((a != b).any(axis=1)).tolist()
+    return rows
+
+
+def _spread(rows: Sequence[int]) -> list[int]:
+    places = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).astype(int)
+    return [rows[place] for place in places]

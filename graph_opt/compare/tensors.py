@@ -1,0 +1,178 @@
+"""Compares two graphs that run on named tensors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...errors import GraphError, UsageError
+from ..graph.lazy import Array
+from .bars import Bars
+from .report import VerifyReport
+from .rounding import rounded_feed, write_rounded
+from .runners import open_session, running
+from .sample_inputs import Sample, sample_inputs
+from .tally import OutputResult, Tally
+
+Progress = Callable[[int, int], None]
+
+
+class Side:
+    """One of the two graphs: its file, what messages call it, and its session.
+
+    Args:
+        model: the ONNX file.
+        name: what messages call it.
+    """
+
+    def __init__(self, model: Path, name: str) -> None:
+        self.model, self.name = model, name
+        self.session = open_session(model, name)
+        self._inputs = [str(value.name) for value in self.session.get_inputs()]
+        self.inputs = self._inputs
+        self.outputs = [str(value.name) for value in self.session.get_outputs()]
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Run on the inputs that the graph has.
+
+        Returns:
+            The output tensors by name; elements of sequences and maps are numbered and named.
+
+        Raises:
+            UsageError: an input is not among ``feed``.
+            GraphError: the graph cannot be run on it.
+        """
+        missing = [name for name in self.inputs if name not in feed]
+        if missing:
+            raise UsageError(
+                f"{self.name} wants the input {missing[0]}, and there is none of that name: {', '.join(feed)}"
+            )
+        with running(self.name):
+            own = zip(self._inputs, self.inputs, strict=True)
+            results = self.session.run(None, {mine: feed[name] for mine, name in own})
+        return dict(_tensors(zip(self.outputs, results, strict=True)))
+
+
+def compare_tensors(
+    reference: Side, candidate: Side, samples: Sequence[Sample], bars: Bars, progress: Progress | None = None
+) -> VerifyReport:
+    """Run both on each sample and judge what they return.
+
+    Raises:
+        UsageError: an input of one is missing, or they share no output.
+        GraphError: one cannot be run.
+    """
+    notes = _renamed(reference, candidate)
+    tallies: dict[str, Tally] = {}
+    absent: dict[str, str] = {}
+    for number, sample in enumerate(samples):
+        expected = reference.run(sample.feed) if sample.expected is None else sample.expected
+        _add_run(tallies, absent, expected, candidate.run(sample.feed))
+        if progress is not None:
+            progress(number + 1, len(samples))
+    if not tallies:
+        raise UsageError(
+            f"{reference.name} and {candidate.name} have no output in common: "
+            f"{', '.join(reference.outputs)}; {', '.join(candidate.outputs)}"
+        )
+    results = _results(tallies, absent, bars, reference, samples)
+    if len(samples) == 1:
+        notes.append("one run only: whether outputs depend on the inputs was not compared")
+    return VerifyReport(
+        reference=reference.name,
+        candidate=candidate.name,
+        bars=bars,
+        outputs=results,
+        inputs=_described(samples),
+        notes=tuple(notes),
+    )
+
+
+def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Say what the runs were on, runs that read alike together."""
+    counts = Counter(sample.text for sample in samples)
+    return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
+
+
+def made_up(reference: Side, graph: ir.Graph, rows: Mapping[str, Sequence[int]], seed: int) -> list[Sample]:
+    """Make up inputs that the reference takes; see ``sample_inputs``."""
+    return sample_inputs(graph, reference.run, seed=seed, rows=rows)
+
+
+def _renamed(reference: Side, candidate: Side) -> list[str]:
+    """Give the candidate's inputs and outputs the reference's names where only names differ."""
+    notes = []
+    for kind in ("inputs", "outputs"):
+        ours, theirs = getattr(reference, kind), getattr(candidate, kind)
+        left = [name for name in ours if name not in theirs]
+        other = [name for name in theirs if name not in ours]
+        if left and len(left) == len(other) and len(ours) == len(theirs):
+            names = dict(zip(other, left, strict=True))
+            setattr(candidate, kind, [names.get(name, name) for name in theirs])
+            notes += [f"{kind[:-1]} {name} of the candidate is taken for {names[name]}" for name in other]
+    return notes
+
+
+def _add_run(
+    tallies: dict[str, Tally], absent: dict[str, str], left: Mapping[str, Array], right: Mapping[str, Array]
+) -> None:
+    for name, array in left.items():
+        if name in right:
+            tallies.setdefault(name, Tally()).add(array, right[name])
+        else:
+            absent[name] = "is missing"
+    absent |= {name: "is not among the reference's" for name in right if name not in left and "[" in name}
+
+
+def _results(
+    tallies: Mapping[str, Tally],
+    absent: Mapping[str, str],
+    bars: Bars,
+    reference: Side,
+    samples: Sequence[Sample],
+) -> dict[str, OutputResult]:
+    results = {name: tally.result(bars) for name, tally in tallies.items()}
+    if any(_may_be_rounding(one) for one in results.values()):
+        noises = _noises(reference, samples)
+        results = {name: tally.result(bars, noises.get(name)) for name, tally in tallies.items()}
+    nothing = OutputResult(kind="exact", max_abs=0.0, max_rel=float("inf"), bar=0.0, elements=0)
+    return results | {name: replace(nothing, reason=reason) for name, reason in absent.items()}
+
+
+def _may_be_rounding(result: OutputResult) -> bool:
+    return result.kind == "float" and result.reason is not None and np.isfinite(result.max_rel)
+
+
+def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
+    """Compare the reference with itself after a rounding of each weight and input."""
+    noises: dict[str, Tally] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "rounded.onnx")
+        write_rounded(reference.model, copy)
+        rounded = Side(copy, reference.name)
+        for number, sample in enumerate(samples):
+            try:
+                moved = rounded.run(rounded_feed(sample.feed, seed=number))
+            except GraphError:
+                continue  # such as a negative square root; then nothing is excused in this run
+            expected = reference.run(sample.feed) if sample.expected is None else sample.expected
+            _add_run(noises, {}, expected, moved)
+    return noises
+
+
+def _tensors(results: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Array]]:
+    """Name the tensors of the outputs, those of sequences and maps too; an absent optional is left out."""
+    for name, result in results:
+        if isinstance(result, list):
+            yield from _tensors((f"{name}[{number}]", one) for number, one in enumerate(result))
+        elif isinstance(result, dict):
+            yield from _tensors((f"{name}[{key!r}]", one) for key, one in result.items())
+        elif result is not None:
+            yield name, np.asarray(result)

@@ -1,0 +1,161 @@
+"""``verify`` judges each output by what it is: floats by slices, whole numbers, NaN, constants, sequences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from small_graphs import binary_head, encoder
+
+from carryall.errors import VerificationError
+from carryall.graph_opt.compare.bars import Bars
+from carryall.graph_opt.compare.report import VerifyReport
+from carryall.graph_opt.compare.verify import verify
+
+pytest.importorskip("onnxruntime")
+HEAD = '<ir_version: 10, opset_import: ["": 20]> g'
+
+
+def net(text: str, **weights: npt.NDArray[Any]) -> ir.Model:
+    tensors = [ir.tensor(array, name=name) for name, array in weights.items()]
+    return ir.from_onnx_text(f"{HEAD} {text}", initializers=tensors)
+
+
+def compared(a: str, b: str, inputs: Any = None, bars: Bars | None = None) -> VerifyReport:
+    return verify(net(a), net(b), inputs, bars, names=("A", "B"))
+
+
+def test_a_constant_in_the_place_of_the_only_logit_fails() -> None:
+    constant = binary_head()
+    node = next(node for node in constant.graph if node.op_type == "Gemm")
+    zeros = ir.tensor(np.zeros((16, 1), np.float32), name="l_w")
+    constant.graph.initializers["l_w"].const_value = zeros
+    assert node.inputs[1] is constant.graph.initializers["l_w"]
+    found = verify(binary_head(), constant, names=("A", "B"))
+    assert found.tokens is None  # one column is no vocabulary
+    with pytest.raises(VerificationError, match="B differs from A: output logits is constant"):
+        found.check()
+
+
+def test_a_constant_near_the_mean_of_a_nearly_constant_output_fails() -> None:
+    varying = "(float[batch, 4] x) => (float[batch, 4] y) <float s = {0.001}, float c = {50}> "
+    found = compared(varying + "{ t = Mul(x, s) y = Add(t, c) }", varying + "{ t = Sub(x, x) y = Add(t, c) }")
+    assert found.failures == ("output y is constant, and the reference's depends on the inputs",)
+    assert not compared(
+        varying + "{ t = Mul(x, s) y = Add(t, c) }", varying + "{ t = Mul(x, s) u = Add(t, s) y = Add(u, c) }"
+    ).passed
+
+
+def test_a_column_of_small_numbers_is_judged_by_its_own_size() -> None:
+    text = "(float[batch, 2] x) => (float[batch, 2] y) <float[2] w = {1000.0, SMALL}> { y = Mul(x, w) }"
+    found = compared(text.replace("SMALL", "0.01"), text.replace("SMALL", "0.02"))
+    assert not found.passed
+    assert found.outputs["y"].max_rel == pytest.approx(1, rel=0.3)
+    assert compared(text.replace("SMALL", "0.01"), text.replace("SMALL", "0.010000001")).passed
+
+
+def test_nan_in_the_same_places_is_equality_and_is_said() -> None:
+    text = "(float[batch, 3] x) => (float[batch, 3] y) { y = OP(x) }"
+    feed = {"x": np.array([[4, -1, 9]], np.float32)}
+    same = compared(text.replace("OP", "Sqrt"), text.replace("OP", "Sqrt"), feed)
+    assert same.passed
+    assert "y: NaN in the same 1 of 3 places of both, counted as equal" in same.text()
+    other = compared(
+        text.replace("OP", "Sqrt"), text.replace("OP", "Abs"), {"x": np.array([[1, -1, 1]], np.float32)}
+    )
+    assert other.failures == ("output y is NaN in 1 places in only one of the two",)
+
+
+def test_infinities_must_have_the_same_sign() -> None:
+    text = "(float[batch, 2] x) => (float[batch, 2] y) <float one = {1}> { y = Div(one, x) }"
+    feed = {"x": np.array([[0, 1]], np.float32)}
+    same = compared(text, text, feed)
+    assert same.passed
+    assert "the same infinity in 1 of 2 places" in same.text()
+    assert "is infinite in 1 places" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
+
+
+def test_whole_numbers_must_be_equal() -> None:
+    text = "(float[batch, 4] x) => (int64[batch, 4] y) { t = OP(x) y = Cast<to = 7>(t) }"
+    floor, ceiling, nearest = (text.replace("OP", op) for op in ("Floor", "Ceil", "Round"))
+    feed = {"x": np.array([[0.4, 0.6, 1.6, 2.5]], np.float32)}
+    assert compared(floor, floor, feed).passed
+    found = compared(floor, ceiling, feed)
+    assert found.failures == ("output y differs in 4 of 4 elements, by 1 at most (--max-mismatch)",)
+    assert compared(floor, nearest, feed, Bars(max_mismatch=0.5)).passed
+    assert not compared(floor, nearest, feed, Bars(max_mismatch=0.25)).passed
+
+
+def test_elements_of_sequences_are_compared() -> None:
+    text = """(float[batch, 4] x) => (seq(float[batch, 2]) y) <int64[2] parts = {2, 2}>
+        { t = OP(x) y = SplitToSequence<axis = 1>(t, parts) }"""
+    assert compared(text.replace("OP", "Neg"), text.replace("OP", "Neg")).passed
+    found = compared(text.replace("OP", "Neg"), text.replace("OP", "Abs"))
+    assert {reason.split()[1] for reason in found.failures} == {"y[0]", "y[1]"}
+
+
+def test_a_missing_output_and_another_type_fail() -> None:
+    both = "(float[b, 2] x) => (float[b, 2] y, float[b, 2] z) { y = Neg(x) z = Abs(x) }"
+    one = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
+    assert compared(both, one).failures == ("output z is missing",)
+    whole = "(float[b, 2] x) => (int32[b, 2] y) { t = Neg(x) y = Cast<to = 6>(t) }"
+    assert "has type int32 instead of float32" in str(compared(one, whole).failures)
+
+
+def test_a_reference_that_hardly_depends_on_its_inputs_is_said() -> None:
+    text = "(float[b, 2] x) => (float[b, 2] y) { t = Sub(x, x) y = Exp(t) }"
+    assert "the reference gives the same for all inputs" in compared(text, text).text()
+
+
+def test_rounding_that_the_reference_suffers_too_is_allowed() -> None:
+    """Half of the output is a difference of large numbers; another order of the sum changes it visibly."""
+    rng = np.random.default_rng(0)
+    w = (rng.standard_normal((64, 64)) * 1000).astype(np.float32)
+    change = rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.03)
+    head = "(float[b, 64] x) => (float[b, 128] y)"
+    body = "t = MatMul(s, w) u = MatMul(s, v) d = Sub(t, u) y = Concat<axis = 1>(t, d)"
+    order = rng.permutation(64)
+    reference = net(f"{head} {{ s = Identity(x) {body} }}", w=w, v=w + change)
+    sorted_sum = net(
+        f"{head} {{ s = Gather<axis = 1>(x, o) {body} }}", w=w[order], v=(w + change)[order], o=order
+    )
+    found = verify(reference, sorted_sum)
+    assert found.outputs["y"].max_rel > found.outputs["y"].bar
+    assert found.passed
+    assert "is allowed: it is within 10 times the rounding error" in found.text()
+    wrong = net(f"{head} {{ s = Identity(x) {body} }}", w=w, v=w + np.float32(1.2) * change)
+    assert not verify(reference, wrong).passed
+
+
+def test_the_json_has_no_bare_nan_and_no_temporary_name() -> None:
+    text = "(float[b, 2] x) => (float[b, 2] y) { y = OP(x) }"
+    found = compared(text.replace("OP", "Sqrt"), text.replace("OP", "Neg"))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    document = json.loads(found.to_json(), parse_constant=refuse)
+    assert (document["reference"], document["candidate"], document["passed"]) == ("A", "B", False)
+    assert "/tmp" not in found.to_json() + str(found.failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("lowest", 0.0), ("lowest", -1.0), ("one_f", 0.999)],
+)
+def test_wrong_masks_are_caught(name: str, content: float) -> None:
+    wrong = encoder()
+    wrong.graph.initializers[name].const_value = ir.tensor(np.array(content, np.float32), name=name)
+    assert not verify(encoder(), wrong).passed
+
+
+def test_outputs_that_have_other_names_are_paired(tmp_path: Path) -> None:
+    text = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
+    found = compared(text, text.replace("y", "renamed"))
+    assert found.passed
+    assert "output renamed of the candidate is taken for y" in found.text()
