@@ -78,7 +78,12 @@ class Sample:
 
 
 def sample_inputs(
-    graph: ir.Graph, run: Run, *, seed: int = 0, rows: Mapping[str, Sequence[int]] | None = None
+    graph: ir.Graph,
+    run: Run,
+    *,
+    seed: int = 0,
+    rows: Mapping[str, Sequence[int]] | None = None,
+    longest: int = _TEXT_LENGTHS[0],
 ) -> list[Sample]:
     """Make up inputs for several runs that the reference takes, the first two of equal shapes.
 
@@ -91,6 +96,7 @@ def sample_inputs(
         run: runs the reference; raises GraphError where it refuses its inputs.
         seed: of the random numbers.
         rows: values that inputs shall have too, such as rows of tables that may differ.
+        longest: most tokens of a text.
 
     Raises:
         UsageError: an input is no tensor of known rank.
@@ -109,7 +115,7 @@ def sample_inputs(
     sizes = _fitting_sizes(facts, run, seed)
     samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
     if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
-        samples += _other_sizes(facts, sizes, run, seed)
+        samples += _other_sizes(facts, sizes, run, seed, longest)
     return samples
 
 
@@ -148,14 +154,16 @@ def _tried(facts: Sequence[InputFacts]) -> list[Sizes]:
     ]
 
 
-def _other_sizes(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
+def _other_sizes(
+    facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int, longest: int
+) -> list[Sample]:
     """Make more samples of other sizes, two of each, where the reference takes some."""
     image, other = sizes.image, sizes.other
     grown = [(image + 32, other + 3), (2 * image, 2 * other), (image, other)]
     tried = [(batch, *one) for batch, one in itertools.product((sizes.batch + 1, sizes.batch), grown)]
     samples = _first_that_runs(facts, sizes, tried, run, seed + 1)
     if any(one.bound is not None for one in facts):  # tokens: positions up to those of real texts
-        longer = [(1, sizes.image, length) for length in _TEXT_LENGTHS if length > sizes.other]
+        longer = [(1, sizes.image, length) for length in _TEXT_LENGTHS if sizes.other < length <= longest]
         samples += _first_that_runs(facts, sizes, longer, run, seed + 2)
     return samples
 

@@ -17,6 +17,7 @@ _WHOLE = -1  # the "axis" of the slice that is the whole tensor
 _MOST_SLICES = 65536
 _NOISES = 10  # the rounding error of another correct graph, as a multiple of one measured
 _ROUNDINGS = 8
+_MOST_ROUNDED = 0.05  # of the largest value: no measured noise of 8-bit activations excuses more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +122,16 @@ class Tally:
         else:
             self._add_exact(left, right)
 
-    def result(self, bars: Bars, noise: Tally | None = None) -> OutputResult:
+    def result(self, bars: Bars, noise: Tally | None = None, *, rounded: bool = False) -> OutputResult:
         """Judge what was added.
 
         Args:
             bars: what must not be exceeded.
             noise: the reference compared with itself after roundings of its weights and inputs.
+            rounded: whether a graph rounds its activations, so that noise may be that of 8 bits.
         """
         bar = bars.max_mismatch if self.kind == "exact" else bars.relative(self.epsilon)
-        worst, excess, rounding = self._worst(bar, noise)
+        worst, excess, rounding = self._worst(bar, noise, max(bar, _MOST_ROUNDED) if rounded else bar)
         return OutputResult(
             kind=self.kind,
             max_abs=self.max_abs,
@@ -224,7 +226,7 @@ class Tally:
         self.varies |= not _same(left, first[0])
         self.candidate_varies |= not _same(right, first[1])
 
-    def _worst(self, bar: float, noise: Tally | None) -> tuple[float, bool, float | None]:
+    def _worst(self, bar: float, noise: Tally | None, most: float) -> tuple[float, bool, float | None]:
         """Return the largest relative error, whether one is above the bar, and one excused as rounding."""
         if not self._slices or _WHOLE not in self._slices:
             return 0.0, False, None
@@ -237,7 +239,7 @@ class Tally:
             allowed = np.maximum(bar * scale, _ROUNDINGS * self.epsilon * slices.magnitude)
             if noise is not None:
                 measured = noise.noise(axis, slices.error.shape)
-                room = np.minimum(_NOISES * measured + self.epsilon * magnitude, bar * magnitude)
+                room = np.minimum(_NOISES * measured + self.epsilon * magnitude, most * magnitude)
                 used = (slices.error > allowed) & (slices.error <= room)
                 rounding = max([rounding or 0.0, *relative[used].tolist()]) if used.any() else rounding
                 allowed = np.maximum(allowed, room)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ...errors import GraphError, UsageError
 from ..graph.lazy import Array
@@ -18,7 +17,7 @@ from .bars import Bars
 from .report import VerifyReport
 from .rounding import rounded_feed, write_rounded
 from .runners import open_session, running
-from .sample_inputs import Sample, sample_inputs
+from .sample_inputs import Sample
 from .tally import OutputResult, Tally
 
 Progress = Callable[[int, int], None]
@@ -61,9 +60,23 @@ class Side:
 
 
 def compare_tensors(
-    reference: Side, candidate: Side, samples: Sequence[Sample], bars: Bars, progress: Progress | None = None
+    reference: Side,
+    candidate: Side,
+    samples: Sequence[Sample],
+    bars: Bars,
+    *,
+    rounded: bool = False,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Run both on each sample and judge what they return.
+
+    Args:
+        reference: what is right.
+        candidate: what is judged.
+        samples: inputs of each run.
+        bars: what must not be exceeded.
+        rounded: whether one of them rounds its activations.
+        progress: called with how many runs are done, and how many there are.
 
     Raises:
         UsageError: an input of one is missing, or they share no output.
@@ -82,7 +95,7 @@ def compare_tensors(
             f"{reference.name} and {candidate.name} have no output in common: "
             f"{', '.join(reference.outputs)}; {', '.join(candidate.outputs)}"
         )
-    results = _results(tallies, absent, bars, reference, samples)
+    results = _results(tallies, absent, bars, reference, samples, rounded=rounded)
     if len(samples) == 1:
         notes.append("one run only: whether outputs depend on the inputs was not compared")
     return VerifyReport(
@@ -99,11 +112,6 @@ def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
     """Say what the runs were on, runs that read alike together."""
     counts = Counter(sample.text for sample in samples)
     return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
-
-
-def made_up(reference: Side, graph: ir.Graph, rows: Mapping[str, Sequence[int]], seed: int) -> list[Sample]:
-    """Make up inputs that the reference takes; see ``sample_inputs``."""
-    return sample_inputs(graph, reference.run, seed=seed, rows=rows)
 
 
 def _renamed(reference: Side, candidate: Side) -> list[str]:
@@ -137,11 +145,15 @@ def _results(
     bars: Bars,
     reference: Side,
     samples: Sequence[Sample],
+    *,
+    rounded: bool,
 ) -> dict[str, OutputResult]:
     results = {name: tally.result(bars) for name, tally in tallies.items()}
     if any(_may_be_rounding(one) for one in results.values()):
         noises = _noises(reference, samples)
-        results = {name: tally.result(bars, noises.get(name)) for name, tally in tallies.items()}
+        results = {
+            name: tally.result(bars, noises.get(name), rounded=rounded) for name, tally in tallies.items()
+        }
     nothing = OutputResult(kind="exact", max_abs=0.0, max_rel=float("inf"), bar=0.0, elements=0)
     return results | {name: replace(nothing, reason=reason) for name, reason in absent.items()}
 

@@ -28,16 +28,16 @@ from .input_facts import input_facts
 from .reach import mask_reach
 from .report import VerifyReport
 from .runners import is_decoder, runner
-from .sample_inputs import Sample
+from .sample_inputs import Sample, sample_inputs
 from .tables import changed_rows
-from .tensors import Side, compare_tensors, made_up
+from .tensors import Side, compare_tensors
 
 _PROMPT_TOKENS = 32
 # A last axis of fewer is no vocabulary; without a cache, the logits may be those of labels.
 _FEWEST_TOKENS, _FEWEST_WITHOUT_CACHE = 4, 16
 _CONTEXT_KEY = "context_length"
 
-# A long sequence of random tokens, as far as tokens times bytes of weights allow: about a second a graph.
+# Lengths of sequences, as far as tokens times bytes of weights allow: about a second a graph.
 _MOST_TOKENS, _WORK = 2048, 20_000_000_000
 
 Inputs = Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path
@@ -110,8 +110,10 @@ def verify(
         sides = Side(files[0], called[0]), Side(files[1], called[1])
         if samples is None:
             rows = changed_rows(graphs[0].graph, graphs[1].graph)
-            samples = made_up(sides[0], graphs[0].graph, rows, seed)
-        return compare_tensors(*sides, samples, bars, progress)
+            longest = _WORK // max(_weight_bytes(graphs[0]), 1)
+            samples = sample_inputs(graphs[0].graph, sides[0].run, seed=seed, rows=rows, longest=longest)
+        rounded = any(map(rounds_activations, graphs))
+        return compare_tensors(*sides, samples, bars, rounded=rounded, progress=progress)
 
 
 def _compare_decoders(
