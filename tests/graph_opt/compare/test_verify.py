@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from carryall.errors import MissingExtraError, VerificationError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.compare import runners, verify
 from carryall.graph_opt.compare.bars import Bars
+from carryall.graph_opt.graph.edit import add_initializer
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
 
@@ -64,3 +66,35 @@ def test_without_onnxruntime_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'carryall\[cpu\]'"):
         runners.PortableRunner(tmp_path / "any.onnx")
+
+
+def without_padding(model: ir.Model) -> None:
+    """Let the mask hide nothing: right for every sequence alone, wrong in a padded batch."""
+    mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+    readers = list(mask.uses())
+    one = add_initializer(model.graph, "one_token", np.array(1))
+    shape = ir.node("Shape", [mask])
+    ones = ir.node("Expand", [one, shape.outputs[0]])
+    model.graph.insert_before(model.graph[0], [shape, ones])
+    for use in readers:
+        use.node.replace_input_with(use.idx, ones.outputs[0])
+
+
+def wider_window(model: ir.Model) -> None:
+    """Move every number of the mask that is the window by one."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size == 1 and float(tensor.numpy().reshape(-1)[0]) in (5, 4):
+            value.const_value = ir.tensor(tensor.numpy() + tensor.numpy().dtype.type(1), name=value.name)
+
+
+@pytest.mark.parametrize(("family", "change"), [("llama", without_padding), ("mistral", wider_window)])
+def test_wrong_masks_are_caught(family: str, change: Callable[[ir.Model], None], tmp_path: Path) -> None:
+    checkpoint = write_tiny(family, tmp_path / "checkpoint")
+    reference, wrong = export_model(checkpoint), export_model(checkpoint)
+    change(wrong)
+    assert verify.verify(reference, reference).passed
+    found = verify.verify(reference, wrong)
+    assert found.tokens is not None
+    assert found.tokens.kl > 1e-3
+    assert not found.passed
