@@ -159,3 +159,10 @@ def test_outputs_that_have_other_names_are_paired(tmp_path: Path) -> None:
     found = compared(text, text.replace("y", "renamed"))
     assert found.passed
     assert "output renamed of the candidate is taken for y" in found.text()
+
+
+def test_a_reference_that_draws_random_numbers_is_said() -> None:
+    text = "(float[b, 3] x) => (float[b, 3] y) { n = RandomNormalLike(x) y = Add(x, n) }"
+    found = compared(text, text)
+    assert not found.passed
+    assert "A gives other results each time it runs on the same inputs" in found.text()
