@@ -14,6 +14,7 @@
     |-- PackageError              a carryall package is incomplete or corrupt
     |-- GraphError                an ONNX graph is not what a pass or a runner needs
     |   `-- VerificationError         two graphs differ by more than the stated bar
+    |-- RequestFailedError        one request met a fault that is not its own; its neighbours live on
     |-- ProviderError             an execution provider failed
     |   |-- ProviderUnavailableError  it cannot load here; says which library and what to do
     |   `-- ProviderRuntimeError      a run failed on the device
@@ -80,6 +81,10 @@ class PromptTooLongError(RequestError):
 
 class ChatTemplateError(RequestError):
     """The chat template is missing, broken, or tried something forbidden."""
+
+
+class RequestFailedError(CarryallError):
+    """A tokenizer, parser, grammar or logits processor failed on one request; all other requests live on."""
 
 
 class CheckpointError(CarryallError):

@@ -14,7 +14,7 @@ from ..runtime.api.llm import LLM
 from ..runtime.api.requests import Prompt
 from ..runtime.models.config import ModelConfig
 from ..runtime.models.loading import LoadedModel, load_model
-from ..runtime.types.outputs import RequestOutput
+from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from .progress import progress
 
@@ -43,13 +43,13 @@ def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[tu
     Raises:
         ProviderRuntimeError: the run failed.
     """
-    written = 0
+    before: CompletionOutput | None = None
     for output in llm.stream(prompt, params):
         if output.error is not None:
             raise ProviderRuntimeError(output.error)
-        text = output.outputs[0].text
-        yield text[written:], output
-        written = len(text)
+        newest = output.outputs[0] if output.outputs else None
+        yield newest.since(before).text if newest is not None else "", output
+        before = newest
 
 
 def speed(output: RequestOutput) -> dict[str, float]:

@@ -5,33 +5,42 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import CarryallError, EngineClosedError, RequestError
+from ...errors import CarryallError, EngineClosedError, RequestError, RequestFailedError
 from ...exporter.package import Progress
 from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
+from ..faults import fault_text, log_fault
 from ..models.config import ModelConfig
 from ..models.loading import LoadedModel, open_engine
+from ..prompts import ChatPrompt, Prompt, listed_prompts
+from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
-from .requests import Prompt, RequestFactory
+from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
-# Longer texts are tokenized beside the event loop.
-_LONG_TEXT = 10_000
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# Threads for what would hold up an event loop. Long texts are tokenized one at a time, for their memory; the
+# other threads are for short ones.
+_TEXT_THREADS = 4
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -74,8 +83,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._ended = True
             raise self._error
         assert self._latest is not None  # noqa: S101 -- news is one or the other
-        self._ended = self._latest.finished
-        return self._latest
+        state = self.group.settled(self._latest)
+        if state.finished and not self._latest.finished:
+            self.cancel()  # what cannot be read need not be generated
+        self._ended = state.finished
+        return state
 
 
 class AsyncLLM(TextModel):
@@ -105,6 +117,7 @@ class AsyncLLM(TextModel):
         loaded, self._engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
+        self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, "carryall-text")
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}
@@ -168,8 +181,7 @@ class AsyncLLM(TextModel):
             tenant=tenant,
             timeout=timeout,
         )
-        long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
-        group = await asyncio.to_thread(make) if long else make()
+        group = make() if self._requests.is_quick(prompt, params) else await self._in_thread(make)
         stream = RequestStream(group, self._drop)
         if not self._tell(lambda: self._add(stream)):
             raise EngineClosedError(self._closed)
@@ -183,7 +195,7 @@ class AsyncLLM(TextModel):
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
         """How likely continuations are; see ``LLM.score``."""
-        return await self._ask(score_questions(self._requests, texts, continuations))
+        return await self._ask(await self._in_thread(score_questions, self._requests, texts, continuations))
 
     async def rerank(
         self,
@@ -194,18 +206,33 @@ class AsyncLLM(TextModel):
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
         """Which documents answer a query; see ``LLM.rerank``."""
-        return await self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
+        asked = query, documents, instruction, answers
+        return await self._ask(await self._in_thread(rerank_questions, self._requests, *asked))
 
     async def embed(
-        self, prompts: Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Embeddings of prompts; see ``LLM.embed``."""
         check_pooling(pooling)
-        tokens = [self._requests.token_ids(prompt) for prompt in prompts]
+        listed = listed_prompts(prompts)
+        tokens = await self._in_thread(lambda: [self._requests.token_ids(prompt) for prompt in listed])
         if not (size := self._engine.info.embedding_size):
-            found = await asyncio.to_thread(self._requests.encoder.embed, tokens, pooling)
+            found = await self._in_thread(self._requests.encoder.embed, tokens, pooling)
             return stacked(*found, normalize=normalize)
         return stacked(await self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
+
+    async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
+        """A conversation as a prompt, like ``render_chat``, while the event loop goes on."""
+        return await self._in_thread(self.render_chat, messages, **options)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._text_threads, functools.partial(work, *args, **options))
+        except RuntimeError as error:
+            if self._closed is None:
+                raise
+            raise EngineClosedError(self._closed) from error
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
         asked = zip(questions.prompts, questions.params, strict=True)
@@ -235,6 +262,7 @@ class AsyncLLM(TextModel):
             self._closed = self._closed or "the engine was shut down"
             self._wake.notify()
         self._thread.join()
+        self._text_threads.shutdown(wait=False)
         self._requests.encoder.close()
 
     def _drop(self, stream: RequestStream) -> None:
@@ -279,9 +307,12 @@ class AsyncLLM(TextModel):
                     raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
                 self._engine.add(request)
                 added.append(request)
-        except CarryallError as error:
+        except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, all other requests live on
             for request in added:
                 self._engine.cancel(request.request_id)
+            if not isinstance(error, CarryallError):
+                log_fault(_log, stream.group.request_id, "queueing it", error)
+                error = RequestFailedError(fault_text("queueing the request", error))
             self._call(stream.loop, stream.fail, error)
         else:
             self._streams.update({request.request_id: stream for request in added})
@@ -333,7 +364,10 @@ class AsyncLLM(TextModel):
         with self._wake:
             inbox, self._inbox = self._inbox, []
         for command in inbox:
-            command()
+            try:
+                command()
+            except Exception as error:  # noqa: BLE001 -- the readers below must be told whatever happens
+                log_fault(_log, "-", "a command left over when the engine ended", error)
         for stream in set(self._streams.values()):
             self._call(stream.loop, stream.fail, EngineClosedError(self._closed))
         self._streams.clear()

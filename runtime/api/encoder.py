@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
 from ...providers.base import Row, Runner
+from ..at_exit import NATIVE
 from ..engine.requests.request import Pooling
 
 _CHUNK = 128
@@ -46,7 +47,7 @@ class Encoder:
             ProviderRuntimeError: the run failed.
             EngineClosedError: ``close`` was called.
         """
-        with self._lock:
+        with NATIVE, self._lock:
             if self._closed:
                 raise EngineClosedError("the model was closed")
             encoder = self._encoder = self._encoder or self._open()

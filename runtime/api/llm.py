@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -14,19 +13,21 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, UsageError
 from ...exporter.package import Progress
+from ..at_exit import NATIVE
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
 from ..models.config import ModelConfig
 from ..models.loading import LoadedModel, open_engine
+from ..prompts import Prompt, listed_prompts
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
 from .fair_lock import FairLock
-from .requests import ChatPrompt, PooledPrompt, Prompt, RequestFactory
+from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
 from .uninterrupted import uninterrupted
@@ -79,7 +80,8 @@ class LLM(TextModel):
         """Continue prompts, all in one batch.
 
         Args:
-            prompts: one or several; each a text, token ids, or what ``render_chat`` made.
+            prompts: one or several; each a text, token ids, ``{"prompt": text}``,
+                ``{"prompt_token_ids": ids}``, or what ``render_chat`` made.
             sampling_params: for all, or one for each. None takes the checkpoint's own options, and 16 tokens
                 unless it states ``max_new_tokens``.
 
@@ -90,7 +92,7 @@ class LLM(TextModel):
             RequestError: a prompt or an option is at fault; nothing was run.
             EngineClosedError: ``close`` was called.
         """
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS))
 
     def chat(
@@ -147,7 +149,10 @@ class LLM(TextModel):
                 self._step_for(group, seen)
                 if group.finished or group.num_generated > seen:
                     seen = group.num_generated
-                    yield group.snapshot()
+                    state = group.settled(group.snapshot())
+                    yield state
+                    if state.finished:
+                        break
         finally:
             self._cancel([group])
         self._raise_if_cut_off(group)
@@ -166,7 +171,7 @@ class LLM(TextModel):
             raise UsageError("beam search needs the prefix cache; load the model without prefix_cache=False")
         return beam_search(
             self.generate,
-            [self._requests.token_ids(prompt) for prompt in _listed(prompts)],
+            [self._requests.token_ids(prompt) for prompt in listed_prompts(prompts)],
             options or BeamSearchOptions(),
             self._requests.end_token_ids,
             self.context_length,
@@ -225,7 +230,7 @@ class LLM(TextModel):
             ProviderRuntimeError: the model failed to run.
         """
         check_pooling(pooling)
-        tokens = [self._requests.token_ids(prompt) for prompt in _listed(prompts)]
+        tokens = [self._requests.token_ids(prompt) for prompt in listed_prompts(prompts)]
         if not (size := self._engine.info.embedding_size):
             return stacked(*self._requests.encoder.embed(tokens, pooling), normalize=normalize)
         return stacked(self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
@@ -265,7 +270,7 @@ class LLM(TextModel):
             self._cancel(groups)
         for group in groups:
             self._raise_if_cut_off(group)
-        return [group.snapshot() for group in groups]
+        return [group.settled(group.snapshot()) for group in groups]
 
     def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
         if params is None:
@@ -296,7 +301,7 @@ class LLM(TextModel):
 
     def _step_for(self, group: RequestGroup, seen: int) -> None:
         """Run a step, unless another thread's step has moved the group beyond ``seen`` tokens meanwhile."""
-        with uninterrupted(), self._turn:
+        with NATIVE, uninterrupted(), self._turn:
             if not group.finished and group.num_generated == seen:
                 self._engine.step()
             self._cancel_dropped()
@@ -310,14 +315,3 @@ class LLM(TextModel):
             self._check_open()
         if group.fault is not None:
             raise group.fault
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: a text, a conversation, or a list of integers."""
-    return isinstance(prompts, str | ChatPrompt | PooledPrompt) or (
-        len(prompts) > 0 and isinstance(prompts[0], Integral)
-    )

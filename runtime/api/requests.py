@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InvalidSamplingError, RequestError, UsageError
-from ..engine.requests.request import Grammar, Pooling, Request
+from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
 from ..models.loading import LoadedModel
+from ..prompts import ChatPrompt as ChatPrompt
+from ..prompts import PooledPrompt as PooledPrompt
+from ..prompts import Prompt as Prompt
+from ..prompts import PromptReader, plain_prompt
 from ..text.chat_template import Message
-from ..text.parsers.base import MessageParser
 from ..text.parsers.registry import message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
@@ -29,23 +30,8 @@ if TYPE_CHECKING:
     from ..text.grammars import GrammarCompiler
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as the model reads it, and how its answer is to be read."""
-
-    token_ids: list[int]
-    new_parser: Callable[[], MessageParser | None]
-
-
-@dataclass(frozen=True, slots=True)
-class PooledPrompt:
-    """A text of which a vector is wanted."""
-
-    token_ids: list[int]
-    pooling: Pooling
-
-
-Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt
+# Characters to tokenize in the thread that asks, for which all other requests of its event loop wait.
+_QUICK_TEXT = 4096
 
 
 class RequestFactory:
@@ -55,6 +41,8 @@ class RequestFactory:
         self._model = model
         self._lock = threading.Lock()
         self._grammars: GrammarCompiler | None = None
+        info = model.runner.info
+        self._reader = PromptReader(lambda: self.tokenizer, info.vocab_size, info.context_length)
         self.encoder = Encoder(model.open_encoder)
 
     @property
@@ -90,14 +78,16 @@ class RequestFactory:
 
         Raises:
             UsageError: it needs a tokenizer, and there is none.
-            RequestError: the prompt is neither text nor token ids, or names tokens that do not exist; or
-                another argument is not what it must be.
+            RequestError: the prompt is neither text nor token ids, too long, or names tokens that do not
+                exist; or another argument is not what it must be.
+            RequestFailedError: the tokenizer failed.
         """
         _check_kinds(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
         if not isinstance(priority, int):
             raise RequestError(f"the priority must be a whole number, not {priority!r}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
             raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
+        prompt = plain_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.token_ids(prompt)
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
@@ -141,8 +131,20 @@ class RequestFactory:
         return self._model.defaults.end_token_ids
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, in whatever form it is."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        """The tokens of a prompt, in whatever form it is; see ``PromptReader.token_ids``."""
+        return self._reader.token_ids(prompt)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text; see ``PromptReader.encode``."""
+        return self._reader.encode(text, add_special_tokens=add_special_tokens)
+
+    def is_quick(self, prompt: Prompt, params: SamplingParams) -> bool:
+        """Whether making a request of it takes a few milliseconds; else it is not for an event loop."""
+        if params.structured_output is not None or isinstance(prompt, Mapping):
+            return False
+        texts = [word for word in params.bad_words if isinstance(word, str)]
+        tokenized = sum(map(len, texts)) + sum(map(len, params.dry_sequence_breakers))
+        return tokenized + (len(prompt) if isinstance(prompt, Sized) else 0) <= _QUICK_TEXT
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
         """The checkpoint's own sampling options."""
@@ -179,13 +181,14 @@ class RequestFactory:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             template=chat_template,
+            max_size=self._reader.most_bytes,
             **variables,
         )
         source = template.source(chat_template, with_tools=bool(tools))
         new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=tool_style)
         new_parser()  # an unknown style is found out now
         # The template wrote its special tokens itself.
-        return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False), new_parser)
+        return ChatPrompt(self.encode(text, add_special_tokens=False), new_parser)
 
     def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
         """The grammar of a structured output, compiled or about to be."""
@@ -206,17 +209,18 @@ class RequestFactory:
         for word in params.bad_words:
             if isinstance(word, str):
                 spellings = (word, f" {word.lstrip()}")
-                words.update(tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spellings)
+                words.update(tuple(self.encode(s, add_special_tokens=False)) for s in spellings)
             else:
                 words.add(word)
-        return words - {()}
+        vocab_size = self._model.runner.info.vocab_size  # what a tokenizer has beyond it is never generated
+        return {word for word in words if word and max(word) < vocab_size}
 
     def _dry_breakers(self, params: SamplingParams) -> set[int]:
         """The token with which each sequence breaker ends, alone and after a letter."""
         if not params.dry_multiplier or self._model.tokenizer is None:
             return set()
         texts = [prefix + text for text in params.dry_sequence_breakers for prefix in ("", "a")]
-        encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        encoded = [self.encode(text, add_special_tokens=False) for text in texts]
         return {token for token_ids in encoded for token in token_ids[-1:]}
 
 
@@ -229,12 +233,3 @@ def _check_kinds(**texts: Any) -> None:
     for name, value in texts.items():
         if not isinstance(value, str | None):
             raise RequestError(f"{name} must be a text, not {value!r}")
-
-
-def _token_ids(prompt: Sequence[int] | ChatPrompt | PooledPrompt) -> list[int]:
-    if isinstance(prompt, ChatPrompt | PooledPrompt):
-        return prompt.token_ids
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r}") from error

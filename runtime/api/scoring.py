@@ -150,7 +150,7 @@ def answer_params(requests: RequestFactory, answers: Sequence[str]) -> SamplingP
     Raises:
         RequestError: an answer has no token, or two have the same.
     """
-    tokens = [requests.tokenizer.encode(answer, add_special_tokens=False)[:1] for answer in answers]
+    tokens = [requests.encode(answer, add_special_tokens=False)[:1] for answer in answers]
     if not all(tokens) or len({token for (token,) in tokens}) != len(answers):
         raise RequestError(f"the answers {answers} must begin with different tokens")
     named = tuple(token for (token,) in tokens)

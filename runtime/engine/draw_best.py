@@ -17,7 +17,7 @@ from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
 from .sampling.draw import NUCLEUS
 from .sampling.filters import Filters, Floats, choose, is_kept, weigh
-from .sampling.sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, sample
+from .sampling.sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, is_wanted, sample
 from .sampling.sampling_state import SamplingState
 from .sampling.top_candidates import Candidates, Row
 from .schedule.scheduler import StepPlan
@@ -83,7 +83,7 @@ def best_may_suffice(
     Where only they can tell, with top-p and min-p, ``sample_best`` may ask for the others after all.
     """
     params = state.params
-    if state.processors or any(processor.wants(params) for processor in processors):
+    if state.processors or any(is_wanted(processor, state) for processor in processors):
         return False
     if params.logprob_token_ids or (params.logprobs or 0) > count:
         return False

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-from ...errors import CarryallError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
+from ...errors import (
+    CarryallError,
+    ProviderRuntimeError,
+    QueueFullError,
+    RequestError,
+    RequestFailedError,
+    UsageError,
+)
 from ...providers.base import Runner, RunnerInfo
+from ..faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .endless import ContextShift
 from .kv.slot_operations import SlotOperations
@@ -30,6 +39,8 @@ from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .squeeze import make_evictor
 from .stats import Counters, EngineStats
+
+_log = logging.getLogger(__name__)
 
 _NOTHING_TO_DRAW = (
     "no token can be drawn: the logits are not finite numbers, or the options forbid all tokens"
@@ -234,7 +245,12 @@ class Engine:
             why = request.draw_error or sample.error or _NOTHING_TO_DRAW
             self._fail(request, ProviderRuntimeError(why))
             return
-        request.append(sample)
+        try:
+            request.append(sample)
+        except Exception as error:  # noqa: BLE001 -- the tokenizer's, say; all other requests live on
+            log_fault(_log, request.request_id, "the tokenizer or the grammar", error)
+            self._fail(request, RequestFailedError(fault_text("the tokenizer or the grammar", error)))
+            return
         self._counters.generated_tokens += 1
         if request.finished:
             self._counters.finished += 1

@@ -11,7 +11,7 @@ from ...providers.base import BestLogits
 from .draw_best import place, sample_rows
 from .plan_runner import Logits
 from .requests.request import Request
-from .sampling.sampler import BatchLogitsProcessor, Sample
+from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted
 from .schedule.scheduler import StepPlan
 
 
@@ -68,7 +68,7 @@ def _all_at_once(
     extra, state = plan.proposed[index], plan.requests[index].sampling
     if not extra or not state.takes_most_likely or isinstance(logits, BestLogits):
         return None
-    if any(processor.wants(state.params) for processor in processors):
+    if any(is_wanted(processor, state) for processor in processors):
         return None
     places = logits[-extra - 1 :]
     tokens: npt.NDArray[np.intp] = places.argmax(axis=1)

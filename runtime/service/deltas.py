@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from ...errors import ProviderRuntimeError, RequestCancelled
 from ..types.outputs import CompletionOutput, RequestOutput
 from .messages import Choice, Delta, Generation, Usage
 
 
-@dataclass(slots=True)
-class _Sent:
-    """How much of one continuation has been sent."""
-
-    characters: int = 0
-    tokens: int = 0
-    logprobs: int = 0
-    reasoning: int = 0
-    tool_calls: int = 0
-    prompt_logprobs: int = 0
-    finished: bool = False
-
-
 class DeltaTracker:
-    """Turns the successive states of one request into deltas."""
+    """Turns the successive states of one request into deltas; a delta costs what is new in it."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, _Sent] = {}
+        self._last: dict[int, CompletionOutput] = {}
+        self._prompt_sent = False
 
     def advance(self, output: RequestOutput) -> Iterator[Delta]:
         """Yield what each continuation gained since the state before.
@@ -47,30 +35,26 @@ class DeltaTracker:
     def _delta(
         self, output: RequestOutput, completion: CompletionOutput, usage: Usage | None
     ) -> Delta | None:
-        sent = self._sent.setdefault(completion.index, _Sent())
-        prompt = (output.prompt_logprobs or []) if completion.index == 0 else []
-        # They are sent at once, and are complete when the first token is there.
-        prompt = prompt[sent.prompt_logprobs :] if completion.token_ids or completion.finish_reason else []
+        before = self._last.get(completion.index)
+        self._last[completion.index] = completion
+        new = completion.since(before)
+        finished = before is not None and before.finish_reason is not None
         delta = Delta(
             request_id=output.request_id,
             index=completion.index,
-            text=completion.text[sent.characters :],
-            token_ids=completion.token_ids[sent.tokens :],
-            logprobs=(completion.logprobs or [])[sent.logprobs :],
-            reasoning=(completion.reasoning_content or "")[sent.reasoning :],
-            tool_calls=completion.tool_calls[sent.tool_calls :],
-            prompt_logprobs=prompt,
-            finish_reason=None if sent.finished else completion.finish_reason,
-            stop_reason=None if sent.finished else completion.stop_reason,
+            text=new.text,
+            token_ids=new.token_ids,
+            logprobs=new.logprobs or [],
+            reasoning=new.reasoning_content or "",
+            tool_calls=new.tool_calls,
+            finish_reason=None if finished else completion.finish_reason,
+            stop_reason=None if finished else completion.stop_reason,
             usage=usage,
         )
-        sent.characters += len(delta.text)
-        sent.tokens += len(delta.token_ids)
-        sent.logprobs += len(delta.logprobs)
-        sent.reasoning += len(delta.reasoning)
-        sent.tool_calls += len(delta.tool_calls)
-        sent.prompt_logprobs += len(delta.prompt_logprobs)
-        sent.finished = completion.finish_reason is not None
+        if completion.index == 0 and not self._prompt_sent and (new.token_ids or completion.finish_reason):
+            # The prompt's are sent at once; they are complete when the first token is there.
+            self._prompt_sent = True
+            delta = dataclasses.replace(delta, prompt_logprobs=output.prompt_logprobs or [])
         news = delta.text or delta.token_ids or delta.reasoning or delta.tool_calls
         return delta if news or delta.finish_reason or delta.usage else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
@@ -103,10 +102,7 @@ class LLMHandler:
 
 
 async def _prompt(llm: AsyncLLM, prompt: str | list[int] | Conversation) -> Prompt:
-    """A prompt as the engine takes it. A template may take its time, so it has a thread to itself."""
+    """A prompt as the engine takes it."""
     if not isinstance(prompt, Conversation):
         return prompt
-    render = functools.partial(
-        llm.render_chat, prompt.messages, tools=prompt.tools or None, **prompt.variables
-    )
-    return await asyncio.to_thread(render)
+    return await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)

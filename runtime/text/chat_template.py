@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from ...errors import ChatTemplateError, UsageError
+from ...errors import ChatTemplateError, PromptTooLongError, UsageError
 from .template_sandbox import MAX_SIZE, SANDBOX
 from .tokenizer import read_optional_json
 
@@ -70,6 +70,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
+        max_size: int = MAX_SIZE,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation; it already holds its special tokens.
@@ -79,10 +80,12 @@ class ChatTemplate:
             tools: JSON schemas of functions that the model may call.
             add_generation_prompt: end with the beginning of the assistant's answer.
             template: another template: a name, or Jinja source.
+            max_size: characters that the prompt may have.
             variables: whatever else the template understands, such as ``enable_thinking``.
 
         Raises:
             ChatTemplateError: there is no such template, it fails, or it tries something forbidden.
+            PromptTooLongError: it writes more than ``max_size`` characters.
         """
         source = self.source(template, with_tools=bool(tools))
         given = {
@@ -92,7 +95,7 @@ class ChatTemplate:
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return _render(source, given)
+        return _render(source, given, min(max_size, MAX_SIZE))
 
     def source(self, template: str | None, *, with_tools: bool) -> str:
         """The source of a template, by its name, or itself.
@@ -115,7 +118,7 @@ class ChatTemplate:
         return self._templates[template]
 
 
-def _render(source: str, variables: Mapping[str, Any]) -> str:
+def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
     if len(source) > _MAX_SOURCE:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}")
     pieces: list[str] = []
@@ -124,8 +127,10 @@ def _render(source: str, variables: Mapping[str, Any]) -> str:
         for piece in SANDBOX.generate(source, variables):
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_SIZE:
-                raise ChatTemplateError(f"the chat template writes more than {MAX_SIZE} characters")
+            if size > most:
+                raise PromptTooLongError(
+                    f"the chat template writes more than {most} characters, the most for this context"
+                )
     except jinja2.exceptions.SecurityError as error:
         raise ChatTemplateError(f"the chat template tried something forbidden: {error}") from error
     except jinja2.TemplateSyntaxError as error:

@@ -48,6 +48,8 @@ class Detokenizer:
             self._window = self._window[self._read :]
             self._given = self._decode(self._window)
             self._read = len(self._window)
+        elif pending >= _MOST_PENDING:  # tokens without text must not make the window, and each step, longer
+            del self._window[self._read :]
         return new
 
     def end(self) -> str:

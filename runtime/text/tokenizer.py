@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,14 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
+from ..at_exit import NATIVE
+from ..token_coverage import Coverage, coverage
 
 TOKENIZER_FILE = "tokenizer.json"
+
+# Characters, or tokens, that take the library about 2 ms, in which no other thread of Python runs.
+_LONG_TEXT = 4096
+_LONG = threading.Lock()
 
 
 class Tokenizer:
@@ -83,11 +90,28 @@ class Tokenizer:
             raise RequestError(
                 f"the text cannot be encoded, it has half a surrogate pair: {error}"
             ) from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        with NATIVE:
+            if len(text) <= _LONG_TEXT:
+                encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            else:  # only batches let other threads run meanwhile; one text at a time, for the memory it takes
+                with _LONG:
+                    batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                encoding = batch[0]
+            found: list[int] = encoding.ids
+        return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that form no character become U+FFFD."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        with NATIVE:
+            if len(token_ids) <= _LONG_TEXT:
+                return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+            with _LONG:
+                return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens)[0])
+
+    @cached_property
+    def coverage(self) -> Coverage | None:
+        """How much text one token covers at most; None if that has no bound."""
+        return coverage(self._tokenizer)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given as it is written in the vocabulary."""

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import enum
+import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
-from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, ToolCall
+from ...faults import fault_text, log_fault
+from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ...types.sampling_params import SamplingParams
+from ..history import History, OutputText
 from ..sampling.logits_processors import LogitsProcessor
 from ..sampling.sampler import Sample, TokenLogprob, token_logprobs
 from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # What a text's vector is made of: the hidden state of its last token, or the mean over all of them.
 Pooling = Literal["last", "mean"]
@@ -29,31 +36,6 @@ class RequestStatus(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
-
-
-class OutputText(Protocol):
-    """Turns tokens into the request's text; see ``runtime/api/output_text.py``."""
-
-    @property
-    def text(self) -> str:
-        """The text so far, or the content of an answer."""
-
-    @property
-    def reasoning_content(self) -> str | None:
-        """An answer's reasoning."""
-
-    @property
-    def tool_calls(self) -> list[ToolCall]:
-        """An answer's tool calls."""
-
-    def push(self, token_id: int, *, check_stop: bool) -> str | None:
-        """Add a token; return the stop string that it completed."""
-
-    def end(self) -> None:
-        """Give out what was held back."""
-
-    def token_text(self, token_id: int) -> str:
-        """The text of one token on its own."""
 
 
 class Grammar(LogitsProcessor, Protocol):
@@ -129,7 +111,8 @@ class Request:
         self.pooling = pooling
         self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
         self.end_token_ids = frozenset(end_token_ids)
-        self.output_token_ids: list[int] = []
+        self.history = History(text, logprobs=params.logprobs is not None)
+        self.output_token_ids = self.history.token_ids
         self.metrics = RequestMetrics(arrival=time.monotonic())
 
         self.status = RequestStatus.WAITING
@@ -156,12 +139,11 @@ class Request:
         self.awaited_grammar = grammar
         self._grammar: Grammar | None = None
         self._text = text
-        self._logprobs: list[dict[int, Logprob]] = []
         self._pooled: npt.NDArray[np.float64] | None = None  # sum of hidden states
         self._num_pooled = 0
         # The first token of a prompt has no probability.
         unwanted = min(max(1, params.prompt_logprobs_start), len(self.prompt_token_ids))
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * unwanted
+        self._prompt_logprobs: list[Sequence[TokenLogprob]] = [()] * unwanted
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
@@ -188,21 +170,31 @@ class Request:
 
     def prepare_draw(self) -> None:
         """Do what of the next draw does not need the logits, beside the model's run."""
-        if self._grammar is not None:
-            self._grammar.prepare()
+        self._of_grammar(lambda grammar: grammar.prepare(), None)
 
     @property
     def draw_error(self) -> str:
         """Why the grammar or a logits processor could not go on, empty if they could."""
-        return self.sampling.error or (self._grammar.error if self._grammar is not None else "")
+        return self.sampling.error or self._of_grammar(lambda grammar: grammar.error, "")
 
     def forced_tokens(self) -> list[int]:
         """The tokenizer's spelling of the text that must come next, if the grammar leaves no choice."""
-        return self._grammar.forced_tokens() if self._grammar is not None else []
+        return self._of_grammar(lambda grammar: grammar.forced_tokens(), [])
 
     def valid_prefix(self, tokens: npt.NDArray[np.int64]) -> int:
         """How many of these tokens may come next, as far as the grammar is concerned."""
-        return self._grammar.valid_prefix(tokens.tolist()) if self._grammar is not None else len(tokens)
+        return self._of_grammar(lambda grammar: grammar.valid_prefix(tokens.tolist()), len(tokens))
+
+    def _of_grammar(self, ask: Callable[[Grammar], T], otherwise: T) -> T:
+        """Ask the grammar, if there is one; where it fails, so does the next draw."""
+        if self._grammar is None or self.sampling.error:
+            return otherwise
+        try:
+            return ask(self._grammar)
+        except Exception as error:  # noqa: BLE001 -- the engine, and all other requests, live on
+            self.sampling.error = fault_text("the grammar", error)
+            log_fault(_log, self.request_id, "the grammar", error)
+            return otherwise
 
     @property
     def remaining_tokens(self) -> int:
@@ -282,18 +274,16 @@ class Request:
         start = self.first_prompt_logits
         tokens = self.prompt_token_ids[start + 1 : start + 1 + len(logits)]
         counts = [self.params.prompt_logprobs or 0] * len(tokens)
-        found = token_logprobs(list(logits[: len(tokens)]), tokens, counts)
-        self._prompt_logprobs += [self._reported(logprobs) for logprobs in found]
+        self._prompt_logprobs += token_logprobs(list(logits[: len(tokens)]), tokens, counts)
 
     def append(self, sample: Sample) -> None:
         """Take a generated token; finishes the request where the token, its text or the length ends it."""
         token = sample.token_id
         self._push(token)
+        self.history.add(token, sample.logprobs)
         self.sampling.observe(token, sample.surprise)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
-        if sample.logprobs:
-            self._logprobs.append(self._reported(sample.logprobs))
         ended = token in self.end_token_ids
         stop_string = None
         if self._text is not None and (not ended or self.params.include_stop_str_in_output):
@@ -316,37 +306,37 @@ class Request:
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
         self.metrics.finished = time.monotonic()
         if self._text is not None:
-            self._text.end()
+            try:
+                self._text.end()
+            except Exception as fault:  # noqa: BLE001 -- the engine, and all other requests, live on
+                self.finish_reason, self.error = "error", error or fault_text("the tokenizer", fault)
+                log_fault(_log, self.request_id, "the tokenizer", fault)
 
     def snapshot(self) -> RequestOutput:
-        """The request's state now; later tokens do not change it."""
-        logprobs = list(self._logprobs) if self.params.logprobs is not None else None
-        cumulative = None
-        if logprobs is not None:
-            tokens = zip(logprobs, self.output_token_ids, strict=True)
-            cumulative = sum(choices[token].logprob for choices, token in tokens)
-        completion = CompletionOutput(
-            index=0,
-            text=self._text.text if self._text is not None else "",
-            token_ids=self.output_token_ids.copy(),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            logprobs=logprobs,
-            cumulative_logprob=cumulative,
-            reasoning_content=self._text.reasoning_content if self._text is not None else None,
-            tool_calls=self._text.tool_calls if self._text is not None else [],
-        )
-        return RequestOutput(
+        """The request's state now, which later tokens do not change. The cost does not grow with the text."""
+        return RequestOutput.of(
+            _PromptRecord(self),
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs.copy(),
-            outputs=[completion],
+            outputs=[self.completion()],
             finished=self.finished,
             metrics=self.metrics,
             error=self.error,
             embedding=self._embedding() if self.finish_reason == "stop" else None,
         )
+
+    def completion(self, index: int = 0) -> CompletionOutput:
+        """What has been generated so far."""
+        history = self.history
+        total = history.cumulative_logprob if history.logprobs is not None else None
+        return CompletionOutput.of(history.state(), self.finish_reason, self.stop_reason, total, index)
+
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """Log-probabilities of the prompt's tokens, as far as they are known; those not wanted are None."""
+        if self.params.prompt_logprobs is None:
+            return None
+        return [self.history.reported(one) if one else None for one in self._prompt_logprobs.copy()]
 
     def _embedding(self) -> npt.NDArray[np.float32] | None:
         if self._pooled is None:
@@ -358,12 +348,23 @@ class Request:
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
-        self.output_token_ids.append(token)
 
-    def _reported(self, logprobs: Sequence[TokenLogprob]) -> dict[int, Logprob]:
-        return {
-            p.token_id: Logprob(p.token_id, p.logprob, p.rank, self._token_text(p.token_id)) for p in logprobs
-        }
 
-    def _token_text(self, token: int) -> str:
-        return self._text.token_text(token) if self._text is not None else ""
+class _PromptRecord:
+    """What of a request's outputs belongs to its prompt."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def field(self, name: str) -> list[dict[int, Logprob] | None] | None:
+        """See ``Record``."""
+        return {"prompt_logprobs": self._request.prompt_logprobs}[name]()
+
+    def after(self, earlier: _PromptRecord) -> _PromptRecord:
+        """A prompt does not grow."""
+        return self
+
+    def catch_up(self) -> None:
+        """Nothing is worth making in advance."""

@@ -7,12 +7,16 @@ copy of its KV.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 
 from ....errors import RequestError
+from ...faults import fault_text, log_fault
 from ...types.outputs import CompletionOutput, RequestOutput
 from ...types.sampling_params import SamplingParams
 from .request import Request
+
+_log = logging.getLogger(__name__)
 
 _SEEDS = 2**63
 
@@ -70,24 +74,43 @@ class RequestGroup:
 
     def snapshot(self) -> RequestOutput:
         """The state now; later tokens do not change it. Which are the best is known only at the end."""
-        states = [request.snapshot() for request in self.requests]
-        outputs = [state.outputs[0] for state in states]
-        if self._params.num_samples > self._params.n:
-            outputs = self._best(outputs) if self.finished else []
-        for index, output in enumerate(outputs):
-            output.index = index
-        return dataclasses.replace(
-            states[0],
-            outputs=outputs,
-            finished=self.finished,
-            error=next((state.error for state in states if state.error is not None), None),
-        )
+        state = self.requests[0].snapshot()
+        if len(self.requests) > 1:
+            state.outputs = [request.completion(index) for index, request in enumerate(self.requests)]
+            if self._params.num_samples > self._params.n:
+                state.outputs = self._best(state.outputs) if self.finished else []
+            state.finished = self.finished
+            state.error = next((one.error for one in self.requests if one.error is not None), None)
+        return state
+
+    def settled(self, state: RequestOutput) -> RequestOutput:
+        """Make a state's text, in the reader's thread; an error state where tokenizer or parser fail."""
+        try:
+            for output in state.outputs:
+                output.catch_up()
+        except Exception as error:  # noqa: BLE001 -- what fails on one text must not end its reader otherwise
+            log_fault(_log, self.request_id, "making the text", error)
+            return RequestOutput(
+                state.request_id,
+                state.prompt,
+                state.prompt_token_ids,
+                [
+                    CompletionOutput(output.index, token_ids=output.token_ids, finish_reason="error")
+                    for output in state.outputs
+                ],
+                finished=True,
+                metrics=state.metrics,
+                error=fault_text("making the text", error),
+            )
+        return state
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         best = sorted(outputs, key=_mean_logprob, reverse=True)[: self._params.n]
-        if self._params.logprobs is not None:
-            return best
-        return [dataclasses.replace(output, logprobs=None, cumulative_logprob=None) for output in best]
+        for index, output in enumerate(best):
+            output.index = index
+            if self._params.logprobs is None:
+                output.logprobs = output.cumulative_logprob = None
+        return best
 
 
 def _mean_logprob(output: CompletionOutput) -> float:

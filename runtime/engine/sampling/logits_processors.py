@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import RequestFailedError
 from ...types.sampling_params import LogitsFunction
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
@@ -119,14 +120,9 @@ class NoRepeatNgram:
 
 
 class CustomFunctions:
-    """A request's own functions, in their order. One that fails leaves logits from which nothing is drawn.
-
-    Attributes:
-        error: what failed; empty if nothing did.
-    """
+    """A request's own functions, in their order."""
 
     def __init__(self, functions: Sequence[LogitsFunction]) -> None:
-        self.error = ""
         self._functions = functions
         self._token_ids: list[int] = []
 
@@ -135,14 +131,16 @@ class CustomFunctions:
         self._token_ids.append(token)
 
     def apply(self, logits: Logits) -> None:
-        """Let each change the logits, in place or by returning others."""
+        """Let each change the logits, in place or by returning others.
+
+        Raises:
+            RequestFailedError: one failed, or returned something else.
+        """
         for function in self._functions:
             try:
                 changed = np.asarray(function(self._token_ids.copy(), logits), np.float32)
                 if changed.shape != logits.shape:
                     raise ValueError(f"it returned shape {changed.shape} for logits {logits.shape}")
-            except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
-                self.error = f"logits processor {function!r} failed: {error!r}"
-                logits.fill(np.nan)
-                return
+            except Exception as error:
+                raise RequestFailedError(f"logits processor {function!r} failed: {error!r}") from error
             logits[:] = changed

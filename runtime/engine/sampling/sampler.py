@@ -54,6 +54,14 @@ class BatchLogitsProcessor(Protocol):
         """
 
 
+def is_wanted(processor: BatchLogitsProcessor, state: SamplingState) -> bool:
+    """Whether a row is a processor's business; one that cannot tell is, and fails there."""
+    try:
+        return bool(processor.wants(state.params))
+    except Exception:  # noqa: BLE001 -- the caller's own code may raise anything; told when it is applied
+        return True
+
+
 def sample(
     logits: Sequence[Row],
     states: Sequence[SamplingState],
@@ -106,17 +114,33 @@ def _changed_together(
     changed: dict[int, Row] = {}
     faults: dict[int, str] = {}
     for processor in processors:
-        wanted = [i for i, state in enumerate(states) if processor.wants(state.params)]
+        wanted = [i for i, state in enumerate(states) if is_wanted(processor, state)]
         if wanted:
             rows = [changed[i] if i in changed else states[i].processed(logits[i]) for i in wanted]
-            stacked = np.stack(rows)
-            try:
-                processor.apply(stacked, [states[i] for i in wanted])
-            except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
-                stacked.fill(np.nan)
-                faults |= dict.fromkeys(wanted, f"logits processor {processor!r} failed: {error!r}")
+            own = [states[i] for i in wanted]
+            stacked, error = _applied(processor, rows, own)
             changed |= zip(wanted, stacked, strict=True)
+            if error is not None:  # find whose fault it is
+                for i, row, state in zip(wanted, rows, own, strict=True):
+                    (changed[i],), error = _applied(processor, [row], [state])
+                    if error is not None:
+                        faults[i] = f"logits processor {processor!r} failed: {error!r}"
     return changed, faults
+
+
+def _applied(
+    processor: BatchLogitsProcessor, rows: Sequence[Row], states: Sequence[SamplingState]
+) -> tuple[npt.NDArray[np.float32], Exception | None]:
+    """Changed copies of rows; where the processor fails, they are NaN and the error comes along."""
+    stacked = np.stack(rows)
+    try:
+        for state in states:
+            processor.wants(state.params)  # raises again what ``is_wanted`` passed over
+        processor.apply(stacked, states)
+    except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
+        stacked.fill(np.nan)
+        return stacked, error
+    return stacked, None
 
 
 def _add(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ...faults import fault_text
 from ...types.sampling_params import SamplingParams
 from .dry import Dry
 from .filters import COLDEST, Filters
@@ -40,12 +41,16 @@ class SamplingState:
         end_token_ids: tokens masked until ``min_tokens`` are generated.
         bad_words: token sequences that must not be generated.
         dry_breakers: tokens that DRY's runs do not contain.
+
+    Attributes:
+        error: what failed while logits were changed, after which nothing is drawn; empty if nothing did.
     """
 
     __slots__ = (
         "_filters",
         "_key",
         "_mirostat",
+        "error",
         "num_tokens",
         "output_token_ids",
         "params",
@@ -62,6 +67,7 @@ class SamplingState:
         dry_breakers: Collection[int] = (),
     ) -> None:
         self.params = params
+        self.error = ""
         self._filters = _filters(params)
         self._mirostat = None
         if params.mirostat:
@@ -108,18 +114,21 @@ class SamplingState:
             return dataclasses.replace(self._filters, xtc_threshold=self.params.xtc_threshold)
         return self._filters
 
-    @property
-    def error(self) -> str:
-        """Why nothing can be drawn, empty if no processor failed."""
-        return next((p.error for p in self.processors if isinstance(p, CustomFunctions) and p.error), "")
-
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """``logits`` [vocab_size] with penalties and masks: a changed copy, or itself if there are none."""
-        if not self.processors:
+        """``logits`` [vocab_size] with penalties and masks: a changed copy, or itself if there are none.
+
+        Where a processor fails, ``error`` says so, and the copy holds NaN, from which nothing is drawn.
+        """
+        if not self.processors and not self.error:
             return logits
         logits = logits.copy()
-        for processor in self.processors:
-            processor.apply(logits)
+        try:
+            for processor in self.processors:
+                processor.apply(logits)
+        except Exception as error:  # noqa: BLE001 -- the caller's own code and libraries may raise anything
+            self.error = self.error or fault_text(type(processor).__name__, error)
+        if self.error:
+            logits.fill(np.nan)
         return logits
 
 

@@ -10,12 +10,11 @@ from ...types.sampling_params import SamplingParams
 from ..requests.request import Request
 
 
-def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
-    """Refuse what names tokens that do not exist, whatever their size.
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
+    """Refuse a prompt without tokens, or with tokens that do not exist, whatever their size.
 
     Raises:
-        RequestError: the prompt is empty or does.
-        InvalidSamplingError: an option does.
+        RequestError: it is one.
     """
     if not prompt:
         raise RequestError("the prompt is empty; give it at least one token")
@@ -23,6 +22,16 @@ def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: i
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise RequestError(f"prompt token id {wrong} is outside the vocabulary [0, {vocab_size})")
+
+
+def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
+    """Refuse what names tokens that do not exist, whatever their size.
+
+    Raises:
+        RequestError: the prompt is empty or does.
+        InvalidSamplingError: an option does.
+    """
+    check_prompt(prompt, vocab_size)
     unknown = [token for token in params.token_ids if not 0 <= token < vocab_size]
     if unknown:
         raise InvalidSamplingError(

@@ -54,7 +54,11 @@ class CompilingRequests:
         assert request.awaited_grammar is not None  # noqa: S101 -- or it would not wait here
         error = request.awaited_grammar.exception()
         if error is None:
-            request.take_grammar()
+            try:
+                request.take_grammar()
+            except Exception as fault:  # noqa: BLE001 -- no reason for others to end
+                error = fault
+        if error is None:
             ready.append(request)
             del self._deadlines[request]
             return

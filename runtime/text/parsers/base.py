@@ -16,15 +16,30 @@ class StrippedText:
     """Grows by pieces, less the whitespace at its beginning and, as long as nothing follows, at its end."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self._pieces: list[str] = []
         self._held = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)
+
+    @property
+    def mark(self) -> int:
+        """Where it ends now, for ``between``."""
+        return len(self._pieces)
 
     def add(self, piece: str) -> None:
         """Append a piece."""
-        piece = self._held + piece if self.text else piece.lstrip()
+        piece = self._held + piece if self._pieces else piece.lstrip()
         kept = piece.rstrip()
-        self.text += kept
+        if kept:
+            self._pieces.append(kept)
         self._held = piece[len(kept) :]
+
+    def between(self, start: int, stop: int) -> str:
+        """What was added between two marks."""
+        return "".join(self._pieces[start:stop])
 
 
 @dataclass(slots=True)

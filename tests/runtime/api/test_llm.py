@@ -63,7 +63,7 @@ def test_arrays_are_token_ids_too_and_anything_else_is_refused(llm: LLM) -> None
     assert type(outputs[0].prompt_token_ids[0]) is int
     assert tokens(llm.generate(arrays[0], GREEDY)) == tokens(outputs)[:1]  # type: ignore[arg-type]
     for wrong in ([None], [[1.5]], [["a"]]):
-        with pytest.raises(RequestError, match="a prompt is a text or a list of token ids"):
+        with pytest.raises(RequestError, match="a prompt is a text, a list of token ids"):
             llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
 
 
