@@ -17,7 +17,7 @@ from .engine.schedule.admission import check_prompt
 from .text.parsers.base import MessageParser
 from .text.tokenizer import Tokenizer
 
-# Tokenizing takes about 170 bytes of memory a byte of text. Longer texts than the larger of these are refused.
+# Tokenizing takes about 170 bytes of memory a byte of text. The larger of these is the most that is taken.
 MOST_BYTES = 1 << 20
 MOST_BYTES_A_TOKEN = 16  # of context; English has about 4.5
 
@@ -84,7 +84,7 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPro
         (name, value), *_ = prompt.items()
         if isinstance(value, str) is not (name == "prompt") or isinstance(value, Mapping):
             raise RequestError(f"{ACCEPTED}; '{name}' is {shown(value)}")
-        return plain_prompt(value)
+        return plain_prompt(cast(Prompt, value))
     tokens = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray)
     if not tokens and not isinstance(prompt, ChatPrompt | PooledPrompt):
         raise RequestError(f"{ACCEPTED}; not {shown(prompt)}")
@@ -167,8 +167,8 @@ class PromptReader:
         """
         if count > self.most_bytes:
             raise PromptTooLongError(
-                f"the prompt has at least {count} bytes; for a context of {self._context_length} tokens, texts "
-                f"of at most {self.most_bytes} bytes are taken ({MOST_BYTES_A_TOKEN} a token, or {MOST_BYTES})"
+                f"the prompt has at least {count} bytes; for a context of {self._context_length} tokens, at "
+                f"most {self.most_bytes} bytes are taken: {MOST_BYTES_A_TOKEN} a token, {MOST_BYTES} at least"
             )
 
     def _check_least_tokens(self, tokenizer: Tokenizer, text: str) -> None:

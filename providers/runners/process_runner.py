@@ -46,14 +46,19 @@ class ProcessRunner:
         try:
             strict = dataclasses.replace(config, on_fallback=None)  # a function cannot be piped
             info: RunnerInfo = self._call(provider, model, strict)
-            self.info = dataclasses.replace(info, top_logits=0)  # what is fetched later cannot be piped
+            # What is fetched later cannot be piped. Hidden states can: see ``forward``.
+            self.info = dataclasses.replace(info, top_logits=0)
         except CarryallError:
             self.close()
             raise
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
         """Run one step; see ``Runner.forward``."""
-        logits: list[npt.NDArray[np.float32]] = self._call("forward", list(rows))
+        logits: list[npt.NDArray[np.float32]]
+        logits, hidden_states = self._call("forward", list(rows))
+        for row, states in zip(rows, hidden_states, strict=True):
+            if row.last_hidden_states is not None:
+                row.last_hidden_states[:] = states  # the child wrote into a copy
         return logits
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -132,7 +137,10 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
                 runner = get_provider(name).runner(model, config)
                 reply = (None, runner.info)
             else:
-                reply = (None, getattr(runner, message[0])(*message[1:]))
+                result = getattr(runner, message[0])(*message[1:])
+                if message[0] == "forward":
+                    result = result, [row.last_hidden_states for row in message[1]]
+                reply = (None, result)
             held = runner.kv_bytes
         except CarryallError as error:
             reply = (type(error).__name__, str(error))

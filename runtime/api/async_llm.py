@@ -225,7 +225,7 @@ class AsyncLLM(TextModel):
         """A conversation as a prompt, like ``render_chat``, while the event loop goes on."""
         return await self._in_thread(self.render_chat, messages, **options)
 
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    async def _in_thread(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._text_threads, functools.partial(work, *args, **options))

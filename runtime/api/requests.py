@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
 import uuid
@@ -19,7 +20,7 @@ from ..prompts import ChatPrompt as ChatPrompt
 from ..prompts import PooledPrompt as PooledPrompt
 from ..prompts import Prompt as Prompt
 from ..prompts import PromptReader, plain_prompt
-from ..text.chat_template import Message
+from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.registry import message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
@@ -172,9 +173,11 @@ class RequestFactory:
             **variables: as there.
 
         Raises:
-            ChatTemplateError: the template is missing, fails, or tries something forbidden.
+            ChatTemplateError: the template is missing, fails, or tries something forbidden; or a variable has
+                a name that is taken.
             UsageError: no such style.
         """
+        check_variables(variables, _RENDERING)
         template = self._model.chat_template
         text = template.render(
             messages,
@@ -222,6 +225,11 @@ class RequestFactory:
         texts = [prefix + text for text in params.dry_sequence_breakers for prefix in ("", "a")]
         encoded = [self.encode(text, add_special_tokens=False) for text in texts]
         return {token for token_ids in encoded for token in token_ids[-1:]}
+
+
+# What a request's own variables must not be called: what the template is given anyway, and by whom.
+_RENDERING = frozenset(inspect.signature(ChatTemplate.render).parameters)
+RENDER_OPTIONS = _RENDERING | frozenset(inspect.signature(RequestFactory.chat_prompt).parameters)
 
 
 def _no_parser() -> None:

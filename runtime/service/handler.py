@@ -8,7 +8,8 @@ from contextlib import aclosing, contextmanager
 
 from ...errors import EngineClosedError, ServiceUnavailableError
 from ..api.async_llm import AsyncLLM
-from ..api.requests import Prompt
+from ..api.requests import RENDER_OPTIONS, Prompt
+from ..text.chat_template import check_variables
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel
@@ -105,4 +106,5 @@ async def _prompt(llm: AsyncLLM, prompt: str | list[int] | Conversation) -> Prom
     """A prompt as the engine takes it."""
     if not isinstance(prompt, Conversation):
         return prompt
+    check_variables(prompt.variables, RENDER_OPTIONS)
     return await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import keyword
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from ...errors import ChatTemplateError, PromptTooLongError, UsageError
-from .template_sandbox import MAX_SIZE, SANDBOX
+from .template_sandbox import SANDBOX
+from ..template_budget import MAX_SIZE
 from .tokenizer import read_optional_json
 
 Message = Mapping[str, Any]
@@ -138,6 +140,23 @@ def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
     except (jinja2.TemplateError, *_FAULTS) as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)
+
+
+def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:
+    """Refuse names that a template or carryall gives a meaning of their own.
+
+    Args:
+        variables: whatever a request wants the template to know, such as ``enable_thinking``.
+        reserved: names of parameters that the request may not set in this way.
+
+    Raises:
+        ChatTemplateError: a name is no identifier, or taken.
+    """
+    for name in variables:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ChatTemplateError(f"{name!r} cannot be a variable of a chat template: it is no name")
+        if name in reserved or name in SANDBOX.globals or name.startswith("_"):
+            raise ChatTemplateError(f"'{name}' cannot be a variable of a chat template: the name is taken")
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jinja2.ext
@@ -18,36 +17,54 @@ import jinja2.sandbox
 import jinja2.visitor
 from jinja2.exceptions import SecurityError
 
-MAX_SIZE = 10_000_000  # characters of the prompt, and of any string or list made on the way
-_MAX_ITERATIONS = 1_000_000  # of all loops together
-_MAX_BITS = 4096  # of an integer
-_WIDE_FORMAT = re.compile(r"\d{6,}|\*|\{[^{}]*\{")  # a width of a million, or one taken from an argument
+from ..template_budget import CALL, FILTERED, ITERATION, MAX_ITEMS, SLOWLY_FILTERED, Budget
+from ..template_filters import (
+    CHECKED_METHODS,
+    CHECKS,
+    PLAIN_FILTERS,
+    PLAIN_METHODS,
+    SLOW_ON_TEXT,
+    check_format,
+    to_json,
+)
 
-# Filters that pad to a given width or format by a given string; no chat template needs them.
-_REMOVED_FILTERS = ("center", "format", "urlize", "wordwrap")
-_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+_MAX_BITS = 4096  # of an integer
+_WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")  # a width of a thousand, or one taken from an argument
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """An environment with what Hugging Face chat templates expect. Thread-safe.
 
-    Jinja's sandbox keeps the template away from Python; this class also limits the iterations of all loops
-    together and the size of what it makes. It is no substitute for limits on the process where users, not
-    only checkpoints, may send templates.
+    Jinja's sandbox keeps the template away from Python. This class also limits the size of everything that is
+    made and the work of a rendering, whatever makes it: operators, filters, methods, blocks or loops. Filters
+    and methods that are not known to be harmless are not there. It is no substitute for limits on the process
+    where users, not only checkpoints, may send templates.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # nothing is computed while compiling, which no budget covers
+            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+            finalize=self._written,
         )
-        self.filters.update(tojson=_to_json, budgeted=self._budgeted, bounded=_bounded)
-        for name in _REMOVED_FILTERS:
-            del self.filters[name]
+        known = {
+            name: self.filters[name] for name in sorted(PLAIN_FILTERS | set(CHECKS)) if name in self.filters
+        }
+        self.filters = {name: self._guarded(name, function) for name, function in known.items()}
+        own = {
+            "tojson": self._to_json,
+            "budgeted": self._budgeted,
+            "bounded": self._bounded,
+            "weighed": self._weighed,
+        }
+        self.filters.update(own)
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         del self.globals["lipsum"]
-        self._budget = threading.local()
+        self._local = threading.local()
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 -- there is one sandbox, which lives as long as the process
     def compiled(self, source: str) -> jinja2.Template:
@@ -57,67 +74,133 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def generate(self, source: str, variables: Mapping[str, Any]) -> Iterator[str]:
         """Render piece by piece; the limits hold for each rendering on its own."""
         template = self.compiled(source)
-        self._budget.iterations = _MAX_ITERATIONS
+        self._local.budget = Budget()
         return template.generate(variables)
+
+    @property
+    def _budget(self) -> Budget:
+        budget: Budget = self._local.budget
+        return budget
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an intercepted operator if the result stays small."""
-        if operator in ("*", "**") and _product_size(operator, left, right) > MAX_SIZE:
-            raise SecurityError(f"the result of '{operator}' would be too large")
-        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise SecurityError("a format with a huge or variable width")
-        return _bounded(super().call_binop(context, operator, left, right))
+        if operator in ("*", "**"):
+            self._budget.expect(_product_size(operator, left, right))
+        if operator == "%" and isinstance(left, str):
+            if _WIDE_FORMAT.search(left):
+                raise SecurityError("a format with a huge or variable width")
+            check_format(self._budget, left, "%", right if isinstance(right, tuple) else [right])
+        return self._budget.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method if the result stays small."""
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if isinstance(owner, str):
-            if name in _PADDING_METHODS and any(isinstance(n, int) and n > MAX_SIZE for n in args):
-                raise SecurityError(f"padding by '{name}' to a huge width")
-            if name == "replace" and len(args) > 1 and len(owner) * len(str(args[1])) > MAX_SIZE:
-                raise SecurityError("the result of 'replace' would be too large")
-        return _bounded(super().call(context, obj, *args, **kwargs))
+        kind = next((kind for kind in PLAIN_METHODS if isinstance(owner, kind)), None)
+        if kind is not None and name not in PLAIN_METHODS[kind]:
+            if kind is not str or name not in CHECKED_METHODS:
+                raise SecurityError(f"the method '{name}' of a {kind.__name__} is not for templates")
+            CHECKED_METHODS[name](self._budget, owner, *args, **kwargs)
+        if kind is str and name in ("split", "rsplit", "splitlines"):
+            self._budget.expect(10 * len(owner))  # a short piece takes about as much memory as 50 characters
+        self._budget.charge(CALL)
+        return self._budget.made(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
         """Refuse ``str.format`` with a width that would make a huge string."""
+        if getattr(value, "__name__", "") == "format_map":
+            return None  # not called with the values, so it cannot be checked; nor is it safe to call
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _WIDE_FORMAT.search(value.__self__):
+        if wrapped is None:
+            return None
+        if _WIDE_FORMAT.search(value.__self__):
             raise SecurityError("a format with a huge or variable width")
-        return wrapped
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check_format(self._budget, value.__self__, "{", [*args, *kwargs.values()])
+            return self._budget.made(wrapped(*args, **kwargs))
+
+        return checked
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         limited: jinja2.nodes.Template = _Limiter().visit(super()._parse(source, name, filename))
         return limited
 
-    def _budgeted(self, items: Iterable[Any]) -> Iterable[Any]:
-        """Charge a loop's items to the budget, at once where they can be counted."""
-        if isinstance(items, Sized):
-            self._charge(len(items))
-            return items
-        return self._charging(items)
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that weighs what it gets and pays for what it makes."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        check = CHECKS.get(name)
 
-    def _charging(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self._charge(1)
-            yield item
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            budget, own = self._budget, list(args[first:])
+            if name == "join" and own and not isinstance(own[0], str | list | tuple | dict):
+                own[0] = budget.listed(own[0])
+            each = SLOWLY_FILTERED if own and isinstance(own[0], str) and name in SLOW_ON_TEXT else FILTERED
+            budget.charge(ITERATION + each * sum(map(budget.weigh, (*own, *kwargs.values()))))
+            if check is not None:
+                try:
+                    check(budget, *own, **kwargs)
+                except TypeError:
+                    pass  # arguments that the filter refuses with the better message
+            return budget.made(function(*args[:first], *own, **kwargs))
 
-    def _charge(self, count: int) -> None:
-        self._budget.iterations -= count
-        if self._budget.iterations < 0:
-            raise SecurityError(f"more than {_MAX_ITERATIONS} loop iterations")
+        return guarded
+
+    def _to_json(self, value: Any, *args: Any, **options: Any) -> str:
+        return to_json(self._budget, value, *args, **options)
+
+    def _budgeted(self, items: Iterable[Any], literal: int) -> Iterable[Any]:
+        return self._budget.iterated(items, literal)
+
+    def _bounded(self, value: Any) -> Any:
+        if isinstance(value, list | tuple | dict):
+            self._budget.weigh(value)
+        return self._budget.made(value)
+
+    def _weighed(self, value: Any) -> Any:
+        if isinstance(value, list | tuple | dict):
+            self._budget.weigh(value)
+        return value
+
+    def _written(self, value: Any) -> Any:
+        self._budget.charge(self._budget.weigh(value))
+        return value
 
 
 class _Limiter(jinja2.visitor.NodeTransformer):
-    """Sends the items of every loop and the result of every `~` through a filter that limits them."""
+    """Sends whatever makes values without a call or an operator through filters that limit them."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:  # noqa: N802 -- jinja2's naming
+        literal = sum(len(data.data) for data in node.find_all(jinja2.nodes.TemplateData))
         self.generic_visit(node)
-        node.iter = _filter(node.iter, "budgeted")
+        node.iter = _filter(node.iter, "budgeted", jinja2.nodes.Const(literal))
         return node
 
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Filter:  # noqa: N802
+    def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.AssignBlock:  # noqa: N802
+        self.generic_visit(node)
+        node.filter = _filter(node.filter, "bounded")
+        return node
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, "weighed")
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, "weighed")
+        return node
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(node, "bounded") if isinstance(node.arg, jinja2.nodes.Slice) else node
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(node, "bounded") if node.ctx == "load" else node
+
+    def _limited(self, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
         self.generic_visit(node)
         return _filter(node, "bounded")
+
+    visit_Concat = visit_List = visit_Dict = _limited  # noqa: N815
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -130,21 +213,17 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _filter(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Filter:
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_SIZE:
-        raise SecurityError(f"a value of more than {MAX_SIZE} characters or items")
-    return value
+def _filter(node: jinja2.nodes.Expr | None, name: str, *args: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
+    lineno = node.lineno if node is not None else None
+    return jinja2.nodes.Filter(node, name, list(args), [], None, None, lineno=lineno)
 
 
 def _product_size(operator: str, left: Any, right: Any) -> float:
-    """Items of ``left * right`` where one is a sequence; for integers, infinite if they get too long."""
+    """Characters of ``left * right`` where one is a sequence; for integers, infinite if they get too long."""
     for items, count in ((left, right), (right, left)):
         if isinstance(items, str | list | tuple) and isinstance(count, int):
-            return len(items) * max(count, 0)
+            size = len(items) * max(count, 0)
+            return size if isinstance(items, str) or size <= MAX_ITEMS else float("inf")
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
         return float("inf") if bits > _MAX_BITS else 0
@@ -156,12 +235,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > 100 or re.search(r"\d{2,}", form):  # glibc pads to a width
+        raise SecurityError("a date in a form that makes it long")
     return dt.datetime.now().astimezone().strftime(form)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """JSON with nothing escaped for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 SANDBOX = TemplateSandbox()

@@ -18,7 +18,7 @@ class StructuredOutput:
     """Exactly one of the ways to say what the output must look like.
 
     Args:
-        json_schema: a JSON schema, as an object or as its text.
+        json_schema: a JSON schema, as an object, as true or false, or as its text.
         json_object: any JSON object.
         regex: a regular expression (Rust's syntax) that the whole output matches.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
@@ -28,7 +28,7 @@ class StructuredOutput:
         InvalidSamplingError: none or several are given, or one is of the wrong type or too large.
     """
 
-    json_schema: str | Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
+    json_schema: str | bool | Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     json_object: bool = False
     regex: str | None = None
     grammar: str | None = None
@@ -39,7 +39,7 @@ class StructuredOutput:
             raise InvalidSamplingError(f"choice must be a list of texts, not {self.choice!r}")
         object.__setattr__(self, "choice", tuple(self.choice))
         options = [field.name for field in dataclasses.fields(self)]
-        given = [name for name in options if getattr(self, name) not in (None, False, ())]
+        given = [name for name in options if self._is_given(name)]
         if len(given) != 1:
             raise InvalidSamplingError(f"structured_output needs one of {', '.join(options)}, not {given}")
         name, value = given[0], getattr(self, given[0])
@@ -49,6 +49,10 @@ class StructuredOutput:
         size, most = len(self.key[1]), _MOST_CHARACTERS.get(name, 1 << 16)
         if size > most:
             raise InvalidSamplingError(f"{name} has {size} characters, more than {most}")
+
+    def _is_given(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None if name == "json_schema" else value not in (None, False, ())
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -77,7 +81,7 @@ class StructuredOutput:
         return ("choice", _json(self.choice)) if self.choice else ("json_object", "")
 
 
-_TYPES: dict[str, Any] = {"json_schema": (str, Mapping), "json_object": bool, "choice": tuple}
+_TYPES: dict[str, Any] = {"json_schema": (str, bool, Mapping), "json_object": bool, "choice": tuple}
 
 
 def _json(value: Any) -> str:

@@ -58,7 +58,7 @@ def test_where_one_text_is_refused_nobody_goes_on_with_the_others(tmp_path: Path
         llm = AsyncLLM(toy_model(tmp_path, context_length=512, step_seconds=0.01))
         try:
             with pytest.raises(RequestError, match="context"):
-                await llm.score("a", ["b" * 400, "c" * 600])
+                await llm.score("a", ["b" * 400, "c" * 510])
             while llm.stats().running + llm.stats().waiting:
                 await asyncio.sleep(0.002)
             assert llm.stats().cancelled == 1

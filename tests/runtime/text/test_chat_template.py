@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from carryall.errors import ChatTemplateError
+from carryall.errors import ChatTemplateError, PromptTooLongError
 from carryall.runtime.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "2 < 3 & é"}, {"role": "assistant", "content": "yes"}]
@@ -102,7 +102,7 @@ def test_broken_templates(source: str, words: str) -> None:
 )
 def test_malicious_templates_are_refused_soon(source: str) -> None:
     began = time.perf_counter()
-    with pytest.raises(ChatTemplateError):
+    with pytest.raises((ChatTemplateError, PromptTooLongError)):
         render(source)
     assert time.perf_counter() - began < 20
 
