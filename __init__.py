@@ -10,6 +10,7 @@ Importing carryall is cheap: a name loads its module, and with it onnxruntime, o
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ __all__ = [
     "StructuredOutput",
     "__version__",
 ]
+
+
+if os.environ.get("CARRYALL_LOG") or os.environ.get("CARRYALL_LOG_FORMAT"):
+    from .runtime.logs import configure_at_import
+
+    configure_at_import()
 
 
 def __getattr__(name: str) -> object:

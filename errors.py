@@ -23,6 +23,9 @@
     |-- ServiceUnavailableError   the service is loading its model or shutting down
     `-- RequestCancelled          the caller cancelled this request
 
+    CarryallWarning (UserWarning)
+    `-- WeightWarning             a checkpoint's weights are usable, but not what they should be
+
 A message says what is wrong, with which thing, and what to do about it. This module imports nothing
 of carryall, so that every folder may raise these.
 """
@@ -129,3 +132,11 @@ class ServiceUnavailableError(CarryallError):
 
 class RequestCancelled(CarryallError):  # noqa: N818 -- not a fault, the caller's own wish
     """The caller cancelled this request."""
+
+
+class CarryallWarning(UserWarning):
+    """Base of all warnings that carryall gives; filter or raise them with the ``warnings`` module."""
+
+
+class WeightWarning(CarryallWarning):
+    """A weight looks wrong; the message names the tensor."""

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -74,6 +75,7 @@ class VerbGroup(click.Group):
                 warnings.showwarning = _show_warning  # type: ignore[assignment]
                 code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.Abort:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what the end of the process does
             _fail("interrupted", 130)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else "carryall"

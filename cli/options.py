@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from ..runtime.plain_json import plain_json
+
 model_argument = click.argument("model")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, nothing else.")
@@ -15,8 +17,8 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress on 
 
 
 def print_json(document: Any) -> None:
-    """Write ``document`` to stdout as one line of JSON."""
-    click.echo(json.dumps(document, ensure_ascii=False))
+    """Write ``document`` to stdout as one line of JSON, in which NaN is null."""
+    click.echo(plain_json(document))
 
 
 def human_bytes(size: float) -> str:

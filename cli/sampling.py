@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ..errors import UsageError
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
 from .sections import SectionOption
@@ -104,8 +105,15 @@ def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams
     stated = {name: value for name, value in given.items() if value is not None}
     form = {name: stated.pop(name) for name in _STRUCTURED if name in stated}
     form = {
-        name: value.read_text() if isinstance(value, Path) else value for name, value in form.items() if value
+        name: _content(value) if isinstance(value, Path) else value for name, value in form.items() if value
     }
     if form:
         stated["structured_output"] = form
     return SamplingParams.from_dict({**own, **stated})
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8, see its byte {error.start}") from error

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import CheckpointError
+from ..errors import WeightWarning as WeightWarning
 from .config import read_json
 
 Array = npt.NDArray[Any]
@@ -27,10 +28,6 @@ Array = npt.NDArray[Any]
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
 _CHUNK_BYTES = 32 << 20  # converted at once, so that little of a large tensor is in memory twice
-
-
-class WeightWarning(UserWarning):
-    """A weight looks wrong; the message names the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 
 _PATIENCE = 10.0  # seconds; a run of a device that hangs must not keep the process alive for ever
@@ -41,6 +42,15 @@ class Gate:
             self._changed.wait_for(lambda: not self._inside, _PATIENCE)
 
 
+def leave_threads(code: int) -> None:
+    """End the process now if a daemon thread still loads a model, which nothing can interrupt."""
+    if any(thread.name == LOADING and thread.is_alive() for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+LOADING = "carryall-load"  # the name of such a thread
 NATIVE = Gate()
 atexit.register(NATIVE.shut)
 if hasattr(os, "register_at_fork"):  # in the child, threads inside are not there

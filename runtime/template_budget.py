@@ -93,7 +93,7 @@ class Budget:
         if not isinstance(value, _CONTAINERS):
             return 32
         weight = nodes = 0
-        held = [value]
+        held: list[Any] = [value]
         while held:
             one = held.pop()
             nodes += 1
@@ -109,7 +109,7 @@ class Budget:
                 held += one._Namespace__attrs.values()  # noqa: SLF001 -- it shows them, but gives no list
             elif isinstance(one, _CONTAINERS):
                 weight += 2
-                held += one
+                held.extend(one)  # type: ignore[arg-type]  # a view is iterable
             else:
                 weight += 32
             if len(held) > MAX_ITEMS:

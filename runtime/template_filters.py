@@ -27,8 +27,8 @@ SLOW_ON_TEXT = frozenset(_SLOW.split())
 
 _OF_TEXTS = """
     capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
-    islower isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind
-    rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
+    islower isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix
+    rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
 """
 # Methods whose results are no larger than what goes in.
 PLAIN_METHODS: dict[type, frozenset[str]] = {
@@ -93,7 +93,7 @@ def _listed(budget: Budget, items: Any) -> None:
         budget.listed(items)
 
 
-# Called with the arguments of a filter, before it; they raise SecurityError where its result would be too large.
+# Called with the arguments of a filter, before it; they raise SecurityError where it would make too much.
 CHECKS: dict[str, Callable[..., None]] = {
     "batch": _columns,
     "indent": _indent,

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import click
 
 from ...errors import UsageError
+from ...runtime.api.uninterrupted import second_interrupt_ends
 from ...runtime.batch.lines import LineReader
 from ...runtime.batch.output import ResultFile, write_result
 from ...runtime.batch.run import BatchRun, BatchSummary
@@ -139,7 +140,10 @@ async def _work(
 ) -> BatchSummary:
     handler = LLMHandler()
     handler.ready(served)
-    return await BatchRun(handler, write, finished).run(iter(reader), served.info.max_slots * LINES_PER_SLOT)
+    with second_interrupt_ends():
+        return await BatchRun(handler, write, finished).run(
+            iter(reader), served.info.max_slots * LINES_PER_SLOT
+        )
 
 
 def _show(summary: BatchSummary, seconds: float, *, as_json: bool, quiet: bool) -> None:

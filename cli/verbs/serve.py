@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import click
 
 from ...errors import MissingExtraError
+from ...runtime.at_exit import leave_threads
+from ...runtime.models.loading import LoadOptions
 from ...runtime.service.config import ServerConfig
 from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
@@ -81,5 +84,11 @@ def command(
             click.echo(f"{model} ({provider}): gRPC on {address}, Ctrl-C stops")
 
     config = ServerConfig(host=host, grpc_port=grpc_port, grace_seconds=grace)
-    if not asyncio.run(serve(load, config, on_ready)):
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
+    try:
+        drained = asyncio.run(serve(load, config, on_ready))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not drained:
         click.echo(f"requests that ran longer than {grace:g} s after the stop were cancelled", err=True)
+    leave_threads(0)

@@ -293,6 +293,7 @@ class AsyncLLM(TextModel):
                     command()
                 self._publish(self._engine.step())
         except BaseException as error:
+            log_fault(_log, "-", "the engine", error)
             with self._wake:
                 self._closed = f"the engine failed: {error!r}"
             raise

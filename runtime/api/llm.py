@@ -147,6 +147,8 @@ class LLM(TextModel):
             seen = 0
             while not group.finished:
                 self._step_for(group, seen)
+                if group.fault is not None:
+                    break
                 if group.finished or group.num_generated > seen:
                     seen = group.num_generated
                     state = group.settled(group.snapshot())

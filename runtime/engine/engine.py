@@ -140,6 +140,7 @@ class Engine:
             request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
             request.capacity = self.max_length
         self._requests[request.request_id] = request
+        _log.debug("request %s: %d prompt tokens", request.request_id, request.num_tokens)
         self._counters.prompt_tokens += request.num_tokens
         self._deadlines.add(request)
         if request.awaited_grammar is None:
@@ -275,6 +276,8 @@ class Engine:
         self._retire(request, keep=False)
 
     def _retire(self, request: Request, *, keep: bool = True) -> None:
+        count = len(request.output_token_ids)
+        _log.debug("request %s: %s after %d tokens", request.request_id, request.finish_reason, count)
         del self._requests[request.request_id]
         self._speculator.forget(request)
         if not self._compiling.discard(request):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager, suppress
 
 from ...errors import EngineClosedError, ServiceUnavailableError
-from ..api.async_llm import AsyncLLM
+from ..api.async_llm import AsyncLLM, RequestStream
 from ..api.requests import RENDER_OPTIONS, Prompt
 from ..text.chat_template import check_variables
 from .deltas import DeltaTracker
@@ -16,6 +16,8 @@ from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
 STOPPING = "the service is shutting down; retry elsewhere"
+CUT_OFF = "the service was shut down before the request was finished; retry elsewhere"
+_FAREWELL_SECONDS = 0.5
 
 
 class LLMHandler:
@@ -26,6 +28,7 @@ class LLMHandler:
         self._refusal: str | None = LOADING
         self.engine_lost = asyncio.Event()  # set once a request has met a dead engine
         self._active = 0
+        self._streams: set[RequestStream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -61,7 +64,7 @@ class LLMHandler:
             ProviderRuntimeError: the model failed to run.
         """
         with self._in_progress() as llm:
-            outputs = llm.generate(
+            stream = await llm.add_request(
                 await _prompt(llm, request.prompt),
                 request.params,
                 request.request_id,
@@ -70,18 +73,30 @@ class LLMHandler:
                 request.tenant,
                 request.timeout,
             )
+            self._streams.add(stream)
             tracker = DeltaTracker()
-            async with aclosing(outputs):
-                async for output in outputs:
+            try:
+                async for output in stream:
                     for delta in tracker.advance(output):
                         yield delta
+            finally:
+                self._streams.discard(stream)
+                stream.cancel()
 
     async def drain(self, grace_seconds: float) -> bool:
-        """Refuse new requests and wait for those in progress; return whether all ended in time."""
+        """Refuse new requests and wait for those in progress, then end what is left with an error.
+
+        Returns:
+            Whether all ended in time.
+        """
         self._refusal = STOPPING
         try:
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         except TimeoutError:
+            for stream in self._streams:
+                stream.fail(ServiceUnavailableError(CUT_OFF))
+            with suppress(TimeoutError):  # the answers leave now; who does not take theirs loses it
+                await asyncio.wait_for(self._idle.wait(), _FAREWELL_SECONDS)
             return False
         return True
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ...errors import EngineClosedError
+from ..at_exit import LOADING
 from .config import ServerConfig
 from .grpc_server import GrpcServer
 from .handler import LLMHandler
@@ -108,5 +109,5 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         except BaseException as error:  # noqa: BLE001 -- raised again where the result is awaited
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="carryall-load", daemon=True).start()
+    threading.Thread(target=run, name=LOADING, daemon=True).start()
     return asyncio.wrap_future(outcome)

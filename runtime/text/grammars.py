@@ -160,6 +160,16 @@ def _grammar(kind: str, text: str) -> str:
         # One terminal: the parser would follow at most 2,000 alternatives at a time.
         grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
-        schema = text if kind == "json_schema" else '{"type": "object"}'
+        schema = _schema(text) if kind == "json_schema" else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)
     return str(grammar)
+
+
+def _schema(text: str) -> str:
+    """A schema as the library takes it: an object, not one of the two truth values that are schemas too."""
+    match text.strip():
+        case "true":
+            return "{}"
+        case "false":
+            raise InvalidSamplingError("json_schema 'false' allows no output at all")
+    return text

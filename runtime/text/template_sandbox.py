@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import re
@@ -94,7 +95,8 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method if the result stays small."""
-        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        owner: Any = getattr(obj, "__self__", None)
+        name = getattr(obj, "__name__", "")
         kind = next((kind for kind in PLAIN_METHODS if isinstance(owner, kind)), None)
         if kind is not None and name not in PLAIN_METHODS[kind]:
             if kind is not str or name not in CHECKED_METHODS:
@@ -138,10 +140,8 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             each = SLOWLY_FILTERED if own and isinstance(own[0], str) and name in SLOW_ON_TEXT else FILTERED
             budget.charge(ITERATION + each * sum(map(budget.weigh, (*own, *kwargs.values()))))
             if check is not None:
-                try:
+                with contextlib.suppress(TypeError):  # the filter refuses them with the better message
                     check(budget, *own, **kwargs)
-                except TypeError:
-                    pass  # arguments that the filter refuses with the better message
             return budget.made(function(*args[:first], *own, **kwargs))
 
         return guarded
@@ -213,7 +213,7 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _filter(node: jinja2.nodes.Expr | None, name: str, *args: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
+def _filter(node: jinja2.nodes.Node | None, name: str, *args: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
     lineno = node.lineno if node is not None else None
     return jinja2.nodes.Filter(node, name, list(args), [], None, None, lineno=lineno)
 

@@ -98,12 +98,11 @@ def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_in_a_loop_over_a_large_text(name: str) -> None:
     """Each takes a text of a million characters, again and again: the rendering's work is bounded."""
-    source = (
+    arguments = {"replace": "('a', 'b')", "map": "('upper')", "attr": "('x')"}.get(name, "")
+    refused(
         "{% set x = 'a b' * 100000 %}{% set ns = namespace(all=[]) %}{% for i in range(99999) %}"
-        "{% set y = x | " + name + {"replace": "('a', 'b')", "map": "('upper')", "attr": "('x')"}.get(name, "")
-        + " %}{% set ns.all = ns.all + [y] %}{% endfor %}"
-    )  # fmt: skip
-    refused(source)
+        f"{{% set y = x | {name}{arguments} %}}{{% set ns.all = ns.all + [y] %}}{{% endfor %}}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,11 +148,13 @@ def test_every_method_is_allowed_checked_or_refused(method: str) -> None:
         "{{ ('%s' * 10**5) % (('a' * 10**3,) * 10**5) }}",
         "{{ '%99999d' % 1 }}",
         "{{ '%.99999f' % 1 }}",
-        "{% for i in range(9999) %}{{ '%999d' % 1 }}{% for j in range(9) %}{{ '%999d' % 1 }}{% endfor %}{% endfor %}",
+        "{% for i in range(9999) %}" + "{{ '%999d' % 1 }}" * 10 + "{% endfor %}",
         "{{ strftime_now('%99999999Y') }}",
         "{{ strftime_now('%Y' * 10**6) }}",
-        "{% set ns = namespace(x='a' * 100) %}" + "{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}" * 60,
-        "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}" + "{% set ns.x = m(ns.x) %}" * 60,
+        "{% set ns = namespace(x='aaa') %}"
+        + "{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}" * 60,
+        "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}"
+        + "{% set ns.x = m(ns.x) %}" * 60,
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% set x %}{% for i in range(99999) %}" + "a" * 100_000 + "{% endfor %}{% endset %}",
         "{% filter upper %}{% for i in range(99999) %}" + "a" * 100_000 + "{% endfor %}{% endfilter %}",
@@ -165,7 +166,9 @@ def test_every_method_is_allowed_checked_or_refused(method: str) -> None:
         doubled(60) + "{{ '%s' % ns.x }}",
         doubled(60) + "{{ '{}'.format(ns.x) }}",
         doubled(60) + "{% set a = ns.x %}" + doubled(60) + "{{ a == ns.x }}",
-        "{% set ns = namespace(x={'a': 'aaaa'}) %}" + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}" * 60 + "{{ ns.x.values() }}",
+        "{% set ns = namespace(x={'a': 'aaaa'}) %}"
+        + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}" * 60
+        + "{{ ns.x.values() }}",
         "{{ [[1] * 1000000] * 1000000 }}",
         "{{ ('f' * 9999999) | int(base=16) }}",
         "{% for x in messages | budgeted(-999999999) %}{% endfor %}{% for i in range(99999) %}"
@@ -179,10 +182,12 @@ def test_other_ways_to_large_values(source: str) -> None:
 def test_what_chat_templates_do_is_allowed() -> None:
     source = (
         "{{ messages | map(attribute='content') | join(', ') }}|{{ ['b', 'a'] | sort | first }}|"
-        "{{ 'a-b'.split('-')[1] }}|{{ {'a': [1, 2]} | tojson(indent=2) | length }}|{{ 'x' | indent(4, true) }}|"
+        "{{ 'a-b'.split('-')[1] }}|{{ {'a': [1, 2]} | tojson(indent=2) | length }}|"
+        "{{ 'x' | indent(4, true) }}|"
         "{{ '%s-%02d' % ('a', 3) }}|{{ 'a {} {b}'.format(1, b=2) }}|{{ 'abc'[::-1] }}|{{ 'x'.ljust(3) }}.|"
         "{{ {'a': 1}.items() | list }}|{{ messages[0].get('content', '').strip() }}|{{ 3.14159 | round(2) }}|"
-        "{% set x %}t{{ 1 + 1 }}{% endset %}{{ x }}|{{ 'aXb'.replace('X', '-') }}|{{ ', '.join(['1', '2']) }}|"
+        "{% set x %}t{{ 1 + 1 }}{% endset %}{{ x }}|{{ 'aXb'.replace('X', '-') }}|"
+        "{{ ', '.join(['1', '2']) }}|"
         "{% for k, v in {'a': 1} | dictsort %}{{ k }}={{ v }}{% endfor %}|{{ [1, 2, 3] | batch(2) | list }}"
     )
     assert render(source) == (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,3 +183,19 @@ def test_devices_are_checked() -> None:
         with_device(config, "cuda", "x")
     with pytest.raises(UsageError, match="provider 'cpu' has no choice of devices, such as '1'"):
         load_model("demo", provider="cpu:1")
+
+
+def test_hidden_states_cross_the_border_of_a_process(tmp_path: Path) -> None:
+    config = RunnerConfig(max_slots=2, options={"vocab_size": 16, "embedding_size": 4})
+    path = tmp_path / "none.onnx"
+    found: list[npt.NDArray[np.float32]] = []
+    for runner in (ProcessRunner("null", path, config), get_provider("null").runner(path, config)):
+        states = np.full((2, 4), np.nan, np.float32)
+        rows = [Row(0, np.array([1, 2]), 0, last_hidden_states=states), Row(1, np.array([1, 3]), 0)]
+        assert runner.info.embedding_size == 4
+        runner.forward(rows)
+        found.append(states)
+        assert rows[1].last_hidden_states is None
+        runner.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.isfinite(found[0]).all()

@@ -1,0 +1,112 @@
+"""Logging, for whoever runs carryall: what is shown, and how.
+
+Every module logs to ``logging.getLogger(__name__)``, so loggers are named after the rooms they speak for,
+such as ``carryall.runtime.engine``. Only warnings are shown, unless the program or the environment asks for more:
+
+    CARRYALL_LOG=debug                                  everything
+    CARRYALL_LOG=runtime.engine=debug,providers=info    some rooms
+    CARRYALL_LOG_FORMAT=json                            one JSON object a line
+
+Records name requests by their ids and never hold their texts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+
+from ..errors import CarryallWarning, UsageError
+
+LEVELS_VARIABLE, FORMAT_VARIABLE = "CARRYALL_LOG", "CARRYALL_LOG_FORMAT"
+ROOT = "carryall"
+_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: time (seconds since 1970), level, logger, message, and error if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to what is stderr when a record comes, as ``logging.lastResort`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def stream(self) -> object:
+        """Where records go."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: object) -> None:
+        """It is not kept."""
+
+
+def levels(text: str) -> Iterator[tuple[str, int]]:
+    """Loggers and their levels, as ``CARRYALL_LOG`` states them.
+
+    Raises:
+        UsageError: it states something else.
+    """
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        room, equals, level = item.rpartition("=")
+        if level.lower() not in _LEVELS or (equals and not room.replace("_", "").replace(".", "").isalnum()):
+            raise UsageError(
+                f"{LEVELS_VARIABLE} is a level ({', '.join(_LEVELS)}) or ROOM=LEVEL,..., such as "
+                f"runtime.engine=debug; not {item!r}"
+            )
+        name = room if room == ROOT or room.startswith(f"{ROOT}.") else ".".join(filter(None, (ROOT, room)))
+        yield name, _LEVELS[level.lower()]
+
+
+def configure(environment: Mapping[str, str] = os.environ) -> None:
+    """Show what the environment asks for on stderr; without ``CARRYALL_LOG`` nothing is changed.
+
+    Raises:
+        UsageError: a variable states something else.
+    """
+    asked = dict(levels(environment.get(LEVELS_VARIABLE, "")))
+    form = environment.get(FORMAT_VARIABLE, "text")
+    if form not in ("text", "json"):
+        raise UsageError(f"{FORMAT_VARIABLE} is text or json, not {form!r}")
+    if not asked and form == "text":
+        return
+    handler = _Stderr()
+    handler.setFormatter(JsonFormatter() if form == "json" else _utc(logging.Formatter(_FORM)))
+    root = logging.getLogger(ROOT)
+    root.handlers = [one for one in root.handlers if not isinstance(one, _Stderr)] + [handler]
+    root.propagate = False
+    for name, level in asked.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def configure_at_import() -> None:
+    """As ``configure``; a variable that states something else is a warning, for imports go on."""
+    try:
+        configure()
+    except UsageError as error:
+        warnings.warn(str(error), CarryallWarning, stacklevel=2)
+
+
+def _utc(formatter: logging.Formatter) -> logging.Formatter:
+    formatter.converter = time.gmtime
+    formatter.default_time_format, formatter.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+    return formatter

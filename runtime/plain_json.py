@@ -1,0 +1,23 @@
+"""JSON as the standard has it: no NaN and no Infinity, which Python's writer puts into it otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def plain_json(document: Any) -> str:
+    """One line of JSON; numbers that are not finite become null."""
+    try:
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
