@@ -1,7 +1,8 @@
 """Logging, for whoever runs carryall: what is shown, and how.
 
 Every module logs to ``logging.getLogger(__name__)``, so loggers are named after the rooms they speak for,
-such as ``carryall.runtime.engine``. Only warnings are shown, unless the program or the environment asks for more:
+such as ``carryall.runtime.engine``. Only warnings are shown, unless the program or the environment asks for
+more:
 
     CARRYALL_LOG=debug                                  everything
     CARRYALL_LOG=runtime.engine=debug,providers=info    some rooms

@@ -9,7 +9,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 MAX_SIZE = 10_000_000  # characters of the prompt, and of any string made on the way
-MAX_ITEMS = 1_000_000  # of a list, and of everything that hangs on a value
+MAX_ITEMS = 200_000  # of a list, and of everything that hangs on a value
 _MAX_BITS = 4096  # of an integer
 # Of work: a character costs 1. About a second of it is left to the largest of conversations.
 _UNITS = 256_000_000
