@@ -61,7 +61,7 @@ __all__ = [
 
 
 if os.environ.get("CARRYALL_LOG") or os.environ.get("CARRYALL_LOG_FORMAT"):
-    from .runtime.logs import configure_at_import
+    from .logs import configure_at_import
 
     configure_at_import()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from ..runtime.plain_json import plain_json
+from ..plain_json import plain_json
 
 model_argument = click.argument("model")
 

@@ -18,7 +18,7 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 # The rooms from bottom to top. A module may import its own room and rooms of lines above its own.
 LAYERS = """
 errors contract
-options
+options logs plain_json
 proto exporter.demo graph_opt.graph
 exporter graph_opt.passes
 exporter.models
@@ -41,7 +41,7 @@ providers.ort
 providers.host
 providers.openvino
 providers.targets
-runtime.types
+runtime.types runtime.process
 runtime.text runtime.engine.sampling
 runtime.text.parsers runtime.engine.requests
 runtime.engine.kv.tiers

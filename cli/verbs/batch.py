@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 import click
 
 from ...errors import UsageError
-from ...runtime.api.uninterrupted import second_interrupt_ends
 from ...runtime.batch.lines import LineReader
 from ...runtime.batch.output import ResultFile, write_result
 from ...runtime.batch.run import BatchRun, BatchSummary
+from ...runtime.process.uninterrupted import second_interrupt_ends
 from ...runtime.service.handler import LLMHandler
 from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks

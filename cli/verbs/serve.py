@@ -8,8 +8,7 @@ import signal
 import click
 
 from ...errors import MissingExtraError
-from ...runtime.at_exit import leave_threads
-from ...runtime.models.loading import LoadOptions
+from ...runtime.process.at_exit import leave_threads
 from ...runtime.service.config import ServerConfig
 from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks

@@ -21,14 +21,14 @@ from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
-from ..faults import fault_text, log_fault
 from ..models.config import ModelConfig
 from ..models.loading import LoadedModel, open_engine
-from ..prompts import ChatPrompt, Prompt, listed_prompts
+from ..process.faults import fault_text, log_fault
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
+from .prompts import ChatPrompt, Prompt, listed_prompts
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
 from ...providers.base import Row, Runner
-from ..at_exit import NATIVE
 from ..engine.requests.request import Pooling
+from ..process.at_exit import NATIVE
 
 _CHUNK = 128
 

@@ -13,24 +13,24 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, UsageError
 from ...exporter.package import Progress
-from ..at_exit import NATIVE
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
 from ..models.config import ModelConfig
 from ..models.loading import LoadedModel, open_engine
-from ..prompts import Prompt, listed_prompts
+from ..process.at_exit import NATIVE
+from ..process.fair_lock import FairLock
+from ..process.uninterrupted import uninterrupted
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
-from .fair_lock import FairLock
+from .prompts import Prompt, listed_prompts
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
-from .uninterrupted import uninterrupted
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -16,16 +16,16 @@ from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
 from ..models.loading import LoadedModel
-from ..prompts import ChatPrompt as ChatPrompt
-from ..prompts import PooledPrompt as PooledPrompt
-from ..prompts import Prompt as Prompt
-from ..prompts import PromptReader, plain_prompt
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.registry import message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
 from .output_text import OutputText
+from .prompts import ChatPrompt as ChatPrompt
+from .prompts import PooledPrompt as PooledPrompt
+from .prompts import Prompt as Prompt
+from .prompts import PromptReader, plain_prompt
 
 if TYPE_CHECKING:
     from ..text.grammars import GrammarCompiler

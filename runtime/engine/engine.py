@@ -18,7 +18,7 @@ from ...errors import (
     UsageError,
 )
 from ...providers.base import Runner, RunnerInfo
-from ..faults import fault_text, log_fault
+from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .endless import ContextShift
 from .kv.slot_operations import SlotOperations

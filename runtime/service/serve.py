@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ...errors import EngineClosedError
-from ..at_exit import LOADING
+from ..process.at_exit import LOADING
 from .config import ServerConfig
 from .grpc_server import GrpcServer
 from .handler import LLMHandler

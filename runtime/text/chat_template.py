@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 
 from ...errors import ChatTemplateError, PromptTooLongError, UsageError
+from .template_budget import MAX_SIZE
 from .template_sandbox import SANDBOX
-from ..template_budget import MAX_SIZE
 from .tokenizer import read_optional_json
 
 Message = Mapping[str, Any]

@@ -18,8 +18,8 @@ import jinja2.sandbox
 import jinja2.visitor
 from jinja2.exceptions import SecurityError
 
-from ..template_budget import CALL, FILTERED, ITERATION, MAX_ITEMS, SLOWLY_FILTERED, Budget
-from ..template_filters import (
+from .template_budget import CALL, FILTERED, ITERATION, MAX_ITEMS, SLOWLY_FILTERED, Budget
+from .template_filters import (
     CHECKED_METHODS,
     CHECKS,
     PLAIN_FILTERS,

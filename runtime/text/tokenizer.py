@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
-from ..at_exit import NATIVE
-from ..token_coverage import Coverage, coverage
+from ..process.at_exit import NATIVE
+from .token_coverage import Coverage, coverage
 
 TOKENIZER_FILE = "tokenizer.json"
 

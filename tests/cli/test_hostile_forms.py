@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carryall.cli import carryall
-from carryall.runtime.plain_json import plain_json
+from carryall.plain_json import plain_json
 
 
 def run(*args: object) -> Result:

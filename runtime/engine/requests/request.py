@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
-from ...faults import fault_text, log_fault
+from ...process.faults import fault_text, log_fault
 from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ...types.sampling_params import SamplingParams
-from ..history import History, OutputText
 from ..sampling.logits_processors import LogitsProcessor
 from ..sampling.sampler import Sample, TokenLogprob, token_logprobs
 from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys
+from .history import History, OutputText
 
 _log = logging.getLogger(__name__)
 

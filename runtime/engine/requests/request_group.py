@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from ....errors import RequestError
-from ...faults import fault_text, log_fault
+from ...process.faults import fault_text, log_fault
 from ...types.outputs import CompletionOutput, RequestOutput
 from ...types.sampling_params import SamplingParams
 from .request import Request

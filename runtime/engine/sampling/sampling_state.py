@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...faults import fault_text
+from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
 from .dry import Dry
 from .filters import COLDEST, Filters

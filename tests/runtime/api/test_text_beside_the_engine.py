@@ -16,8 +16,8 @@ from llm_kit import toy_model
 
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.api.prompts import ChatPrompt, Prompt
 from carryall.runtime.models.loading import LoadedModel
-from carryall.runtime.prompts import ChatPrompt, Prompt
 from carryall.runtime.service.deltas import DeltaTracker
 from carryall.runtime.text.parsers.base import Message, MessageParser
 from carryall.runtime.text.tokenizer import Tokenizer

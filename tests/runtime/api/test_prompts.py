@@ -21,9 +21,9 @@ from carryall.errors import PromptTooLongError, RequestError
 from carryall.exporter.demo import demo_path
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
-from carryall.runtime.prompts import MOST_BYTES, PromptReader
+from carryall.runtime.api.prompts import MOST_BYTES, PromptReader
+from carryall.runtime.text.token_coverage import coverage
 from carryall.runtime.text.tokenizer import Tokenizer
-from carryall.runtime.token_coverage import coverage
 from carryall.runtime.types.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3)

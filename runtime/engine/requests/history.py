@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ...errors import RequestFailedError
-from ..types.outputs import Logprob, ToolCall
-from .sampling.sampler import TokenLogprob
+from ....errors import RequestFailedError
+from ...types.outputs import Logprob, ToolCall
+from ..sampling.sampler import TokenLogprob
 
 
 class Span(Protocol):

@@ -11,11 +11,11 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from ..errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
-from .engine.requests.request import Pooling
-from .engine.schedule.admission import check_prompt
-from .text.parsers.base import MessageParser
-from .text.tokenizer import Tokenizer
+from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
+from ..engine.requests.request import Pooling
+from ..engine.schedule.admission import check_prompt
+from ..text.parsers.base import MessageParser
+from ..text.tokenizer import Tokenizer
 
 # Tokenizing takes about 170 bytes of memory a byte of text. The larger of these is the most that is taken.
 MOST_BYTES = 1 << 20

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from llm_kit import toy_model
 
+from carryall import logs
 from carryall.errors import CarryallError, CarryallWarning, UsageError, WeightWarning
-from carryall.runtime import logs
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.sampling_params import SamplingParams

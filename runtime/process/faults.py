@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
-from ..errors import CarryallError
+from ...errors import CarryallError
 
 
 def fault_text(what: str, error: BaseException) -> str:

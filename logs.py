@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 
-from ..errors import CarryallWarning, UsageError
+from .errors import CarryallWarning, UsageError
 
 LEVELS_VARIABLE, FORMAT_VARIABLE = "CARRYALL_LOG", "CARRYALL_LOG_FORMAT"
 ROOT = "carryall"

@@ -9,8 +9,8 @@ import pytest
 
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.requests import RENDER_OPTIONS
-from carryall.runtime.template_filters import CHECKED_METHODS, CHECKS, PLAIN_FILTERS, PLAIN_METHODS
 from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.text.template_filters import CHECKED_METHODS, CHECKS, PLAIN_FILTERS, PLAIN_METHODS
 from carryall.runtime.text.template_sandbox import SANDBOX
 
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from carryall.runtime.api.fair_lock import FairLock
+from carryall.runtime.process.fair_lock import FairLock
 
 TIMEOUT = 60
 

@@ -1,0 +1,1 @@
+"""Threads, signals and faults of the process."""
