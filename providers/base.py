@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from ..errors import ProviderRuntimeError
 from ..options import NoOptions, checked
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from .placement import Placement
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from ...errors import GraphError
 from ..graph.edit import hold_in_memory, static_size
@@ -32,6 +31,8 @@ class Probe:
         part = ir.convenience.extract(graph, self.inputs, [value])
         hold_in_memory(part)
         model = ir.Model(part, ir_version=11)
+        from onnx.reference import ReferenceEvaluator  # slow to import
+
         self._evaluator = ReferenceEvaluator(ir.to_proto(model))
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from ..graph.edit import hold_in_memory, weight
 
@@ -67,6 +66,8 @@ def _evaluate(parts: Sequence[Region], arrays: Sequence[Array]) -> list[Array]:
     )
     graph = view.clone()
     hold_in_memory(graph)
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
     evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
     names = [str(value.name) for value in inputs]
     with np.errstate(all="ignore"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
-from onnxscript.rewriter import MatchResult, RewriteRule, RewriteRuleSet
 
 from .base import GraphPass, Refusal
+
+if TYPE_CHECKING:
+    from onnxscript.rewriter import RewriteRule
 
 
 class Rule(Protocol):
@@ -35,6 +37,8 @@ class RulePass(GraphPass):
     """Apply rules wherever they match, the first that fits at each node."""
 
     def __init__(self, name: str, rules: Sequence[Rule]) -> None:
+        from onnxscript.rewriter import RewriteRuleSet  # slow to import, and rarely needed
+
         super().__init__()
         self.name = name
         self._rules = RewriteRuleSet([self._adapt(rule) for rule in rules])
@@ -46,6 +50,8 @@ class RulePass(GraphPass):
         return ir.passes.PassResult(model, modified=self.fired > 0)
 
     def _adapt(self, rule: Rule) -> RewriteRule:
+        from onnxscript.rewriter import MatchResult, RewriteRule
+
         def condition(context: Any, **operands: Any) -> Any:
             reason = rule.check(**operands)
             if reason is None:

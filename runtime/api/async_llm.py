@@ -10,19 +10,16 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CarryallError, EngineClosedError, RequestError, RequestFailedError
-from ...exporter.package import Progress
 from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
-from ..models.config import ModelConfig
-from ..models.loading import LoadedModel, open_engine
 from ..process.faults import fault_text, log_fault
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
@@ -34,6 +31,11 @@ from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_qu
 from .text_model import TextModel
 
 _log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from ...exporter.package import Progress
+    from ..models.config import ModelConfig
+    from ..models.loading import LoadedModel
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -114,6 +116,8 @@ class AsyncLLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
+        from ..models.loading import open_engine  # slow to import: it brings the optimizer
+
         loaded, self._engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
         self._requests = RequestFactory(loaded)

@@ -6,19 +6,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineClosedError, UsageError
-from ...exporter.package import Progress
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
-from ..models.config import ModelConfig
-from ..models.loading import LoadedModel, open_engine
 from ..process.at_exit import NATIVE
 from ..process.fair_lock import FairLock
 from ..process.uninterrupted import uninterrupted
@@ -31,6 +28,11 @@ from .prompts import Prompt, listed_prompts
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
+
+if TYPE_CHECKING:
+    from ...exporter.package import Progress
+    from ..models.config import ModelConfig
+    from ..models.loading import LoadedModel
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -66,6 +68,8 @@ class LLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
+        from ..models.loading import open_engine  # slow to import: it brings the optimizer
+
         loaded, self._engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
         self.name = loaded.name
         self.fallbacks = loaded.fallbacks

@@ -28,6 +28,7 @@ from .prompts import Prompt as Prompt
 from .prompts import PromptReader, plain_prompt
 
 if TYPE_CHECKING:
+    from ..models.loading import LoadedModel
     from ..text.grammars import GrammarCompiler
 
 

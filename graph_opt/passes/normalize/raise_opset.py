@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript.version_converter import ConvertVersionPass
 
 from ....errors import GraphError
 from ...graph.edit import shared_constant
@@ -44,6 +43,8 @@ class RaiseOpsetPass(GraphPass):
         if version < _CONVERTIBLE:
             self.rewrite(model.graph)
             model.opset_imports[""] = _CONVERTIBLE
+        from onnxscript.version_converter import ConvertVersionPass  # slow to import, and rarely needed
+
         ConvertVersionPass(TARGET)(model)
         self.fired += 1
         return ir.passes.PassResult(model, modified=True)
