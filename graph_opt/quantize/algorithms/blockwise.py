@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,9 @@ _SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full one
 _FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # where time matters less
 
 
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # those that the targets' kernels take
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
     """How weights are stored.
@@ -39,8 +43,17 @@ class BlockFormat:
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
             raise UsageError(f"weights are quantized to 4 or 8 bits, not {self.bits}")
-        if self.block_size not in (16, 32, 64, 128, 256):
-            raise UsageError(f"block size {self.block_size} is none of 16, 32, 64, 128, 256")
+        if self.block_size not in BLOCK_SIZES:
+            raise UsageError(f"block size {self.block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+
+    def fitted(self, inputs: int) -> BlockFormat | None:
+        """Return the format with the largest block, of this size at most, that divides ``inputs``.
+
+        A short last block would save a few scales, but not every target's kernels take one.
+        None if not even the smallest block divides.
+        """
+        sizes = [size for size in BLOCK_SIZES if size <= self.block_size and inputs % size == 0]
+        return dataclasses.replace(self, block_size=sizes[-1]) if sizes else None
 
     @property
     def dtype(self) -> ir.DataType:

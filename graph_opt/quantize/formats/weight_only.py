@@ -13,7 +13,7 @@ from ....errors import GraphError
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ...passes.base import GraphPass
-from ..algorithms.blockwise import BlockFormat, Quantized, Quantizer, round_to_nearest
+from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
 from .routers import is_router
 
 
@@ -41,11 +41,13 @@ class Forms:
         return self.overrides.get(str(value.name), usual)
 
     def of(self, value: ir.Value) -> BlockFormat | None:
-        """Return the format that the weight can have, None if it stays float."""
+        """Return the format that the weight gets, in blocks that divide its inputs; None if it stays float."""
         axis, form = summed_axis(value), self.wanted(value)
         if axis is None or form is None or value.const_value is None:
             return None
-        return None if shape_of(value.const_value)[axis] % form.block_size else form
+        if any(is_router(use.node) for use in value.uses()):
+            return None
+        return form.fitted(shape_of(value.const_value)[axis])
 
 
 class WeightOnlyQuantizationPass(GraphPass):
@@ -79,24 +81,24 @@ class WeightOnlyQuantizationPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every weight that is used in one known way."""
         for value in list(graph.initializers.values()):
-            axis, form = summed_axis(value), self.forms.wanted(value)
-            if len(_axes(value)) > 1:
-                self.refuse(next(iter(value.uses())).node, f"weight {value.name} is used in several ways")
-            if axis is None or form is None:
-                continue
-            reader = next(iter(value.uses())).node
-            if is_router(reader):
-                self.refuse(reader, f"weight {value.name} routes tokens to experts; rounded, to other ones")
-                continue
-            size = shape_of(value.const_value)[axis] if value.const_value is not None else 0
-            if size % form.block_size:
-                self.refuse(
-                    reader, f"weight {value.name} has {size} inputs, no multiple of {form.block_size}"
-                )
-                continue
-            self._quantize(graph, value, axis, form)
-            self.fired += 1
+            axis, form = summed_axis(value), self.forms.of(value)
+            if axis is not None and form is not None:
+                self._quantize(graph, value, axis, form)
+                self.fired += 1
+            elif (reason := self._obstacle(value)) is not None:
+                self.refuse(next(iter(value.uses())).node, f"weight {value.name} {reason}")
         self._register_late(graph, keep=0)
+
+    def _obstacle(self, value: ir.Value) -> str | None:
+        """Say why a weight that should be quantized cannot be; None for one that should not."""
+        axis = summed_axis(value)
+        if axis is None:
+            return "is used in several ways" if len(_axes(value)) > 1 else None
+        if self.forms.wanted(value) is None or value.const_value is None:
+            return None
+        if any(is_router(use.node) for use in value.uses()):
+            return "chooses experts, so it is not rounded"
+        return f"has {shape_of(value.const_value)[axis]} inputs, no multiple of {BLOCK_SIZES[0]}"
 
     def _quantize(self, graph: ir.Graph, value: ir.Value, axis: int, form: BlockFormat) -> None:
         source, name = value.const_value, str(value.name)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ....errors import GraphError
 from ...graph.edit import nodes_of, weight
-from ..algorithms.blockwise import BlockFormat, Floats, round_to_nearest
+from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import ActivationReader, Report, Tokens
 from ..calibration.calibrators import LEVELS
 from ..formats.integer_products import quantize_columns
@@ -120,11 +120,5 @@ def _stored(matrix: Floats, form: BlockFormat | None) -> Floats:
     if form is None:
         values, scales = quantize_columns(matrix)
         return values * scales
-    if len(matrix) % form.block_size:  # such a weight stays float
-        return matrix
-    found = round_to_nearest(matrix, form)
-    zeros = 0 if found.zero_points is None else np.repeat(found.zero_points, form.block_size, axis=0)
-    result: Floats = (found.values.astype(np.float32) - zeros) * np.repeat(
-        found.scales, form.block_size, axis=0
-    )
-    return result
+    fitted = form.fitted(len(matrix))
+    return matrix if fitted is None else dequantize(round_to_nearest(matrix, fitted), fitted)

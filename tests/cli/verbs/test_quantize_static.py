@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
@@ -171,17 +170,6 @@ def test_too_little_text(tiny_package: Path, tmp_path: Path, text: str, message:
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
-
-
-def test_weights_no_block_divides_are_left_float_and_named(tiny_package: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = run("quantize", tiny_package, out, "--method", "int4", "--block-size", 32)
-    assert result.exit_code == 0
-    reason = "left float: weight model.layers.0.mlp.down_proj.weight has 48 inputs, no multiple of 32"
-    assert reason in result.stdout
-    types = {name: value.dtype for name, value in Package.open(out).load().graph.initializers.items()}
-    assert types["model.layers.0.mlp.down_proj.weight"] == ir.DataType.FLOAT
-    assert run("run", out, "abc", "--max-tokens", 2).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,19 @@ def test_embedding_and_tied_head_share_one_weight_blocked_along_the_hidden_axis(
 def test_a_size_that_no_block_divides_is_left_and_said() -> None:
     model = graph(LINEAR.replace("32", "24"), w=W[:24])
     before = canonical(model)
-    assert quantize(model) == ["weight w has 24 inputs, no multiple of 32"]
+    assert quantize(model) == ["weight w has 24 inputs, no multiple of 16"]
     assert canonical(model) == before
+
+
+@pytest.mark.parametrize(("inputs", "block"), [(576, 64), (192, 64), (960, 64), (1536, 128), (48, 16)])
+def test_a_weight_gets_the_largest_block_that_divides_its_inputs(inputs: int, block: int) -> None:
+    values = np.random.default_rng(0).normal(size=(inputs, 8)).astype(np.float32)
+    model = graph(LINEAR.replace("32", str(inputs)), w=values)
+    assert quantize(model, form=BlockFormat(block_size=128)) == []
+    (node,) = (node for node in model.graph if node.op_type == "DequantizeLinear")
+    assert node.attributes["block_size"].as_int() == block
+    (found,) = evaluate(model, {"x": np.eye(inputs, dtype=np.float32)})
+    assert np.linalg.norm(found - values) < 0.13 * np.linalg.norm(values)
 
 
 def test_a_weight_summed_along_both_axes_is_left_and_said() -> None:

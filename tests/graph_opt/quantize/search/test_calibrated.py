@@ -75,13 +75,13 @@ def test_single_weights_have_forms_of_their_own(tmp_path: Path) -> None:
     assert values["model.embed_tokens.weight.values"].dtype == ir.DataType.UINT8
 
 
-def test_a_weight_without_the_right_size_stays_float(tmp_path: Path) -> None:
-    """48 inputs of the down projection are no multiple of 32; the others have 32."""
+def test_a_weight_gets_blocks_that_divide_its_inputs(tmp_path: Path) -> None:
+    """48 inputs of the down projection are no multiple of 32, and are cut into blocks of 16."""
     checkpoint = write_tiny("llama", tmp_path / "checkpoint")
     quantized(checkpoint, tmp_path / "some.onnx", Forms(BlockFormat()), "gptq")
     values = ir.load(tmp_path / "some.onnx").graph.initializers
-    assert values["model.layers.0.mlp.down_proj.weight"].dtype == ir.DataType.FLOAT
-    assert values["model.layers.0.mlp.up_proj.weight.values"].dtype == ir.DataType.INT4
+    assert values["model.layers.0.mlp.down_proj.weight.scales"].shape == [3, 32]
+    assert values["model.layers.0.mlp.up_proj.weight.scales"].shape == [1, 48]
 
 
 def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
