@@ -4,6 +4,11 @@
     >>> llm = LLM("demo")                                               # doctest: +SKIP
     >>> llm.generate("def fib(n):", SamplingParams(max_tokens=32))      # doctest: +SKIP
 
+    >>> from carryall import QuantizationRecipe, evaluate, export, quantize
+    >>> export("demo", "coder")                                         # doctest: +SKIP
+    >>> quantize("coder", "coder-int4", QuantizationRecipe("int4"))     # doctest: +SKIP
+    >>> evaluate("coder-int4", reference="coder").perplexity_ratio      # doctest: +SKIP
+
 Importing carryall is cheap: a name loads its module, and with it onnxruntime, on first use.
 """
 
@@ -15,10 +20,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .errors import CarryallError
+    from .graph_opt.quantize.recipe import QuantizationRecipe
+    from .progress import Progress
     from .runtime.api.async_llm import AsyncLLM
+    from .runtime.api.benchmark import BenchmarkReport, benchmark
+    from .runtime.api.diff import DiffReport, diff
     from .runtime.api.dynamic_batching import DynamicBatcher
+    from .runtime.api.evaluate import EvaluationReport, evaluate
+    from .runtime.api.export import ExportReport, export
     from .runtime.api.llm import LLM
+    from .runtime.api.optimize import OptimizeReport, optimize
+    from .runtime.api.quantize import QuantizationWarning, QuantizeReport, quantize
     from .runtime.api.session import InferenceSession
+    from .runtime.api.verify import VerificationReport, verify
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
     from .runtime.models.config import ModelConfig
@@ -31,32 +45,66 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncLLM": ".runtime.api.async_llm",
     "BeamSearchOptions": ".runtime.engine.sampling.beam_search",
+    "BenchmarkReport": ".runtime.api.benchmark",
     "CarryallError": ".errors",
     "CompletionOutput": ".runtime.types.outputs",
+    "DiffReport": ".runtime.api.diff",
     "DynamicBatcher": ".runtime.api.dynamic_batching",
     "EngineConfig": ".runtime.engine.config",
     "InferenceSession": ".runtime.api.session",
     "LLM": ".runtime.api.llm",
     "ModelConfig": ".runtime.models.config",
+    "EvaluationReport": ".runtime.api.evaluate",
+    "ExportReport": ".runtime.api.export",
+    "OptimizeReport": ".runtime.api.optimize",
+    "Progress": ".progress",
+    "QuantizationRecipe": ".graph_opt.quantize.recipe",
+    "QuantizationWarning": ".runtime.api.quantize",
+    "QuantizeReport": ".runtime.api.quantize",
     "RequestOutput": ".runtime.types.outputs",
     "SamplingParams": ".runtime.types.sampling_params",
     "StructuredOutput": ".runtime.types.structured_output",
+    "VerificationReport": ".runtime.api.verify",
+    "benchmark": ".runtime.api.benchmark",
+    "diff": ".runtime.api.diff",
+    "evaluate": ".runtime.api.evaluate",
+    "export": ".runtime.api.export",
+    "optimize": ".runtime.api.optimize",
+    "quantize": ".runtime.api.quantize",
+    "verify": ".runtime.api.verify",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "BeamSearchOptions",
+    "BenchmarkReport",
     "CarryallError",
     "CompletionOutput",
+    "DiffReport",
     "DynamicBatcher",
     "EngineConfig",
+    "EvaluationReport",
+    "ExportReport",
     "InferenceSession",
     "ModelConfig",
+    "OptimizeReport",
+    "Progress",
+    "QuantizationRecipe",
+    "QuantizationWarning",
+    "QuantizeReport",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutput",
+    "VerificationReport",
     "__version__",
+    "benchmark",
+    "diff",
+    "evaluate",
+    "export",
+    "optimize",
+    "quantize",
+    "verify",
 ]
 
 

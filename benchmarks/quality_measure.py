@@ -11,12 +11,12 @@ import numpy as np
 from portable_model import PortableModel
 from quality_methods import Method
 
-from carryall.cli.measure import Workload, interleaved, spread
 from carryall.errors import CarryallError
 from carryall.exporter.demo import demo_path
 from carryall.providers.base import Row, Runner, RunnerInfo
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.evaluate.evaluation import Prediction, predict
+from carryall.runtime.evaluate.throughput import Workload, interleaved, spread
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.text.tokenizer import Tokenizer
 

@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..exporter.demo import demo_path
-from ..exporter.export import export_package
-from ..exporter.package import Package, Progress
+from ..exporter.package import Package
 from ..graph_opt.graph import graph_facts
-from ..graph_opt.pipeline.pipeline import run
-from ..graph_opt.quantize.methods import quantization
-from ..providers import get_provider
-from ..providers.base import RunnerConfig
+from ..progress import Progress
+from ..runtime.api.export import export
+from ..runtime.api.optimize import optimize
+from ..runtime.api.quantize import quantize
 from .progress import progress
-from .write_graph import write_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ def travel(folder: Path, *, quiet: bool) -> list[Step]:
     return [
         _step("export", "portable ONNX", portable, _export, quiet),
         _step(
-            "quantize", "int4, blocks of 128", small, lambda out, tell: _quantize(portable, out, tell), quiet
+            "quantize", "int4, int8 embedding", small, lambda out, tell: _quantize(portable, out, tell), quiet
         ),
         _step(
             "optimize", "kernels of the CPU", lowered, lambda out, tell: _optimize(small, out, tell), quiet
@@ -61,18 +58,12 @@ def _step(name: str, result: str, out: Path, work: Callable[[Path, Progress], No
 
 
 def _export(out: Path, tell: Progress) -> None:
-    export_package(demo_path(), out, progress=tell)
+    export("demo", out, progress=tell)
 
 
 def _quantize(source: Path, out: Path, tell: Progress) -> None:
-    method = quantization("int4")
-    quantizer = method.quantizer()
-    model, _ = run(Package.open(source).load(), [quantizer])
-    write_graph(model, source, out, passes=(quantizer.name,), quantization=method.record(), progress=tell)
+    quantize(source, out, "int4", progress=tell)
 
 
 def _optimize(source: Path, out: Path, tell: Progress) -> None:
-    package = Package.open(source)
-    context = RunnerConfig(context_length=package.record.default_context_length)
-    model, report = run(package.load(), get_provider("cpu").passes(context))
-    write_graph(model, source, out, passes=tuple(one.name for one in report.passes), progress=tell)
+    optimize(source, out, target="cpu", progress=tell)

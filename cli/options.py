@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ..plain_json import plain_json
+from ..runtime.api.report import human_bytes as human_bytes
+
+MOST_TOKENS = 1 << 20  # of one text or sequence
 
 model_argument = click.argument("model")
 
@@ -20,10 +25,24 @@ def print_json(document: Any) -> None:
     click.echo(plain_json(document))
 
 
-def human_bytes(size: float) -> str:
-    """Return a size for people, in powers of 1000: ``14.7 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+def number(least: float = 0, most: float = math.inf, *, above: bool = False) -> click.ParamType[Any]:
+    """A finite number of at least ``least``, or above it, and at most ``most``."""
+    return _Number(least, most, above)
+
+
+class _Number(click.FloatRange):
+    def __init__(self, least: float, most: float, above: bool) -> None:
+        super().__init__(least, None if math.isinf(most) else most, min_open=above)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse NaN and infinity too."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
+
+def tell_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Write what a report notes to stderr."""
+    for note in () if quiet else notes:
+        click.echo(note, err=True)

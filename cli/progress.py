@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import ExitStack, contextmanager
 
 import rich.progress as bars
 from rich.console import Console
 
+from ..progress import Progress, silence
+
 FIRST_LINE_SECONDS = 2.0
 NEXT_LINE_SECONDS = 10.0
-
-
-class Progress(Protocol):
-    """What a piece of work calls to tell how far it is, in any unit."""
-
-    def __call__(self, done: int, total: int, name: str = "") -> None:
-        """``done`` of ``total``; ``name`` is what was worked on last."""
 
 
 @contextmanager
@@ -30,7 +24,7 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
     """
     console = Console(stderr=True)
     if quiet:
-        yield _Silence()
+        yield silence
     elif not console.is_terminal:
         yield _PlainLines(label)
     else:
@@ -48,9 +42,30 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
             bar.stop()
 
 
-class _Silence:
-    def __call__(self, done: int, total: int, name: str = "") -> None:
-        pass
+@contextmanager
+def phases(*, quiet: bool = False) -> Iterator[Progress]:
+    """Show how far work of several phases is, a bar for each.
+
+    Yields:
+        The function that the work calls with the phase as the name.
+    """
+    with ExitStack() as bars_:
+        yield _Phases(bars_, quiet)
+
+
+class _Phases:
+    def __init__(self, stack: ExitStack, quiet: bool) -> None:
+        self._stack = stack
+        self._quiet = quiet
+        self._phase: str | None = None
+        self._tell: Progress = silence
+
+    def __call__(self, done: int, total: int, name: str, /) -> None:
+        if name != self._phase:
+            self._stack.close()  # ends the phase before
+            self._phase = name
+            self._tell = self._stack.enter_context(progress(name, quiet=self._quiet))
+        self._tell(done, total, "")
 
 
 class _Bar:
@@ -61,7 +76,7 @@ class _Bar:
         self._task = bar.add_task(label, total=None)
         self._total: int | None = None
 
-    def __call__(self, done: int, total: int, name: str = "") -> None:
+    def __call__(self, done: int, total: int, name: str, /) -> None:
         self._total = total
         self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
@@ -83,7 +98,7 @@ class _PlainLines:
         self._label = label
         self._next = time.monotonic() + FIRST_LINE_SECONDS
 
-    def __call__(self, done: int, total: int, name: str = "") -> None:
+    def __call__(self, done: int, total: int, name: str, /) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + NEXT_LINE_SECONDS

@@ -12,10 +12,11 @@ from typing import Any, Protocol, cast
 import onnx_ir as ir
 
 from ..errors import UnsupportedModelError
+from ..progress import Progress
 from . import models
 from .config import DecoderConfig, RawConfig, context_lengths, read_config
 from .decoder import Decoder
-from .package import Package, Progress, check_paths, write_package
+from .package import Package, check_paths, write_package
 from .weights import Checkpoint, WeightWarning
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ..errors import CheckpointError, OutputExistsError, PackageError
+from ..progress import Progress
 from .config import RawConfig, context_lengths, read_config, read_json
-from .save import Progress as Progress
 from .save import save_model
 from .signature import DecoderSignature
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 import onnx_ir as ir
+
+from ..progress import Progress
 
 _INLINE_BYTES = 256  # smaller tensors stay in the graph's own file
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
-
-
-class Progress(Protocol):
-    """Told how far a long piece of work is."""
-
-    def __call__(self, done: int, total: int, name: str) -> None:
-        """``done`` of ``total`` bytes are written; the last ones were those of ``name``."""
 
 
 def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:

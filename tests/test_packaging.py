@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime")
-FILES = ("__init__.py", "__main__.py", "errors.py", "logs.py", "options.py", "plain_json.py", "py.typed")
+FILES = (
+    "__init__.py",
+    "__main__.py",
+    "errors.py",
+    "logs.py",
+    "options.py",
+    "plain_json.py",
+    "progress.py",
+    "py.typed",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import click
 
 from ...errors import UsageError
+from ...progress import Progress
 from ...runtime.batch.lines import LineReader
 from ...runtime.batch.output import ResultFile, write_result
 from ...runtime.batch.run import BatchRun, BatchSummary
@@ -22,7 +23,7 @@ from ...runtime.service.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import Chosen, config_options
 from ..options import json_option, print_json, quiet_option
-from ..progress import Progress, progress
+from ..progress import progress
 from ..sections import SectionedCommand
 
 STREAM = Path("-")
@@ -130,7 +131,7 @@ def _writer(stream: BinaryIO, reader: LineReader, tell: Progress, source: Path) 
 
     def write(record: Record) -> None:
         write_result(stream, record)
-        tell(reader.bytes_read, total)
+        tell(reader.bytes_read, total, "")
 
     return write
 

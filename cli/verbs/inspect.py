@@ -16,7 +16,7 @@ from ...errors import GraphError
 from ...exporter.package import Package
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
-from ..models import load_graph
+from ...runtime.models.graphs import load_graph
 from ..options import human_bytes, json_option, model_argument, print_json
 
 LARGEST = 8

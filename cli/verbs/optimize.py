@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import onnx_ir as ir
 from rich.console import Console
 
-from ...errors import CarryallError, GraphError, UsageError, VerificationError
-from ...exporter.package import DATA_FILE, MODEL_FILE
 from ...graph_opt.compare.bars import Bars
-from ...graph_opt.compare.report import VerifyReport
-from ...graph_opt.compare.verify import verify as verify_graphs
-from ...graph_opt.graph.weight_errors import float_weights
-from ...graph_opt.pipeline import pipeline
-from ...graph_opt.pipeline.bisect import first_failing_pass
-from ...graph_opt.pipeline.report import Report
-from ...providers.base import Provider
-from ...runtime.models.model_source import locate_model
-from ..models import graph_file, load_graph, stated_context
-from ..optimize_job import PORTABLE, Job
-from ..options import json_option, quiet_option
-from ..progress import progress
-from ..provider_decoder import verify_with_provider
-from ..report_file import check_report, write_report
-from ..write_graph import check_output, write_graph
-from .verify import inputs_option, max_error_option, max_kl_option, max_mismatch_option
+from ...runtime.api.optimize import optimize
+from ...runtime.api.optimize_job import PORTABLE
+from ..options import MOST_TOKENS, json_option, quiet_option
+from ..progress import phases
+from ..verify_options import bars_options, inputs_option
 
 
 @click.command("optimize")
@@ -49,9 +36,7 @@ from .verify import inputs_option, max_error_option, max_kl_option, max_mismatch
 )
 @click.option("--verify", is_flag=True, help="Compare the results with IN's; write nothing if they differ.")
 @inputs_option
-@max_kl_option
-@max_error_option
-@max_mismatch_option
+@bars_options
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
     "--pass",
@@ -62,7 +47,9 @@ from .verify import inputs_option, max_error_option, max_kl_option, max_mismatch
     "May be repeated.",
 )
 @click.option(
-    "--context-length", type=click.IntRange(1), help="Longest sequence; the model's own by default."
+    "--context-length",
+    type=click.IntRange(1, MOST_TOKENS * 64),
+    help="Longest sequence; the model's own by default.",
 )
 @click.option(
     "--debug", is_flag=True, help="Check the graph after every pass, and name the one that broke it."
@@ -78,9 +65,7 @@ def command(
     reference: str | None,
     verify: bool,
     inputs: Path | None,
-    max_kl: float | None,
-    max_error: float | None,
-    max_mismatch: float,
+    bars: Bars,
     disable: tuple[str, ...],
     own: tuple[str, ...],
     context_length: int | None,
@@ -101,86 +86,33 @@ def command(
         carryall optimize demo demo-cpu --target cpu --explain --report report.html
         carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """
-    if inputs is not None and not verify:
-        raise UsageError("--inputs are for --verify, and it is not given")
-    check_report(report_file)
-    location = locate_model(source)
-    check_output(location, out)
-    job = Job(source, target, own, disable, context_length)
-    graph, passes = job.make()
-    originals = _originals(graph, reference) if report_file is not None else None
-    graph, report = pipeline.run(graph, passes, disable=disable, debug=debug, originals=originals)
-    report.facts |= {"source": source, "target": target}
-    bars = Bars(max_kl=max_kl, max_error=max_error, max_mismatch=max_mismatch)
-    found = _verify(job, graph, report, _Check(source, inputs, bars)) if verify else None
-    names = tuple(one.name for one in report.passes)
-    with progress("write", quiet=quiet or as_json) as tell:
-        write_graph(graph, location, out, passes=names, progress=tell)
-    if report_file is not None:
-        write_report(report, report_file)
+    with working_folder_on_path(), phases(quiet=quiet or as_json) as tell:
+        found = optimize(
+            source,
+            out,
+            target=target,
+            passes=own,
+            disable=disable,
+            context_length=context_length,
+            verify=verify,
+            inputs=inputs,
+            bars=bars,
+            report=report_file,
+            reference=reference,
+            debug=debug,
+            progress=tell,
+        )
     if as_json:
-        click.echo(report.to_json())
-        return
-    click.echo(report.to_text(explain=explain, width=Console().width), nl=False)
-    if found is not None:
-        click.echo(found.text())
+        click.echo(found.to_json())
+    else:
+        click.echo(found.to_text(explain=explain, width=Console().width))
 
 
-def _originals(graph: ir.Model, reference: str | None) -> dict[str, ir.TensorProtocol]:
-    """Return the float weights that quantized ones are measured against."""
-    return float_weights(graph if reference is None else load_graph(reference)[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """How a changed graph is compared with IN."""
-
-    source: str
-    inputs: Path | None
-    bars: Bars
-
-    def __call__(self, original: Path, graph: ir.Model, provider: Provider | None = None) -> VerifyReport:
-        """Compare on the CPU; what onnxruntime cannot run there, through the provider, if it is available."""
-        names = (self.source, "the optimized graph")
-        with tempfile.TemporaryDirectory() as folder:
-            changed = Path(folder, MODEL_FILE)
-            ir.save(graph, changed, external_data=DATA_FILE)
-            try:
-                return verify_graphs(
-                    original,
-                    changed,
-                    self.inputs,
-                    self.bars,
-                    context_length=stated_context(self.source),
-                    names=names,
-                )
-            except GraphError:
-                if provider is None or provider.available() is not None:
-                    raise
-            return verify_with_provider(original, changed, provider, self.bars, names)
-
-    def fails(self, original: Path, graph: ir.Model) -> bool | None:
-        """Judge a graph half-way through the pipeline; None if it cannot be run."""
-        try:
-            return not self(original, graph).passed
-        except CarryallError:
-            return None
-
-
-def _verify(job: Job, graph: ir.Model, report: Report, check: _Check) -> VerifyReport:
-    """Compare the changed graph with the one it was made from.
-
-    Raises:
-        VerificationError: they differ by more than the bar; the message names the first pass that made them.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        original = graph_file(job.source, Path(scratch, "original"))
-        found = check(original, graph, job.provider())
-        if not found.passed:
-            culprit = first_failing_pass(job.make_enabled, report, lambda half: check.fails(original, half))
-            raise VerificationError(
-                f"the optimized graph differs from {job.source}: {found.reason}. It first does after "
-                f"{culprit}. Nothing was written; --disable leaves a pass out"
-            )
-    report.facts["verification"] = found.to_dict()
-    return found
+@contextlib.contextmanager
+def working_folder_on_path() -> Iterator[None]:
+    """Let modules be imported from the working folder, as ``python -m`` does."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import UsageError
+from ...progress import Progress
 from ..graph.lazy import Array
 from .bars import MAX_ERROR, MAX_KL_FLOAT, MAX_KL_ROUNDED, Bars
 from .comparison import TokenTally
@@ -18,7 +19,6 @@ from .report import VerifyReport
 from .runners import GraphRunner, Logits, Tokens
 from .tally import OutputResult, Tally
 
-Progress = Callable[[int, int], None]
 _CUTS = (11, 13, 26)  # where a sequence is cut into pieces
 _BATCH = (0.2, 0.55, 1.0)  # lengths of sequences in a batch, as shares of the longest
 _BATCH_STEPS = 3
@@ -122,7 +122,7 @@ class Comparer:
         for number, one in enumerate(work):
             one()
             if progress is not None:
-                progress(number + 1, len(work))
+                progress(number + 1, len(work), "")
 
     def _prompt(self, row: int, prompt: Sequence[int], steps: int) -> None:
         self.inputs.append(f"{len(prompt)} tokens and {steps} greedy tokens that follow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError, UsageError
+from ...progress import Progress
 from ..graph.lazy import Array
 from .bars import Bars
 from .report import VerifyReport
@@ -19,8 +20,6 @@ from .rounding import rounded_feed, write_rounded
 from .runners import open_session, running
 from .sample_inputs import Sample
 from .tally import OutputResult, Tally
-
-Progress = Callable[[int, int], None]
 
 
 class Side:
@@ -89,7 +88,7 @@ def compare_tensors(
         expected = reference.run(sample.feed) if sample.expected is None else sample.expected
         _add_run(tallies, absent, expected, candidate.run(sample.feed))
         if progress is not None:
-            progress(number + 1, len(samples))
+            progress(number + 1, len(samples), "")
     if not tallies:
         raise UsageError(
             f"{reference.name} and {candidate.name} have no output in common: "

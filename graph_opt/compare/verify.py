@@ -17,12 +17,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...progress import Progress
 from ..analysis.probe import fixed_tokens, has_caches
 from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
 from .bars import Bars, rounds_activations
-from .decoders import Comparer, Decoder, Plan, Progress, decoder_report
+from .decoders import Comparer, Decoder, Plan, decoder_report
 from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
 from .reach import mask_reach

@@ -1,1 +1,1 @@
-"""What a program calls: LLM, AsyncLLM, InferenceSession."""
+"""What ``import carryall`` offers: one function for each verb of the command line, and its report."""

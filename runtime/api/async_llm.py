@@ -33,7 +33,7 @@ from .text_model import TextModel
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from ...exporter.package import Progress
+    from ...progress import Progress
     from ..models.config import ModelConfig
     from ..models.loading import LoadedModel
 

@@ -30,7 +30,7 @@ from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_qu
 from .text_model import TextModel
 
 if TYPE_CHECKING:
-    from ...exporter.package import Progress
+    from ...progress import Progress
     from ..models.config import ModelConfig
     from ..models.loading import LoadedModel
 

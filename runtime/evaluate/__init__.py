@@ -1,1 +1,1 @@
-"""Measuring how well a model predicts a text."""
+"""What is measured on a model: predictions, activations, speed and memory."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError, UsageError
+from ...progress import Progress
 from ...providers.base import Row, Runner
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
-Report = Callable[[int, int], None]  # (done, total) tokens
 MIN_TOKENS = 16
 _PIECE = 64  # rows of logits held at a time
+_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def predict(
     window: int,
     stride: int,
     reference: Runner | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Prediction:
     """Score a text.
 
@@ -106,7 +107,7 @@ def predict(
     for begin, first, end in _windows(len(tokens), window, stride):
         _score_window(runner, reference, tokens[begin:end], first - begin, sums)
         if progress is not None:
-            progress(end, len(tokens))
+            progress(end, len(tokens), "")
     compared = reference is not None
     return Prediction(
         tokens=sums.count,
@@ -137,6 +138,21 @@ def compare_greedy(
         equal_prompts=int((leading == new_tokens).sum()),
         agreement=float(leading.mean() / new_tokens),
         tokens_per_second=own.size / seconds,
+    )
+
+
+def greedy_agreement(
+    runners: Sequence[Runner], tokens: Tokens, prompts: int, new_tokens: int
+) -> GreedyAgreement | None:
+    """Let two models continue prompts from places spread evenly over a text; None with nothing to compare."""
+    if len(runners) < 2 or not prompts:
+        return None
+    longest = min(runner.info.context_length for runner in runners)
+    new_tokens = min(new_tokens, longest - 1)
+    size = min(_PROMPT_TOKENS, longest - new_tokens, len(tokens))
+    places = np.linspace(0, len(tokens) - size, prompts).astype(int)
+    return compare_greedy(
+        runners[0], runners[1], [tokens[place : place + size] for place in places], new_tokens
     )
 
 

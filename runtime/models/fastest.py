@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CarryallError, ProviderUnavailableError
-from ...exporter.save import Progress
+from ...progress import Progress
 from ...providers import get_provider, provider_names
 from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
-from ...exporter.package import Progress
 from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+from ...progress import Progress
 from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig
 from ...providers.placement import Placement

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...exporter.package import MODEL_FILE
-from ...exporter.save import Progress, save_model
+from ...exporter.save import save_model
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
+from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
 from .model_source import SourceModel

@@ -16,12 +16,13 @@ from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
 from ...exporter.hub import download, is_hub_id
-from ...exporter.package import Package, Progress, fingerprint, write_package
+from ...exporter.package import MODEL_FILE, Package, fingerprint, write_package
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph.load import check_loaded, load_model, read_model
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.quantize.methods import Quantization, quantization
+from ...graph_opt.quantize.recipe import QuantizationRecipe
+from ...progress import Progress
 from .cache import cache_key, cached_folder
 
 _LOWERED_INPUTS = ("seqlens_k", "block_indices")
@@ -123,7 +124,7 @@ def resolve_model(
         PackageError: the package is damaged.
         GraphError: the package's graph is not valid.
     """
-    method = None if quantize is None else quantization(quantize)
+    method = None if quantize is None else QuantizationRecipe(quantize)
     path = locate_model(model)
     if path.is_file():
         if method is not None:
@@ -157,6 +158,8 @@ def locate_model(model: str | Path) -> Path:
         raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")
     if path.is_file() and path.suffix != ".onnx":
         raise ModelNotFoundError(f"{path} is no model: give a folder or an .onnx file")
+    if path.is_dir() and is_traced_folder(path):
+        return path / MODEL_FILE
     if path.exists():
         return path
     if isinstance(model, Path) or _looks_like_path(name):
@@ -173,35 +176,45 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "~", "/")) or "\\" in name or ("/" in name and not is_hub_id(name))
 
 
-def _exported(source: Path, method: Quantization | None, progress: Progress | None) -> Package:
+def is_traced_folder(path: Path) -> bool:
+    """Whether a folder holds a traced model beside its configuration, as Optimum writes it."""
+    return (
+        (path / MODEL_FILE).is_file()
+        and not Package.is_package(path)
+        and next(path.glob("*.safetensors"), None) is None
+    )
+
+
+def _exported(source: Path, method: QuantizationRecipe | None, progress: Progress | None) -> Package:
     """The package of a checkpoint folder, from the cache if it was exported before."""
 
     def build(folder: Path) -> None:
+        passes, record = ([], None) if method is None else method.passes()
         export_package(
             source,
             folder / source.name,
-            transform=None if method is None else lambda model: run(model, [method.quantizer()])[0],
-            quantization=None if method is None else method.record(),
-            passes=() if method is None else (pass_name(method.quantizer()),),
+            transform=lambda model: run(model, passes)[0],
+            quantization=record,
+            passes=tuple(map(pass_name, passes)),
             progress=progress,
         )
 
     return _cached(source, fingerprint(source), method, build)
 
 
-def _quantized(package: Package, method: Quantization, progress: Progress | None) -> Package:
+def _quantized(package: Package, method: QuantizationRecipe, progress: Progress | None) -> Package:
     """A quantized copy of a package, from the cache if it was made before."""
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is quantized already: {package.record.quantization}")
 
     def build(folder: Path) -> None:
-        quantizer = method.quantizer()
+        passes, record = method.passes()
         write_package(
-            run(load_model(package.model_path), [quantizer])[0],
+            run(load_model(package.model_path), passes)[0],
             package.path,
             folder / package.path.name,
-            quantization=method.record(),
-            passes=(*package.record.passes, pass_name(quantizer)),
+            quantization=record,
+            passes=(*package.record.passes, *map(pass_name, passes)),
             progress=progress,
         )
 
@@ -209,9 +222,9 @@ def _quantized(package: Package, method: Quantization, progress: Progress | None
 
 
 def _cached(
-    source: Path, content: str, method: Quantization | None, build: Callable[[Path], None]
+    source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
 ) -> Package:
-    record = None if method is None else method.record()
+    record = None if method is None else method.to_dict()
     key = cache_key(path=str(source.resolve()), content=content, quantization=record)
     return Package.open(cached_folder("packages", key, build) / source.name)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CarryallError, UsageError
-from ...exporter.save import Progress
 from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
 from ...options import declared
+from ...progress import Progress
 from ...providers import get_provider, has_argument
 from ...providers.base import Runner, RunnerConfig
 from ...providers.runners.process_runner import ProcessRunner

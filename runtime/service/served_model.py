@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError
-from ...exporter.package import Progress
+from ...progress import Progress
 from ...providers.placement import Placement
 from ..api.async_llm import AsyncLLM
 from ..engine.engine import EngineConfig

@@ -18,10 +18,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....progress import Progress
 from ...graph.edit import sole_consumer, weight
 from ...graph.lazy import Array, lazy, shape_of
 from ...passes.base import GraphPass
-from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ..calibration.activations import ActivationReader, Tokens, read_windows
 from .blockwise import Floats
 
 _STRENGTH = 0.5  # of the difficulty, how much moves from activations to weights; as in the paper
@@ -42,7 +43,7 @@ class _Site:
 
 
 def largest_activations(
-    model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Report | None = None
+    model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
 ) -> dict[str, Floats]:
     """Measure the largest magnitude of every channel that can be divided, by the value's name.
 

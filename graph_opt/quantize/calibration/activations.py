@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import GraphError, MissingExtraError, UsageError
+from ....progress import Progress
 from ...graph.lazy import Array
 
 Tokens = npt.NDArray[np.int64]
-Report = Callable[[int, int, str], None]  # (done, total, name)
 MIN_TOKENS = 128  # fewer say too little about any channel
 
 
@@ -73,7 +73,7 @@ def read_windows(
     reader: ActivationReader,
     windows: Sequence[Tokens],
     context_length: int,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[dict[str, Array]]:
     """Yield the values on every window, each starting at another position of the context.
 

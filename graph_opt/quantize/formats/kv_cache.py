@@ -16,9 +16,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....progress import Progress
 from ...graph.edit import add_initializer, insert, nodes_of
 from ...passes.base import GraphPass
-from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ..calibration.activations import ActivationReader, Tokens, read_windows
 
 Floats = npt.NDArray[np.float32]
 _LEVELS = np.float32(127)
@@ -32,7 +33,7 @@ def kv_scales(
     windows: Sequence[Tokens],
     *,
     context_length: int,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Floats]:
     """Measure the scale of every channel of the cache: its largest magnitude on the calibration text.
 

@@ -41,7 +41,7 @@ class Forms:
         return self.overrides.get(str(value.name), usual)
 
     def of(self, value: ir.Value) -> BlockFormat | None:
-        """Return the format that the weight gets, in blocks that divide its inputs; None if it stays float."""
+        """Return the format that the weight gets, in blocks that divide its inputs; None for float."""
         axis, form = summed_axis(value), self.wanted(value)
         if axis is None or form is None or value.const_value is None:
             return None

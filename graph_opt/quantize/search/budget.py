@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import UsageError
+from ....progress import Progress
 from ..algorithms.blockwise import BlockFormat
-from ..calibration.activations import Report
 from .weight_inputs import WeightInputs
 
 _FLOAT_BITS = 32
@@ -54,7 +54,7 @@ class Plan:
         return {"bits_a_weight": round(self.bits, 4), "divergence": float(f"{self.divergence:.4g}"), **stored}
 
 
-def choices(runner: WeightInputs, progress: Report | None = None) -> dict[str, list[Choice]]:
+def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str, list[Choice]]:
     """Measure by weight name what each weight may become, cheapest first; every weight runs the text once."""
     found: dict[str, list[Choice]] = {}
     for number, (name, form) in enumerate(runner.forms.items()):

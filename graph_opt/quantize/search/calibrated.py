@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....progress import Progress
 from ..algorithms import awq, gptq
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
-from ..calibration.activations import Report, Tokens
+from ..calibration.activations import Tokens
 from ..formats.weight_only import Forms
 from .layerwise import HELD_BYTES, Stage, walk
 
@@ -79,7 +80,7 @@ def quantize_layers(
     *,
     context_length: int,
     max_bytes: int = HELD_BYTES,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> QuantizedLayers:
     """Quantize the weights of a portable float graph on calibration text.
 

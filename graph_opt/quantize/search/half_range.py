@@ -12,7 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ....progress import Progress
+from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..formats.half import LARGEST, reached
 
 _MARGIN = 4  # other texts may reach values as many times larger
@@ -20,7 +21,7 @@ _STEM = ".largest_magnitude"
 
 
 def largest_magnitudes(
-    model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Report | None = None
+    model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
 ) -> dict[str, float]:
     """Measure the largest magnitude of every value that the embedding reaches; only numbers leave the graph.
 

@@ -12,17 +12,18 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ....progress import Progress
 from ...graph.edit import nodes_of
 from ...graph.lazy import Array
 from ...passes.normalize.float_compute import FloatComputePass
-from ..calibration.activations import ActivationReader, Report, Tokens
+from ..calibration.activations import ActivationReader, Tokens
 from .layerwise import is_matrix, open_session
 
 _INPUTS_AT_ONCE = 16  # activations held at a time
 
 
 def layer_errors(
-    reference: Path, quantized: Path, tokens: Tokens, progress: Report | None = None
+    reference: Path, quantized: Path, tokens: Tokens, progress: Progress | None = None
 ) -> dict[str, float]:
     """Measure every product with a weight.
 

@@ -18,10 +18,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import GraphError, MissingExtraError
+from ....progress import Progress
 from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
-from ..calibration.activations import Report, Tokens, fresh_sequence, placed
+from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # of values kept between two stages, roughly
@@ -57,7 +58,7 @@ def walk(
     context_length: int,
     stand_ins: Mapping[str, Floats] | None = None,
     max_bytes: int = HELD_BYTES,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Call ``replace`` with every stage in the order of the graph.
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ....progress import Progress
 from ...graph.lazy import shape_of
 from ..algorithms.blockwise import Floats
-from ..calibration.activations import ActivationReader, Report, Tokens, read_windows
+from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..calibration.calibrators import Histogram
 from ..formats.integer_products import weight_products
 
@@ -23,7 +24,7 @@ def input_histograms(
     context_length: int,
     factors: Mapping[str, Floats] | None = None,
     max_bytes: int = _MAX_BYTES,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Histogram]:
     """Count the magnitudes of every value that linear layers read; the head's input is left out.
 
@@ -73,7 +74,7 @@ def _groups(graph: ir.Graph, max_channels: int) -> Iterator[list[str]]:
 class _Shifted:
     """Progress of one pass out of several."""
 
-    def __init__(self, progress: Report, number: int, count: int) -> None:
+    def __init__(self, progress: Progress, number: int, count: int) -> None:
         self._progress, self._number, self._count = progress, number, count
 
     def __call__(self, done: int, total: int, name: str = "") -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....progress import Progress
 from ...graph.edit import nodes_of, weight
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
-from ..calibration.activations import ActivationReader, Report, Tokens
+from ..calibration.activations import ActivationReader, Tokens
 from ..calibration.calibrators import LEVELS
 from ..formats.integer_products import quantize_columns
 
@@ -32,7 +33,7 @@ def product_errors(
     form: BlockFormat | None = None,
     only: Collection[str] | None = None,
     factors: Mapping[str, Floats] | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Measure the error of every product with a weight.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,10 @@ def test_a_checkpoint_becomes_a_package(tiny_checkpoint: Path, tmp_path: Path) -
 def test_json_tells_what_was_written(tmp_path: Path) -> None:
     result = run("export", "demo", tmp_path / "out", "--quantize", "int4", "--json")
     found = json.loads(result.stdout)
-    assert found["quantization"] == {"method": "int4", "bits": 4, "block_size": 128, "symmetric": True}
+    expected = {"method": "int4", "bits": 4, "block_size": 32, "symmetric": False, "embedding_bits": 8}
+    assert expected.items() <= found["quantization"].items()
+    assert found["quantization"]["recipe"] == {"method": "int4"}
+    assert (found["left_float"]["weights"], found["left_float"]["of"]) == (0, 57)
     assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
     assert found["parameters"] > 1e6
     assert Package.open(tmp_path / "out").record.passes == ("WeightOnlyQuantization",)
@@ -98,24 +102,59 @@ def test_quantize_takes_all_kinds(
     assert found["quantization"]["block_size"] == 16
     model = ir.load(out if source == "file" else out / "model.onnx")
     types = {str(value.const_value.dtype) for value in model.graph.initializers.values() if value.const_value}
-    assert "INT4" in types
+    assert "UINT4" in types
     verified = run("verify", given, out, "--max-kl", 5)
     assert verified.exit_code == 0, verified.output
 
 
-def test_quantize_says_what_stays_float(tiny_package: Path, tmp_path: Path) -> None:
-    result = run("quantize", tiny_package, tmp_path / "out", "--method", "int8", "--block-size", 32)
-    assert result.exit_code == 0, result.output
-    assert "left float: weight model.layers.0.mlp.down_proj.weight has 48 inputs" in result.stdout
-    assert "weights to int8" in result.stdout
+@pytest.mark.parametrize("verb", ["export", "quantize"])
+def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_path: Path) -> None:
+    """40 inputs of two down projections are no multiple of 16: 2560 of 29760 weights, 8.6 %."""
+    shares = {40: 0.086, 200: 0.22}
+    for size, share in shares.items():
+        source, out = tmp_path / f"source{size}", tmp_path / f"out{size}"
+        write_tiny("llama", source, intermediate_size=size)
+        option = "--quantize" if verb == "export" else "--method"
+        command = [sys.executable, "-m", "carryall", verb, str(source), str(out), option, "int4"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ.copy())
+        text = f"2 of 16 weights stay float, {100 * share:.1f}"[:-1]
+        reason = f"has {size} inputs, no multiple of 16 (2)"
+        assert text in done.stdout
+        assert reason in done.stdout
+        record = Package.open(out).record.quantization
+        assert record is not None
+        left = record["left_float"]
+        assert (left["weights"], left["of"], left["share"]) == (2, 16, pytest.approx(share, abs=5e-3))
+        assert ("warning: " in done.stderr) == (share > 0.1)
+        assert (reason in done.stderr) == (share > 0.1)
+        assert run("run", out, "abc", "--max-tokens", 2).exit_code == 0
+
+
+def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -> None:
+    """192 = 3 x 64 and 576 = 9 x 64: no weight stays float, whatever the block size asked for."""
+    sizes = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 1, "head_dim": 64}
+    write_tiny("llama", tmp_path / "source", **sizes, num_attention_heads=3, num_key_value_heads=1)
+    for size, block in ((128, 64), (32, 32)):
+        out = tmp_path / str(size)
+        options = ("--method", "int4", "--block-size", size, "--algorithm", "rtn", "--json")
+        result = run("quantize", tmp_path / "source", out, *options)
+        assert json.loads(result.stdout)["left_float"]["weights"] == 0
+        nodes = [node for node in ir.load(out / "model.onnx").graph if node.op_type == "DequantizeLinear"]
+        assert {node.attributes["block_size"].as_int() for node in nodes} == {block}
+        assert run("verify", tmp_path / "source", out, "--max-kl", 5).exit_code == 0
+        assert run("run", out, "abc", "--max-tokens", 2).exit_code == 0
 
 
 def test_quantize_refuses_what_it_cannot_do(tiny_package: Path, tmp_path: Path) -> None:
-    assert "33 is none of 16" in run("quantize", tiny_package, tmp_path / "a", "--block-size", 33).stderr
+    assert (
+        "'33' is not one of '16'" in run("quantize", tiny_package, tmp_path / "a", "--block-size", 33).stderr
+    )
     assert run("quantize", tiny_package, tmp_path / "a", "--block-size", 16).exit_code == 0
     again = run("quantize", tmp_path / "a", tmp_path / "b")
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
     assert "quantized already" in again.stderr
     assert not (tmp_path / "b").exists()
-    wrong = run("quantize", tiny_package / "model.onnx", tmp_path / "c", "--block-size", 16)
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copyfile(tiny_package / name, tmp_path / name)
+    wrong = run("quantize", tmp_path / "model.onnx", tmp_path / "c", "--block-size", 16)
     assert (wrong.exit_code, "c.onnx" in wrong.stderr) == (2, True)

@@ -33,13 +33,23 @@ def kv_package(tiny_package: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None:
-    assert Package.open(kv_package).record.quantization == {"kv_cache": "int8"}
+    recipe = {"method": "none", "kv": "int8"}
+    assert Package.open(kv_package).record.quantization == {"kv_cache": "int8", "recipe": recipe}
     out = tmp_path / "both"
     result = run("quantize", kv_package, out, "--block-size", 16, "--json")
     facts = json.loads(result.stdout)
     assert facts["weights"] == 16
-    expected = {"method": "int4", "bits": 4, "block_size": 16, "symmetric": True, "kv_cache": "int8"}
-    assert facts["quantization"] == Package.open(out).record.quantization == expected
+    assert facts["quantization"] == Package.open(out).record.quantization
+    assert facts["quantization"] == {
+        "method": "int4",
+        "bits": 4,
+        "block_size": 16,
+        "symmetric": False,
+        "algorithm": "kquant",
+        "embedding_bits": 8,
+        "kv_cache": "int8",
+        "recipe": {"method": "int4", "block_size": 16},
+    }
 
 
 def test_a_model_with_scales_keeps_int8_unless_asked_otherwise(tiny_package: Path, kv_package: Path) -> None:
@@ -81,11 +91,17 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
     [
         (("--method", "none"), "nothing to do"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
-        (("--max-error", "0.1"), "are for a --method that quantizes activations"),
+        (
+            ("--max-error", "0.1"),
+            "max_error has no effect with method int4; it is for: int8-dynamic, int8-static",
+        ),
         (("--budget", "many"), "a budget is a number of bits, such as 4.5bits, not 'many'"),
-        (("--budget", "5", "--method", "int8-dynamic"), "--budget and --max-kl are for"),
+        (
+            ("--budget", "5", "--method", "int8-dynamic"),
+            "budget has no effect with method int8-dynamic; it is for: int4, int8",
+        ),
         (("--budget", "5", "--max-kl", "0.1"), "choose one of them"),
-        (("--calibration", __file__), "--calibration is for --kv"),
+        (("--calibration", __file__), "calibration is for kv"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -110,12 +126,14 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
         "algorithm": "gptq",
         "embedding_bits": 8,
         "kv_cache": "int8",
+        "recipe": {"method": "int4", "block_size": 16, "algorithm": "gptq", "kv": "int8"},
     }
     types = {name: value.dtype for name, value in package.load().graph.initializers.items()}
     assert types["model.embed_tokens.weight.values"] == ir.DataType.UINT8
     assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.UINT4
     plain = tmp_path / "plain"
-    assert run("quantize", tiny_package, plain, "--block-size", 16).exit_code == 0
+    symmetric = ("--block-size", 16, "--algorithm", "rtn", "--symmetric", "--embedding", "int4")
+    assert run("quantize", tiny_package, plain, *symmetric).exit_code == 0
     text = tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[20000:21000])
     divergence = [
@@ -142,6 +160,7 @@ def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> No
     text = tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[:1500])
     options = ("quantize", tiny_package, tmp_path / "out", "--block-size", 16, "--calibration", text)
+    options += ("--symmetric", "--embedding", "int4")
     result = run(*options, "--budget", "7bits", "--json")
     assert result.exit_code == 0, result.output
     mixed = json.loads(result.stdout)["quantization"]["mixed"]
@@ -169,7 +188,7 @@ def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
     refused = run(
         "quantize", tiny_package, tmp_path / "no", "--method", "int8-dynamic", "--algorithm", "gptq"
     )
-    assert "int8-dynamic has neither algorithms" in refused.stderr
+    assert "algorithm has no effect with method int8-dynamic" in refused.stderr
 
 
 def test_layers_with_outliers_keep_float_activations(tiny_package: Path, tmp_path: Path) -> None:

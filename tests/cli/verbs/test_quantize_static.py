@@ -78,7 +78,7 @@ def test_calibration_is_done_once_for_all_calibrators(
         calls.append(model)
         return input_histograms(model, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("carryall.cli.calibration.input_histograms", counted)
+    monkeypatch.setattr("carryall.runtime.evaluate.float_model.input_histograms", counted)
 
     def scale(out: str, *options: object) -> float:
         arguments = ("quantize", tiny_package, tmp_path / out, "--method", "int8-static", *BLOCKS)
@@ -175,10 +175,16 @@ def test_too_little_text(tiny_package: Path, tmp_path: Path, text: str, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--method", "int4", "--calibrator", "mse"), "--calibrator is for --method int8-static"),
-        (("--method", "int8-static", "--algorithm", "gptq"), "int8-static has neither algorithms"),
-        (("--method", "bf16", "--block-size", "32"), "bf16 has neither blocks, algorithms nor"),
-        (("--method", "fp16", "--smooth"), "are for a --method that quantizes activations"),
+        (
+            ("--method", "int4", "--calibrator", "mse"),
+            "calibrator has no effect with method int4; it is for: int8-static",
+        ),
+        (
+            ("--method", "int8-static", "--algorithm", "gptq"),
+            "algorithm has no effect with method int8-static",
+        ),
+        (("--method", "bf16", "--block-size", "32"), "block_size has no effect with method bf16"),
+        (("--method", "fp16", "--smooth"), "smooth has no effect with method fp16"),
     ],
 )
 def test_options_without_effect_are_refused(

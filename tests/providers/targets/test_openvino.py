@@ -31,7 +31,7 @@ from carryall.graph_opt.quantize.calibration.calibrators import min_max
 from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
 from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.quantize.methods import quantization
+from carryall.graph_opt.quantize.recipe import QuantizationRecipe
 from carryall.graph_opt.quantize.search.ranges import input_histograms
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner, RunnerConfig
@@ -137,7 +137,7 @@ def test_compressed_weights_give_the_portable_graphs_logits(
 ) -> None:
     folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
     made, ids = export_package(folder, tmp_path / "package"), tokens(12)
-    model, _ = run(made.load(), [quantization(method, block_size=32).quantizer()])
+    model, _ = run(made.load(), QuantizationRecipe(method, 32).passes()[0])
     save_model(model, tmp_path / "quantized.onnx")
     exact = {"dynamic_quantization_group": 0}
     session = get_provider("openvino").session(tmp_path / "quantized.onnx", RunnerConfig(options=exact))
@@ -193,7 +193,9 @@ def test_an_exhausted_pool_harms_no_other_row(open_runner: Open) -> None:
 def test_activations_are_rounded_in_groups_of_the_weights_blocks(open_runner: Open, tmp_path: Path) -> None:
     folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
     model = export_package(folder, tmp_path / "package").load()
-    save_model(run(model, [quantization("int4", block_size=64).quantizer()])[0], tmp_path / "int4.onnx")
+    save_model(
+        run(model, QuantizationRecipe("int4", 64, symmetric=True).passes()[0])[0], tmp_path / "int4.onnx"
+    )
 
     def logits(**options: object) -> npt.NDArray[np.float32]:
         return all_logits(open_runner(model=ir.load(tmp_path / "int4.onnx"), **options), tokens(12))

@@ -14,7 +14,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import (
     dequantize,
     round_to_nearest,
 )
-from carryall.graph_opt.quantize.methods import UNCALIBRATED
+from carryall.graph_opt.quantize.weight_methods import UNCALIBRATED
 
 Floats = npt.NDArray[np.float32]
 FORMS = [

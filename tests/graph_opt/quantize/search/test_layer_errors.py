@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,7 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.quantize.calibration.activations import ActivationReader
-from carryall.graph_opt.quantize.methods import quantization
+from carryall.graph_opt.quantize.recipe import QuantizationRecipe
 from carryall.graph_opt.quantize.search.layer_errors import layer_errors
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 40)
@@ -31,8 +33,10 @@ def quantized(reference: Path, folder: Path, method: str, bits_of_block: int | N
     names = {str(node.inputs[0].name) for node in products}  # type: ignore[union-attr]
     values = ActivationReader(reference, sorted(names)).read(TOKENS)
     ranges = {name: float(np.abs(value).max()) for name, value in values.items()}
-    pass_ = quantization(method, block_size=bits_of_block).quantizer(ranges=ranges)
-    model, _ = run(ir.load(reference), [pass_])
+    symmetric = True if method == "int4" else None
+    recipe = QuantizationRecipe(method, bits_of_block, symmetric, embedding="int4" if symmetric else None)
+    measured = None if method != "int8-static" else cast(Any, SimpleNamespace(ranges=lambda *_: ranges))
+    model, _ = run(ir.load(reference), recipe.passes(measured)[0])
     ir.save(model, folder / f"{method}.onnx")
     return folder / f"{method}.onnx"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..errors import OutputExistsError, UsageError
-from ..exporter.package import Package, Progress, check_paths, write_package
+from ...errors import OutputExistsError, UsageError
+from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
+from ...progress import Progress
 
 
 def write_graph(
@@ -39,6 +40,7 @@ def write_graph(
     if out.suffix == ".onnx":
         _write_file(model, out)
     else:
+        source = _folder(source)
         record = Package.open(source).record if Package.is_package(source) else None
         write_package(
             model,
@@ -63,10 +65,17 @@ def check_output(source: Path, out: Path) -> None:
                 raise OutputExistsError(f"{path} exists; choose another name or delete it")
         if not out.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {out.parent} to write {out.name} to")
-    elif source.is_file():
+    elif _folder(source).is_file():
         raise UsageError(f"{source} is an ONNX file, so the result is one too: call it {out}.onnx")
     else:
-        check_paths(source, out)
+        check_paths(_folder(source), out)
+
+
+def _folder(source: Path) -> Path:
+    """Return the folder of an ONNX file that has configuration and tokenizer beside it, else ``source``."""
+    folder = source.parent
+    whole = source.is_file() and all((folder / name).is_file() for name in ("config.json", TOKENIZER_FILE))
+    return folder if whole else source
 
 
 def _data_file(out: Path) -> Path:

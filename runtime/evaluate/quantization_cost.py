@@ -1,4 +1,4 @@
-"""What ``carryall quantize --report`` measures: the price of quantizing, and what it brings."""
+"""What ``carryall quantize --report`` measures: errors, predictions and speed, before and after."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import UsageError
-from ..exporter.package import DATA_FILE, MODEL_FILE, Package
-from ..graph_opt.passes.base import GraphPass
-from ..graph_opt.pipeline.pipeline import run
-from ..graph_opt.quantize.algorithms.smooth import SmoothQuantPass
-from ..graph_opt.quantize.search.layer_errors import layer_errors
-from ..providers.base import Runner
-from ..providers.host.machine import describe_machine, usable_cores
-from ..runtime.engine.engine import Engine, EngineConfig
-from ..runtime.evaluate.calibration import read_text
-from ..runtime.evaluate.evaluation import Tokens, predict
-from ..runtime.models.loading import check_available, load_model
-from ..runtime.models.model_source import locate_model
-from ..runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from .calibration import Calibration
-from .measure import Workload, interleaved, spread
-from .models import load_graph
-from .progress import progress
-from .verbs.eval import HELD_OUT, greedy_agreement
+from ...errors import UsageError
+from ...exporter.package import DATA_FILE, MODEL_FILE, Package
+from ...graph_opt.passes.base import GraphPass
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.quantize.algorithms.smooth import SmoothQuantPass
+from ...graph_opt.quantize.search.layer_errors import layer_errors
+from ...progress import Progress, phase
+from ...providers.base import Runner
+from ...providers.host.machine import describe_machine, usable_cores
+from ..engine.engine import Engine, EngineConfig
+from ..models.graphs import load_graph
+from ..models.loading import check_available, load_model
+from ..models.model_source import locate_model
+from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
+from .calibration import read_text
+from .evaluation import Tokens, greedy_agreement, predict
+from .float_model import FloatModel
+from .held_out import HELD_OUT
+from .throughput import Workload, interleaved, spread
 
 _PROVIDER = "cpu"
 _TOKENS, _WINDOW = 4096, 512
@@ -53,8 +53,13 @@ def check_measurable(source: str) -> None:
     check_available(_PROVIDER)
 
 
-def measure_price(
-    source: str, out: Path, passes: Sequence[GraphPass], measured: Calibration, scratch: Path, quiet: bool
+def measure_cost(
+    source: str,
+    out: Path,
+    passes: Sequence[GraphPass],
+    measured: FloatModel,
+    scratch: Path,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compare a quantized model with the one before.
 
@@ -64,26 +69,26 @@ def measure_price(
         passes: what made it.
         measured: knows the calibration text.
         scratch: a folder for a while.
-        quiet: no progress.
+        progress: told about layers and windows, in the phase ``evaluate``.
 
     Returns:
         ``layer_errors`` by weight, ``fidelity``, ``speed`` before and after, and ``machine``.
     """
-    facts: dict[str, Any] = {"layer_errors": _layer_errors(source, out, passes, measured, scratch, quiet)}
+    facts: dict[str, Any] = {"layer_errors": _layer_errors(source, out, passes, measured, scratch, progress)}
     with contextlib.ExitStack() as stack:
         runners = []
         for model in (out, source):
             loaded = load_model(model, provider=_PROVIDER, max_slots=_PROMPTS)
             runners.append(loaded.runner)
             stack.callback(loaded.runner.close)
-        facts["fidelity"] = _fidelity(runners, source, measured, quiet)
+        facts["fidelity"] = _fidelity(runners, source, measured, progress)
         facts["speed"] = _speed(runners)
     facts["machine"] = f"{describe_machine().cpu}, {usable_cores()} cores, provider {_PROVIDER}"
     return facts
 
 
 def summary(facts: dict[str, Any]) -> str:
-    """Return the price in one line."""
+    """Return what it costs and brings in one line."""
     fidelity, speed = facts["fidelity"], facts["speed"]
     decode, prefill = (
         speed["after"][what]["median"] / speed["before"][what]["median"] for what in ("decode", "prefill")
@@ -96,7 +101,12 @@ def summary(facts: dict[str, Any]) -> str:
 
 
 def _layer_errors(
-    source: str, out: Path, passes: Sequence[GraphPass], measured: Calibration, scratch: Path, quiet: bool
+    source: str,
+    out: Path,
+    passes: Sequence[GraphPass],
+    measured: FloatModel,
+    scratch: Path,
+    progress: Progress | None,
 ) -> dict[str, float]:
     """Measure against the float model, or its rescaled twin where channels were moved before rounding."""
     reference = measured.graph
@@ -107,25 +117,30 @@ def _layer_errors(
         reference.parent.mkdir()
         ir.save(twin, reference, external_data=DATA_FILE)
     quantized = Package.open(out).model_path if out.is_dir() else out
-    with progress("layers", quiet=quiet) as tell:
-        return layer_errors(reference, quantized, measured.longest_window(), tell)
+    return layer_errors(reference, quantized, measured.longest_window(), phase(progress, "evaluate"))
 
 
-def _fidelity(runners: list[Runner], source: str, measured: Calibration, quiet: bool) -> dict[str, Any]:
+def _fidelity(
+    runners: list[Runner], source: str, measured: FloatModel, progress: Progress | None
+) -> dict[str, Any]:
     text, tokens = _text(source, measured)
     context = min(runner.info.context_length for runner in runners)
     window = min(_WINDOW, context)
-    with progress("predict", quiet=quiet) as tell:
-        found = predict(
-            runners[0], tokens, window=window, stride=max(1, window // 2), reference=runners[1], progress=tell
-        )
+    found = predict(
+        runners[0],
+        tokens,
+        window=window,
+        stride=max(1, window // 2),
+        reference=runners[1],
+        progress=phase(progress, "evaluate"),
+    )
     greedy = greedy_agreement(runners, tokens, _PROMPTS, min(_CONTINUATION, context // 2))
     facts = {"text": text, **asdict(found), "greedy": None if greedy is None else asdict(greedy)}
     facts["perplexity_ratio"] = found.perplexity / (found.reference_perplexity or found.perplexity)
     return facts
 
 
-def _text(source: str, measured: Calibration) -> tuple[str, Tokens]:
+def _text(source: str, measured: FloatModel) -> tuple[str, Tokens]:
     """Return what to call the text, and its tokens: one that the model never saw, if it comes with one."""
     folder = locate_model(source)
     held_out = folder / HELD_OUT

@@ -12,42 +12,42 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import UsageError
-from ..exporter.package import Package, fingerprint
-from ..graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
-from ..graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
-from ..graph_opt.quantize.calibration.activations import Report, Tokens
-from ..graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
-from ..graph_opt.quantize.formats.half import LARGEST
-from ..graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
-from ..graph_opt.quantize.methods import Quantization
-from ..graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence
-from ..graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
-from ..graph_opt.quantize.search.half_range import largest_magnitudes, too_large
-from ..graph_opt.quantize.search.ranges import input_histograms
-from ..graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
-from ..graph_opt.quantize.search.weight_inputs import WeightInputs
-from ..runtime.evaluate.calibration import MAX_TOKENS, calibration_windows
-from ..runtime.evaluate.measurements import Arrays, cached_arrays
-from ..runtime.models.model_source import locate_model
-from ..runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from .models import default_context_length, graph_file
-from .progress import progress
+from ...errors import UsageError
+from ...exporter.package import Package, fingerprint
+from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
+from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
+from ...graph_opt.quantize.calibration.activations import Tokens
+from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
+from ...graph_opt.quantize.formats.half import LARGEST
+from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
+from ...graph_opt.quantize.formats.weight_only import Forms
+from ...graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence
+from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
+from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
+from ...graph_opt.quantize.search.ranges import input_histograms
+from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
+from ...graph_opt.quantize.search.weight_inputs import WeightInputs
+from ...progress import Progress, phase
+from ..models.graphs import default_context_length, graph_file
+from ..models.model_source import locate_model
+from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
+from .calibration import MAX_TOKENS, calibration_windows
+from .measurements import Arrays, cached_arrays
 
 LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # tokens that every weight is judged by, logits of all kept
 
 
-class Calibration:
-    """Runs MODEL on a text, as far as that is asked for; what takes long is kept in the cache.
+class FloatModel:
+    """Runs a model on a text, as far as that is asked for; what takes long is kept in the cache.
 
     Args:
-        source: MODEL as the user called it.
+        source: the model as the user called it.
         model: its graph.
         text: the user's own, or None for the one that comes along.
         scratch: an empty folder that lives as long as the results are needed.
         tokens: how many of the text are read; None takes what suits the method.
-        quiet: no progress.
+        progress: told about every window and layer, with ``calibrate`` or ``measure`` as the name.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Calibration:
         scratch: Path,
         *,
         tokens: int | None = None,
-        quiet: bool,
+        progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._model = model
         self._text = text
         self._scratch = scratch
         self._tokens = tokens
-        self._quiet = quiet
+        self._progress = progress
 
     @property
     def graph(self) -> Path:
@@ -83,43 +83,41 @@ class Calibration:
     def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
         """Measure the scales of the KV cache."""
 
-        def measure(tell: Report) -> Arrays:
+        def measure(tell: Progress) -> Arrays:
             return kv_scales(self._graph, self._windows, context_length=self._context_length, progress=tell)
 
         scales = self._cached("kv", measure)
         return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
 
-    def plan(self, chosen: Quantization, bits: float | None, max_kl: float | None) -> Plan:
-        """Choose formats within a budget of ``bits`` a weight, or else of ``max_kl``."""
+    def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
+        """See ``Measurements``."""
         windows = [
             window[:_PLAN_WINDOW] for window in self._windows[:: max(1, len(self._windows) // _PLAN_WINDOWS)]
         ]
-        runner = WeightInputs(self._graph, windows, chosen.forms, context_length=self._context_length)
-        with progress("measure", quiet=self._quiet) as tell:
-            found = choices(runner, tell)
+        runner = WeightInputs(self._graph, windows, forms, context_length=self._context_length)
+        found = choices(runner, phase(self._progress, "measure"))
         if bits is not None:
             return spend_bits(found, bits)
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
-    def layers(self, chosen: Quantization) -> QuantizedLayers:
-        """Quantize the weights one layer after the other."""
+    def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
+        """See ``Measurements``."""
         folder = self._scratch / "layers"
         folder.mkdir()
-        with progress("calibrate", quiet=self._quiet) as tell:
-            return quantize_layers(
-                self._model,
-                CALIBRATED[chosen.algorithm],
-                chosen.forms,
-                self._read(self._tokens or LAYER_TOKENS),
-                folder,
-                context_length=self._context_length,
-                progress=tell,
-            )
+        return quantize_layers(
+            self._model,
+            CALIBRATED[algorithm],
+            forms,
+            self._read(self._tokens or LAYER_TOKENS),
+            folder,
+            context_length=self._context_length,
+            progress=phase(self._progress, "calibrate"),
+        )
 
     def smoothing(self) -> dict[str, Floats]:
         """Measure what to divide the channels between norms and layers by."""
 
-        def measure(tell: Report) -> Arrays:
+        def measure(tell: Progress) -> Arrays:
             return largest_activations(
                 self._graph, self._windows, context_length=self._context_length, progress=tell
             )
@@ -129,7 +127,7 @@ class Calibration:
     def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
         """Measure the inputs of all layers, divided by ``factors`` where there are any."""
 
-        def measure(tell: Report) -> Arrays:
+        def measure(tell: Progress) -> Arrays:
             histograms = input_histograms(
                 self._graph,
                 self._windows,
@@ -157,7 +155,7 @@ class Calibration:
                 f"{self._source} has no tokenizer: put its {TOKENIZER_FILE} beside it, or take --method bf16"
             )
 
-        def measure(tell: Report) -> Arrays:
+        def measure(tell: Progress) -> Arrays:
             largest = largest_magnitudes(
                 self._graph, self._windows[:4], context_length=self._context_length, progress=tell
             )
@@ -177,16 +175,14 @@ class Calibration:
         longest = max(self._windows, key=len)
 
         def found(rounding: Rounding, **options: Any) -> list[str]:
-            with progress("calibrate", quiet=self._quiet) as tell:
-                errors = product_errors(
-                    self._graph, longest, rounding, factors=factors, progress=tell, **options
-                )
+            tell = phase(self._progress, "calibrate")
+            errors = product_errors(self._graph, longest, rounding, factors=factors, progress=tell, **options)
             return sorted(name for name, error in errors.items() if error > max_error)
 
         vetoed = found(rounding)
         return vetoed, found(float_inputs, form=form, only=vetoed)
 
-    def _cached(self, what: str, measure: Callable[[Report], Arrays]) -> dict[str, Any]:
+    def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
         """What is measured on this model and text, now or earlier."""
         tokens = np.concatenate(self._windows)
         facts = {
@@ -196,8 +192,7 @@ class Calibration:
             "windows": [len(window) for window in self._windows],
             "context_length": self._context_length,
         }
-        with progress("calibrate", quiet=self._quiet) as tell:
-            return cached_arrays(facts, lambda: measure(tell))
+        return cached_arrays(facts, lambda: measure(phase(self._progress, "calibrate")))
 
     @cached_property
     def _graph(self) -> Path:

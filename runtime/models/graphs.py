@@ -1,4 +1,4 @@
-"""From a MODEL on the command line to its graph."""
+"""From the name of a model to its graph."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..exporter.config import context_lengths, read_config, read_json
-from ..exporter.export import export_model
-from ..exporter.package import DATA_FILE, MODEL_FILE, Package
-from ..graph_opt.graph.load import load_model
-from ..runtime.models.model_source import locate_model
+from ...exporter.config import context_lengths, read_config, read_json
+from ...exporter.export import export_model
+from ...exporter.package import DATA_FILE, MODEL_FILE, Package
+from ...graph_opt.graph.load import load_model
+from .model_source import locate_model
 
 CONFIG_FILE = "config.json"
 
@@ -58,7 +58,10 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
     if path.is_dir():
         return context_lengths(read_config(path))[1]
     stated = model.metadata_props.get("context_length")
-    return None if stated is None else int(stated)
+    if stated is not None:
+        return int(stated)
+    beside = path.parent / CONFIG_FILE
+    return context_lengths(read_config(path.parent))[1] if beside.is_file() else None
 
 
 def stated_context(*names: str) -> int | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ProviderRuntimeError, UsageError
-from ..runtime.engine.engine import Engine
-from ..runtime.engine.requests.request import Request
-from ..runtime.types.sampling_params import SamplingParams
+from ...errors import ProviderRuntimeError, UsageError
+from ..engine.engine import Engine
+from ..engine.requests.request import Request
+from ..types.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

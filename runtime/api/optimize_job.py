@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..errors import UsageError
-from ..graph_opt.passes.base import pass_name
-from ..graph_opt.pipeline.pipelines import portable_passes
-from ..graph_opt.pipeline.plugins import load_pass
-from ..providers import get_provider, provider_names
-from ..providers.base import Provider, RunnerConfig
-from .models import default_context_length, load_graph
+from ...errors import UsageError
+from ...graph_opt.passes.base import pass_name
+from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.pipeline.plugins import load_pass
+from ...providers import get_provider, provider_names
+from ...providers.base import Provider, RunnerConfig
+from ..models.graphs import default_context_length, load_graph
 
 PORTABLE = "portable"
 

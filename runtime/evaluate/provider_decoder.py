@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..graph_opt.compare.bars import Bars
-from ..graph_opt.compare.report import VerifyReport
-from ..graph_opt.compare.runners import Logits, Tokens
-from ..graph_opt.compare.verify import verify
-from ..graph_opt.graph.lazy import Array
-from ..providers.base import Provider, Row, Runner, RunnerConfig
+from ...graph_opt.compare.bars import Bars
+from ...graph_opt.compare.report import VerifyReport
+from ...graph_opt.compare.runners import Logits, Tokens
+from ...graph_opt.compare.verify import verify
+from ...graph_opt.graph.lazy import Array
+from ...providers.base import Provider, Row, Runner, RunnerConfig
 
 
 class ProviderDecoder:

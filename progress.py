@@ -1,0 +1,28 @@
+"""How long work tells how far it is. This module imports nothing, so that every folder may use it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """A callback for long work, in any unit: bytes, tokens, layers, runs."""
+
+    def __call__(self, done: int, total: int, name: str, /) -> None:
+        """``done`` of ``total`` is finished; ``name`` is the phase, or what was worked on last."""
+
+
+def silence(done: int, total: int, name: str, /) -> None:
+    """Ignore the progress."""
+
+
+def phase(progress: Progress | None, name: str) -> Progress:
+    """Return a callback that reports to ``progress`` under the name of a phase, such as ``calibrate``."""
+    if progress is None:
+        return silence
+    told = progress
+
+    def tell(done: int, total: int, _: str, /) -> None:
+        told(done, total, name)
+
+    return tell

@@ -1,0 +1,228 @@
+"""``carryall.benchmark``: how fast a model runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ...errors import CarryallError, UsageError
+from ...graph_opt.graph import graph_facts
+from ...progress import Progress, phase
+from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
+from ..engine.config import EngineConfig
+from ..engine.engine import Engine
+from ..evaluate.memory import peak_memory, reset_peak
+from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
+from ..models.config import ModelConfig, model_config, split_fields
+from ..models.loading import load_model, open_engine
+from .evaluate import load_notes
+from .report import Report, human_bytes
+
+_MOST_REQUESTS, _MOST_TOKENS = 4096, 1 << 20
+_PROMPTS_FIRST = EngineConfig(prefix_cache=False, max_step_slowdown=math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkReport(Report):
+    """Speed of a model on this machine.
+
+    Attributes:
+        model: what ran.
+        provider: where it ran.
+        cpu: the processor's name.
+        threads: of the run.
+        memory_bandwidth_gb_s: measured, reading.
+        peak_memory_bytes: most resident memory; None where the system does not tell.
+        load_seconds: of a prepared model.
+        weight_bytes_per_step: what a decoding step reads of the weights.
+        kv_bytes_per_token: size of the KV cache.
+        results: one for each batch size: ``batch``, ``prompt_tokens``, ``new_tokens``, ``repeats``, median,
+            min and max of ``prefill_tokens_per_second``, ``decode_tokens_per_second`` and
+            ``time_to_first_token_ms``, ``bytes_per_step``, ``memory_bandwidth_share``.
+        notes: which provider was chosen, and which nodes fell back to the CPU.
+        error: what ended the measurements early; None if nothing did.
+    """
+
+    model: str
+    provider: str
+    cpu: str
+    threads: int
+    memory_bandwidth_gb_s: float
+    peak_memory_bytes: int | None
+    load_seconds: float
+    weight_bytes_per_step: int
+    kv_bytes_per_token: int
+    results: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+    error: CarryallError | None = None
+
+    def check(self) -> None:
+        """Insist on all results.
+
+        Raises:
+            CarryallError: what ended the measurements early.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        error = None if self.error is None else str(self.error)
+        return {**asdict(self), "results": list(self.results), "notes": list(self.notes), "error": error}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        speeds = [
+            (
+                f"batch {one['batch']}",
+                f"prefill {one['prefill_tokens_per_second']['median']:.0f} tokens/s, "
+                f"decode {one['decode_tokens_per_second']['median']:.1f} tokens/s, "
+                f"first token after {one['time_to_first_token_ms']['median']:.0f} ms",
+            )
+            for one in self.results
+        ]
+        return [
+            ("model", self.model),
+            ("machine", f"{self.provider}, {self.threads} threads, {self.cpu}"),
+            *speeds,
+            ("weights read per step", human_bytes(self.weight_bytes_per_step)),
+            ("memory bandwidth", f"{self.memory_bandwidth_gb_s:.0f} GB/s"),
+            ("load time", f"{self.load_seconds:.2f} s"),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """An engine, and what its decoding step costs."""
+
+    provider: str
+    engine: Engine
+    seconds: float
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+
+def benchmark(
+    model: str | Path | ModelConfig,
+    *,
+    batch: Sequence[int] = (1, 8),
+    prompt_tokens: int = 256,
+    new_tokens: int = 64,
+    repeats: int = 5,
+    engine_config: EngineConfig | None = None,
+    progress: Progress | None = None,
+    **fields: Any,
+) -> BenchmarkReport:
+    """Measure prefill and decode speed with random prompts, in the engine that serves requests.
+
+    Args:
+        model: a package, a checkpoint folder, a hub id, or ``demo``; or all options of the model.
+        batch: how many requests run together; each size is measured.
+        prompt_tokens: length of each prompt.
+        new_tokens: tokens generated for each.
+        repeats: timed runs, after a warm-up.
+        engine_config: by default prompts run first and no prefix is cached, so that decode is the speed while
+            all requests generate.
+        progress: told about the phases ``prepare`` and ``bench``.
+        **fields: of ``ModelConfig`` and ``EngineConfig``.
+
+    Raises:
+        UsageError: there is no such model, a number is out of range, or the requests exceed the context.
+        ProviderUnavailableError: the provider cannot run here.
+        ProviderRuntimeError: loading failed. A run that fails is the report's ``error``, after the results before it.
+    """
+    _check(batch, prompt_tokens, new_tokens, repeats)
+    of_model, of_engine = split_fields(fields, "benchmark")
+    asked = model_config(model, of_model)
+    config = dataclasses.replace(engine_config or _PROMPTS_FIRST, **of_engine, max_slots=max(batch))
+    gigabytes = memory_bandwidth(asked.num_threads or usable_cores())
+    loaded = _load(asked, config, phase(progress, "prepare"))
+    works = [Workload(batch=size, prompt_tokens=prompt_tokens, new_tokens=new_tokens) for size in batch]
+    try:
+        check_fits(loaded.engine, works)
+        results, error = _measure_all(loaded, works, repeats, gigabytes, phase(progress, "bench"))
+        kv_bytes = loaded.engine.info.kv_bytes_per_token
+    finally:
+        loaded.engine.close()
+    return BenchmarkReport(
+        model=str(asked.model),
+        provider=loaded.provider,
+        cpu=describe_machine().cpu,
+        threads=asked.num_threads or usable_cores(),
+        memory_bandwidth_gb_s=round(gigabytes, 2),
+        peak_memory_bytes=peak_memory(),
+        load_seconds=round(loaded.seconds, 3),
+        weight_bytes_per_step=loaded.weight_bytes,
+        kv_bytes_per_token=kv_bytes,
+        results=tuple(results),
+        notes=loaded.notes,
+        error=error,
+    )
+
+
+def _check(batch: Sequence[int], prompt_tokens: int, new_tokens: int, repeats: int) -> None:
+    if not batch or not all(1 <= size <= _MOST_REQUESTS for size in batch):
+        raise UsageError(f"batch sizes are 1 to {_MOST_REQUESTS}, not {', '.join(map(str, batch)) or 'none'}")
+    for name, value, least in (
+        ("prompt_tokens", prompt_tokens, 1),
+        ("new_tokens", new_tokens, 2),
+        ("repeats", repeats, 1),
+    ):
+        if not least <= value <= _MOST_TOKENS:
+            raise UsageError(f"{name} must be {least} to {_MOST_TOKENS}, not {value}")
+
+
+def _load(asked: ModelConfig, config: EngineConfig, progress: Progress) -> _Loaded:
+    """Load a model twice, since what the first time exports, lowers and chooses is not to be measured."""
+    first = load_model(asked, max_slots=config.max_slots, progress=progress)
+    asked = dataclasses.replace(asked, provider=first.provider)  # "auto" has become the one that was chosen
+    weight_bytes = sum(graph_facts.bytes_per_step(ir.load(graph)) for graph in first.graphs)
+    notes = tuple(load_notes(first))
+    first.close()
+    del first
+    gc.collect()
+    reset_peak()
+    start = time.perf_counter()
+    _, engine = open_engine(asked, config, {}, owner="benchmark")
+    return _Loaded(asked.provider, engine, time.perf_counter() - start, weight_bytes, notes)
+
+
+def _measure_all(
+    loaded: _Loaded, works: Sequence[Workload], repeats: int, gigabytes: float, tell: Progress
+) -> tuple[list[dict[str, Any]], CarryallError | None]:
+    """Results of the workloads in turn, and what ended them early."""
+    results: list[dict[str, Any]] = []
+    for index, work in enumerate(works):
+        samples = []
+        for repeat in range(repeats + 1):
+            gc.collect()
+            try:
+                samples.append(measure(loaded.engine, work, seed=repeat))
+            except CarryallError as error:
+                return results, error
+            tell(index * (repeats + 1) + repeat + 1, len(works) * (repeats + 1), "")
+        results.append(_summary(work, samples[1:], loaded, gigabytes))  # without the warm-up
+    return results, None
+
+
+def _summary(work: Workload, samples: Sequence[Sample], loaded: _Loaded, gigabytes: float) -> dict[str, Any]:
+    decode = spread([sample.decode for sample in samples])
+    cached_tokens = work.batch * (work.prompt_tokens + work.new_tokens / 2)  # on average over the decode
+    step_bytes = loaded.weight_bytes + round(cached_tokens * loaded.engine.info.kv_bytes_per_token)
+    return {
+        **asdict(work),
+        "repeats": len(samples),
+        "prefill_tokens_per_second": spread([sample.prefill for sample in samples]),
+        "decode_tokens_per_second": decode,
+        "time_to_first_token_ms": spread([1e3 * sample.first_token for sample in samples]),
+        "bytes_per_step": step_bytes,
+        "memory_bandwidth_share": decode["median"] / work.batch * step_bytes / (gigabytes * 1e9),
+    }

@@ -1,0 +1,100 @@
+"""``carryall.diff``: how the graphs of two models differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...graph_opt.compare.diff import GraphDiff
+from ...graph_opt.compare.diff import diff as diff_graphs
+from ...graph_opt.graph.graph_facts import layer_pattern
+from ..models.graphs import load_graph
+from .report import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffReport(Report):
+    """How the graphs of two models differ.
+
+    Attributes:
+        a: one model.
+        b: the other.
+        differences: nodes, interface and weights that differ.
+    """
+
+    a: str
+    b: str
+    differences: GraphDiff
+
+    @property
+    def same(self) -> bool:
+        """Whether there is no difference."""
+        return self.differences.same
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        return {"same": self.same, **dataclasses.asdict(self.differences)}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        found = self.differences
+        if self.same:
+            return [("the same", f"{found.matched} nodes")]
+        counts = f"{found.matched} in both, {len(found.only_a)} only in A, {len(found.only_b)} only in B"
+        sections = ((title, "\n".join(_by_layer(lines))) for title, lines in _sections(found))
+        return [("nodes", counts), *((title, text) for title, text in sections if text)]
+
+    def __str__(self) -> str:
+        found = self.differences
+        if self.same:
+            return f"the same: {found.matched} nodes"
+        text = f"{found.matched} nodes in both, {len(found.only_a)} only in A, {len(found.only_b)} only in B"
+        for title, lines in _sections(found):
+            shown = list(_by_layer(lines))
+            text += f"\n\n{title}:" + "".join(f"\n  {line}" for line in shown) if shown else ""
+        return text
+
+
+def diff(a: str | Path, b: str | Path) -> DiffReport:
+    """Compare the graphs of two models by structure, without running them.
+
+    Nodes are matched by what they compute and read, not by name or order.
+
+    Args:
+        a: a package, a checkpoint, an ONNX file, or ``demo``.
+        b: another one.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        GraphError: an ONNX file cannot be read.
+    """
+    found = diff_graphs(load_graph(str(a))[0], load_graph(str(b))[0])
+    return DiffReport(a=str(a), b=str(b), differences=found)
+
+
+def _sections(found: GraphDiff) -> Iterator[tuple[str, list[str]]]:
+    yield "interface", list(found.interface)
+    yield (
+        "operators, A -> B",
+        [f"{name}: {old} -> {new}" for name, (old, new) in found.operators.items()],
+    )
+    yield "only in A", [f"{op} {name}" for op, name in found.only_a]
+    yield "only in B", [f"{op} {name}" for op, name in found.only_b]
+    yield (
+        "changed nodes",
+        [f"{one.op_type} {one.a or one.b}: {change}" for one in found.nodes for change in one.changes],
+    )
+    yield "changed weights", [f"{one.a}: {one.change}" for one in found.weights]
+
+
+def _by_layer(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, those that differ in the numbers of layers only as one."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        groups[layer_pattern(line)].append(line)
+    for pattern, members in groups.items():
+        yield members[0] if len(members) == 1 else f"{len(members)} x {pattern}"

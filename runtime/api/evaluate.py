@@ -1,0 +1,173 @@
+"""``carryall.evaluate``: how well a model predicts a text, and how near it is to a reference."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...progress import Progress, phase
+from ...providers.base import Runner
+from ..evaluate.calibration import read_text
+from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
+from ..evaluate.held_out import held_out_text
+from ..models.config import ModelConfig, model_config
+from ..models.loading import LoadedModel, load_model
+from .report import Report
+
+_LONGEST_WINDOW = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport(Report):
+    """How a text was predicted.
+
+    Attributes:
+        model: what predicted it.
+        reference: what it was compared with, or None.
+        prediction: perplexity, and the KL divergence from the reference.
+        greedy: how far greedy continuations of both agree; None without a reference.
+        notes: which provider was chosen, and which nodes fell back to the CPU.
+    """
+
+    model: str
+    reference: str | None
+    prediction: Prediction
+    greedy: GreedyAgreement | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def perplexity_ratio(self) -> float | None:
+        """The perplexity divided by the reference's."""
+        found = self.prediction
+        return None if found.reference_perplexity is None else found.perplexity / found.reference_perplexity
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        facts = {"model": self.model, "reference": self.reference, **asdict(self.prediction)}
+        if self.perplexity_ratio is not None:
+            facts["perplexity_ratio"] = self.perplexity_ratio
+        return {**facts, "greedy": None if self.greedy is None else asdict(self.greedy)}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        found, greedy = self.prediction, self.greedy
+        rows = [("perplexity", f"{found.perplexity:.4f} over {found.tokens} tokens")]
+        if self.perplexity_ratio is not None:
+            rows += [
+                (
+                    "reference perplexity",
+                    f"{found.reference_perplexity:.4f}, ratio {self.perplexity_ratio:.5f}",
+                ),
+                ("KL divergence", f"mean {found.mean_kl:.3g}, largest {found.max_kl:.3g}"),
+                ("top-1 agreement", f"{100 * (found.top1_agreement or 0):.2f} %"),
+            ]
+        if greedy is not None:
+            share = f"{100 * greedy.agreement:.1f} % of tokens"
+            rows += [
+                (
+                    "greedy agreement",
+                    f"{share}, {greedy.equal_prompts} of {greedy.prompts} prompts throughout",
+                ),
+                ("decoding", f"{greedy.tokens_per_second:.0f} tokens/s, {greedy.prompts} prompts at once"),
+            ]
+        return [*rows, ("reading", f"{found.tokens_per_second:.0f} tokens/s")]
+
+
+def evaluate(
+    model: str | Path | ModelConfig,
+    text: str | Path | None = None,
+    *,
+    reference: str | Path | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+    prompts: int = 8,
+    new_tokens: int = 32,
+    progress: Progress | None = None,
+    **fields: Any,
+) -> EvaluationReport:
+    """Measure how well a model predicts a text, and how near it is to a reference.
+
+    The text is read in overlapping windows that score every token once.
+
+    Args:
+        model: a package, a checkpoint folder, a hub id, or ``demo``; or all options of the model.
+        text: the text itself as ``str``, or a ``Path`` to a file of it; one the model has not been trained
+            on. None takes the held-out text that lies beside the demo.
+        reference: a model of the same vocabulary, such as the one before quantization.
+        window: tokens seen at once; None takes the context, at most 1024.
+        stride: distance between windows; None takes half a window.
+        max_tokens: score no more than the first tokens of the text.
+        prompts: with a reference, places of the text that both continue greedily.
+        new_tokens: length of those continuations.
+        progress: told about the phases ``prepare`` and ``eval``.
+        **fields: of ``ModelConfig``; both models get them, but ``quantize`` and ``kv_cache_dtype`` are for
+            ``model`` alone.
+
+    Raises:
+        UsageError: there is no such model or text, the text is too short, or a number is out of range.
+        ProviderUnavailableError: the provider cannot run here.
+        ProviderRuntimeError: the run failed, or its logits are NaN or infinite.
+    """
+    for name, value, least in (("max_tokens", max_tokens, 1), ("prompts", prompts, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be at least {least}, not {value}")
+    models = [model_config(model, fields)]
+    if reference is not None:
+        models.append(dataclasses.replace(models[0], model=reference, quantize=None, kv_cache_dtype=None))
+    names = [str(one.model) for one in models]
+    content = _content(text, names)
+    runners: list[Runner] = []
+    notes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        tokens: Tokens = np.empty(0, np.int64)
+        for one in models:
+            loaded = load_model(one, max_slots=max(1, prompts), progress=phase(progress, "prepare"))
+            stack.callback(loaded.runner.close)
+            tokens = tokens if runners else _tokens(loaded, content)[:max_tokens]
+            runners.append(loaded.runner)
+            notes += load_notes(loaded)
+        width = window or min(_LONGEST_WINDOW, *(runner.info.context_length for runner in runners))
+        found = predict(
+            runners[0],
+            tokens,
+            window=width,
+            stride=stride or max(1, width // 2),
+            reference=runners[1] if len(runners) > 1 else None,
+            progress=phase(progress, "eval"),
+        )
+        greedy = greedy_agreement(runners, tokens, prompts, new_tokens)
+    return EvaluationReport(
+        model=names[0],
+        reference=names[1] if reference is not None else None,
+        prediction=found,
+        greedy=greedy,
+        notes=tuple(notes),
+    )
+
+
+def load_notes(loaded: LoadedModel) -> list[str]:
+    """Return which provider was chosen, if one was, and which nodes fell back to the CPU."""
+    choice = [] if loaded.choice is None else [str(loaded.choice)]
+    return [*choice, *(f"some nodes fell back:\n{placed}" for placed in loaded.fallbacks)]
+
+
+def _content(text: str | Path | None, models: list[str]) -> str:
+    if isinstance(text, str):
+        return text
+    path = text or held_out_text(*models)
+    if path is None:
+        raise UsageError("give a text to predict: --text FILE")
+    return read_text(path)
+
+
+def _tokens(model: LoadedModel, text: str) -> Tokens:
+    if model.tokenizer is None:
+        raise UsageError(f"{model.name} has no tokenizer; evaluate a package or checkpoint")
+    return np.array(model.tokenizer.encode(text), np.int64)

@@ -1,0 +1,145 @@
+"""``carryall.export``: a checkpoint becomes a portable package."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from ...errors import UsageError
+from ...exporter.export import export_model
+from ...exporter.optimum import trace
+from ...exporter.package import Package, check_paths, write_package
+from ...graph_opt.graph import graph_facts
+from ...graph_opt.passes.base import pass_name
+from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
+from ...graph_opt.quantize.recipe import QuantizationRecipe
+from ...progress import Progress, phase
+from ..models.model_source import locate_model
+from .quantize import quantized_record, warn_of_much_float
+from .report import Report, human_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport(Report):
+    """A package that was written.
+
+    Attributes:
+        path: the package.
+        model_type: its family.
+        parameters: how many values its weights have.
+        nodes: of its graph.
+        quantization: what its record says, None for float32.
+        left_float: weights that quantization left float; None without quantization.
+        bytes: of all its files.
+        seconds: wall time.
+    """
+
+    path: Path
+    model_type: str
+    parameters: int | None
+    nodes: int
+    quantization: dict[str, Any] | None
+    left_float: LeftFloat | None
+    bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        facts = asdict(self)
+        facts["left_float"] = self.left_float.to_dict() if self.left_float is not None else None
+        return {**facts, "path": str(self.path), "seconds": round(self.seconds, 3)}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        rows = [
+            ("package", str(self.path)),
+            ("family", self.model_type),
+            ("parameters", f"{(self.parameters or 0) / 1e6:,.1f} M, {self._format()}"),
+            ("size", human_bytes(self.bytes)),
+            ("seconds", f"{self.seconds:.1f}"),
+        ]
+        return [*rows, ("float", str(self.left_float))] if self._some_float() else rows
+
+    def __str__(self) -> str:
+        parameters = f"{(self.parameters or 0) / 1e6:,.1f} M parameters, {self._format()}"
+        size = f"{human_bytes(self.bytes)}, {self.seconds:.1f} s"
+        line = f"{self.path}: {self.model_type}, {parameters}, {size}"
+        return f"{line}\n{self.left_float}" if self._some_float() else line
+
+    def _format(self) -> str:
+        return str(self.quantization["method"]) if self.quantization else "float32"
+
+    def _some_float(self) -> bool:
+        return self.left_float is not None and self.left_float.weights > 0
+
+
+def export(
+    source: str | Path,
+    out: str | Path,
+    *,
+    quantize: QuantizationRecipe | str | None = None,
+    via: Literal["optimum"] | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Turn a Hugging Face checkpoint into a portable ONNX package.
+
+    Weights are read, changed and written one by one, so a model may be larger than the memory.
+
+    Args:
+        source: a checkpoint folder, a hub id, or ``demo``.
+        out: the package, a new folder; it does not exist if anything fails.
+        quantize: how to store the weights, a recipe or a method's name; recipes that need a calibration are
+            for ``carryall.quantize``.
+        via: ``optimum`` lets Optimum trace the model with torch, for families without an exporter.
+        progress: told about every tensor, in bytes.
+
+    Raises:
+        UsageError: there is no such model, ``out`` exists, or the recipe needs a calibration.
+        UnsupportedModelError: no exporter knows the model.
+        CheckpointError: a file is missing or damaged.
+        OSError: the disk is full, or the like.
+    """
+    path, out = locate_model(source), Path(out)
+    if path.is_file() or Package.is_package(path):
+        raise UsageError(f"{source} is exported already; see 'carryall quantize' and 'carryall optimize'")
+    if isinstance(quantize, str):
+        quantize = QuantizationRecipe(quantize)
+    passes, record = ([], None) if quantize is None else quantize.passes()
+    start = time.perf_counter()
+    check_paths(path, out)  # before any work
+    with tempfile.TemporaryDirectory() as folder:
+        before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
+        model = export_model(path) if via is None else trace(path, Path(folder))
+        model, made = run(model, before)
+        matrices = float_matrices(model)
+        model, report = run(model, passes)
+        left = None
+        if record is not None:
+            left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
+            record = quantized_record(record, left)
+            warn_of_much_float(str(out), record, left)
+        package = write_package(
+            model,
+            path,
+            out,
+            quantization=record,
+            passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
+            progress=phase(progress, "export"),
+        )
+        return ExportReport(
+            path=out,
+            model_type=package.record.model_type,
+            parameters=graph_facts.parameter_count(model),
+            nodes=sum(graph_facts.operators(model).values()),
+            quantization=record,
+            left_float=left,
+            bytes=sum(file.stat().st_size for file in out.iterdir()),
+            seconds=time.perf_counter() - start,
+        )

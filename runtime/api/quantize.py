@@ -1,0 +1,215 @@
+"""``carryall.quantize``: weights, and perhaps the KV cache, in fewer bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ...errors import UsageError
+from ...graph_opt.graph import graph_facts
+from ...graph_opt.pipeline import pipeline
+from ...graph_opt.pipeline.report import Report as PassesReport
+from ...graph_opt.quantize.formats.half import is_half
+from ...graph_opt.quantize.formats.kv_cache import has_quantized_kv
+from ...graph_opt.quantize.formats.weight_only import has_quantized_weights
+from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
+from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
+from ...progress import Progress, phase
+from ..evaluate.float_model import FloatModel
+from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
+from ..models.graphs import load_graph
+from ..models.model_source import locate_model
+from ..models.write_graph import check_output, write_graph
+from .report import Report, human_bytes
+from .report_file import check_report, left_without_report, write_report
+
+
+class QuantizationWarning(UserWarning):
+    """A model was quantized in part only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeReport(Report):
+    """A quantized model that was written.
+
+    Attributes:
+        path: the model.
+        recipe: what was asked for.
+        quantization: what the package's record says.
+        weights: how many were quantized.
+        kv_layers: how many layers' KV caches were quantized.
+        left_float: the weights that were not.
+        bytes_before: of all weights.
+        bytes_after: of all weights.
+        seconds: wall time.
+        cost: with ``report``, what was measured: ``fidelity``, ``speed``, ``layer_errors``.
+        passes: what each pass did.
+    """
+
+    path: Path
+    recipe: QuantizationRecipe
+    quantization: dict[str, Any]
+    weights: int
+    kv_layers: int
+    left_float: LeftFloat
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+    cost: dict[str, Any] = field(default_factory=dict)
+    passes: PassesReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        return {
+            "path": str(self.path),
+            "quantization": self.quantization,
+            "weights": self.weights,
+            "kv_layers": self.kv_layers,
+            "left_float": self.left_float.to_dict(),
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "seconds": round(self.seconds, 3),
+            **self.cost,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        rows = [
+            ("model", str(self.path)),
+            ("recipe", self.recipe.to_json()),
+            ("quantized", self._done()),
+            ("weights", f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"),
+        ]
+        rows += [("float", str(self.left_float))] if self.left_float.weights else []
+        return [*rows, ("cost", summary(self.cost))] if self.cost else rows
+
+    def __str__(self) -> str:
+        sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
+        lines = [f"{self.path}: {self._done()}, {sizes}"]
+        if self.left_float.weights and self.recipe.method != NO_METHOD:
+            lines.append(str(self.left_float))
+        lines += [
+            f"left float: {one.reason}"
+            for one in self.passes.near_misses
+            if not one.reason.startswith("weight ")
+        ]
+        return "\n".join([*lines, summary(self.cost)] if self.cost else lines)
+
+    def _done(self) -> str:
+        done = [] if self.recipe.method == NO_METHOD else [f"{self.weights} weights to {self.recipe.method}"]
+        kept = self.quantization.get("weight_only", [])
+        done += [f"{len(kept)} of them with float activations"] if kept else []
+        done += [f"KV cache of {self.kv_layers} layers to {self.recipe.kv}"] if self.recipe.kv else []
+        return ", ".join(done)
+
+
+def quantize(
+    model: str | Path,
+    out: str | Path,
+    recipe: QuantizationRecipe | str = "int4",
+    *,
+    report: str | Path | None = None,
+    progress: Progress | None = None,
+) -> QuantizeReport:
+    """Make a model smaller and faster by storing its weights, and its KV cache, in few bits.
+
+    The result keeps to standard operators and runs on every provider.
+
+    Args:
+        model: a package, a checkpoint folder, a hub id, an ONNX file, or ``demo``; not quantized yet.
+        out: a new folder, or an ONNX file if it ends in ``.onnx``.
+        recipe: the settings, or the name of a method.
+        report: a file for what it costs and brings, measured: HTML if it ends in .html, else JSON.
+        progress: told about the phases ``calibrate``, ``measure``, ``quantize``, ``evaluate``.
+
+    Returns:
+        What was done. ``QuantizationWarning`` is issued if more than 10 % of the weights' bytes stay float
+        against the recipe.
+
+    Raises:
+        UsageError: there is no such model, it is quantized already, ``out`` exists, or the model does not
+            allow the recipe.
+        GraphError: a weight or an activation is NaN or infinite.
+        OSError: the disk is full, or the like; ``out`` is not left behind, unless the message says so.
+    """
+    start = time.perf_counter()
+    recipe = QuantizationRecipe(recipe) if isinstance(recipe, str) else recipe
+    source, out, file = str(model), Path(out), None if report is None else Path(report)
+    check_report(file)
+    if file is not None:
+        check_measurable(source)
+    check_output(locate_model(source), out)
+    graph, package = load_graph(source)
+    _check(graph, source, recipe)
+    matrices, before = float_matrices(graph), _weight_bytes(graph)
+    with tempfile.TemporaryDirectory() as scratch:
+        measured = FloatModel(
+            source,
+            graph,
+            None if recipe.calibration is None else Path(recipe.calibration),
+            Path(scratch),
+            tokens=recipe.calibration_tokens,
+            progress=progress,
+        )
+        passes, record = recipe.passes(measured)
+        graph, done = pipeline.run(graph, passes)
+        left = left_float(matrices, graph, [refusal for _, refusal in done.refusals])
+        earlier = (package.record.quantization if package is not None else None) or {}
+        record = {**earlier, **quantized_record(record, left)}
+        names = tuple(one.name for one in done.passes)
+        tell = phase(progress, "quantize")
+        write_graph(graph, locate_model(source), out, passes=names, quantization=record, progress=tell)
+        found = QuantizeReport(
+            path=out,
+            recipe=recipe,
+            quantization=record,
+            weights=(done.passes[-1].fired or 0) if recipe.method != NO_METHOD else 0,
+            kv_layers=sum(one.fired or 0 for one in done.passes if one.name == "QuantizeKV"),
+            left_float=left,
+            bytes_before=before,
+            bytes_after=_weight_bytes(graph),
+            seconds=time.perf_counter() - start,
+            passes=done,
+        )
+        if file is not None:
+            with left_without_report(out, file):
+                cost = measure_cost(source, out, passes, measured, Path(scratch), progress)
+                found = dataclasses.replace(found, cost=cost)
+                done.facts |= {"source": source, "target": str(out), **found.to_dict()}
+                write_report(done, file)
+    if recipe.method != NO_METHOD:
+        warn_of_much_float(str(out), record, left)
+    return found
+
+
+def quantized_record(record: dict[str, Any], left: LeftFloat) -> dict[str, Any]:
+    """Return a package's record of its quantization, with what stayed float."""
+    return {**record, "left_float": left.to_dict()} if left.weights and "method" in record else record
+
+
+def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> None:
+    """Warn if a large part of the weights stays float that the recipe did not exempt."""
+    if left.much and left.reasons:
+        text = f"{name} is {record['method']} in part only: {left}"
+        warnings.warn(text, QuantizationWarning, stacklevel=3)
+
+
+def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
+    """Refuse to quantize twice."""
+    if recipe.method != NO_METHOD and has_quantized_weights(model.graph):
+        raise UsageError(f"{source} is quantized already; start from the float model")
+    if is_half(model.graph):
+        raise UsageError(f"{source} is in 16 bits already; start from the float model")
+    if recipe.kv is not None and has_quantized_kv(model.graph):
+        raise UsageError(f"the KV cache of {source} is quantized already; start from the float model")
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    return sum(tensor.nbytes for tensor in graph_facts.initializers(model))

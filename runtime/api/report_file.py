@@ -1,0 +1,69 @@
+"""The file of a report: a page or JSON, by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...errors import CarryallError, UsageError
+from ...graph_opt.pipeline.report import Report
+from ...graph_opt.pipeline.report_page import to_html
+
+_PAGE = ".html"
+
+
+def check_report(path: Path | None) -> None:
+    """Refuse a report that could not be written, before any work.
+
+    Raises:
+        UsageError: its folder does not exist, or its name is that of a folder.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--report {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"--report {path}: this is a folder; name a file")
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a self-contained page if the name ends in .html, else JSON."""
+    with pending_report(report, path):
+        pass
+
+
+@contextlib.contextmanager
+def pending_report(report: Report, path: Path) -> Iterator[None]:
+    """Write a report under a temporary name, which becomes ``path`` if the work inside succeeds.
+
+    So a full disk is found before the work, and no report tells of work that failed.
+
+    Raises:
+        OSError: the report cannot be written.
+    """
+    text = to_html(report) if path.suffix.lower() == _PAGE else report.to_json()
+    waiting = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        waiting.write_text(text + "\n", encoding="utf-8")
+        yield
+        waiting.replace(path)
+    except BaseException as error:
+        waiting.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def left_without_report(out: Path, report: Path) -> Iterator[None]:
+    """Say of an error inside that ``out`` was written all the same.
+
+    Raises:
+        CarryallError: for any error of ours, and for an OSError.
+    """
+    try:
+        yield
+    except (CarryallError, OSError) as error:
+        raise CarryallError(f"{out} was written, but its report {report} was not: {error}") from error

@@ -1,0 +1,132 @@
+"""``carryall.verify``: do two models give the same results?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from ...errors import UsageError
+from ...exporter.package import TOKENIZER_FILE
+from ...graph_opt.compare.bars import Bars
+from ...graph_opt.compare.report import VerifyReport
+from ...graph_opt.compare.verify import verify as verify_graphs
+from ...progress import Progress, phase
+from ..models.graphs import graph_file, stated_context
+from ..models.model_source import locate_model
+from .report import Report
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationReport(Report):
+    """How far the results of two models are apart.
+
+    Attributes:
+        found: the differences of each output, what both ran on, and the bars.
+    """
+
+    found: VerifyReport
+
+    @property
+    def passed(self) -> bool:
+        """Whether the differences stay within the bars."""
+        return self.found.passed
+
+    @property
+    def reason(self) -> str | None:
+        """How they exceed the bars; None if they do not."""
+        return self.found.reason
+
+    def check(self) -> None:
+        """Insist on the bars.
+
+        Raises:
+            VerificationError: one is exceeded.
+        """
+        self.found.check()
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``Report``."""
+        return self.found.to_dict()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        return [
+            ("reference", self.found.reference),
+            ("candidate", self.found.candidate),
+            ("result", "passed" if self.reason is None else f"failed: {self.reason}"),
+            ("differences", self.found.text()),
+        ]
+
+    def __str__(self) -> str:
+        return self.found.text()
+
+
+def verify(
+    reference: str | Path,
+    candidate: str | Path,
+    *,
+    prompt: str | None = None,
+    inputs: str | Path | Tensors | None = None,
+    steps: int = 16,
+    bars: Bars | None = None,
+    progress: Progress | None = None,
+) -> VerificationReport:
+    """Compare the results of two models on the same inputs, on the CPU.
+
+    Decoders run on a prompt with the greedy continuation of ``reference``, a sequence in pieces, a padded
+    batch and a long cache. Other graphs run on several made-up inputs. See ``docs/verification.md``.
+
+    Args:
+        reference: what is right: a package, a checkpoint, an ONNX file, or ``demo``.
+        candidate: what is judged; one may be portable and the other lowered.
+        prompt: text for decoders, by the reference's tokenizer; random tokens by default.
+        inputs: tensors by input name, an .npz file of them, or a folder of such files.
+        steps: tokens after the prompt.
+        bars: what must not be exceeded; by default those of the graphs' arithmetic.
+        progress: told about the runs, in the phase ``verify``.
+
+    Returns:
+        The report, whose ``check`` raises VerificationError if the models differ by more.
+
+    Raises:
+        UsageError: a model does not exist, the inputs fit neither, or the vocabularies differ.
+        GraphError: a graph cannot be read or run.
+    """
+    if prompt is not None and inputs is not None:
+        raise UsageError("give either a prompt or inputs")
+    names = str(reference), str(candidate)
+    prompts = None if prompt is None else [_tokenize(locate_model(reference), prompt)]
+    with tempfile.TemporaryDirectory() as scratch:
+        files = graph_file(names[0], Path(scratch, "a")), graph_file(names[1], Path(scratch, "b"))
+        found = verify_graphs(
+            *files,
+            Path(inputs) if isinstance(inputs, str) else inputs,
+            bars,
+            prompts=prompts,
+            steps=steps,
+            context_length=stated_context(*names),
+            names=names,
+            progress=phase(progress, "verify"),
+        )
+    return VerificationReport(found=found)
+
+
+def _tokenize(model: Path, text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    path = model / TOKENIZER_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"--prompt needs a tokenizer, and {model} has none; leave --prompt out for random tokens"
+        )
+    tokens: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
+    if not tokens:
+        raise UsageError("--prompt is empty")
+    return tokens

@@ -1,0 +1,18 @@
+"""The text that lies beside a model, which it has not seen in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..models.model_source import locate_model
+
+HELD_OUT = "heldout.txt"
+
+
+def held_out_text(*models: str | None) -> Path | None:
+    """Return the held-out text of the first model that has one, as the demo does."""
+    for name in models:
+        path = None if name is None else locate_model(name) / HELD_OUT
+        if path is not None and path.is_file():
+            return path
+    return None
