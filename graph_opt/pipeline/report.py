@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from ..graph.graph_facts import layer_pattern
 from ..passes.base import Refusal
@@ -116,23 +114,21 @@ class Report:
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
         """Return the report for a terminal; with ``explain``, near misses with their reasons too."""
-        table = Table(
-            title=f"{sum(self.before.values())} -> {sum(self.after.values())} nodes, {self.seconds:.2f} s"
-        )
-        for column in ("pass", "fired", "nodes", "refused", "ms", "changes"):
-            table.add_column(column, justify="left" if column in ("pass", "changes") else "right")
         idle = [one for one in self.passes if not one.did_anything]
-        for one in self.passes:
-            if one.did_anything:
-                table.add_row(*_row(one))
+        busy = [one for one in self.passes if one.did_anything]
+        longest = max((len(one.name) for one in busy), default=4)
+        nodes = f"{sum(self.before.values())} -> {sum(self.after.values())} nodes"
+        lines = [f"{nodes}, {self.seconds:.2f} s", ""]
+        lines += [f"{'pass':<{longest}}{'fired':>7}{'nodes':>8}{'refused':>9}{'ms':>10}"] if busy else []
+        for one in busy:
+            lines += _lines(one, longest, width)
         if idle:
-            table.add_row(*_rest(idle))
-        console = Console(width=width, color_system=None)
-        with console.capture() as capture:
-            console.print(table)
-            for line in self._explanation(idle) if explain else self._hint():
-                console.print(line, markup=False, highlight=False)
-        return capture.get()
+            spent = 1e3 * sum(one.seconds for one in idle)
+            count = f"{len(idle)} {'pass' if len(idle) == 1 else 'passes'}"
+            lines.append(f"{f'{count} changed nothing':<{longest + 24}}{spent:>10.1f}")
+        for line in self._explanation(idle) if explain else self._hint():
+            lines += _wrapped(line, width, "  " if line.startswith("- ") else "")
+        return "\n".join(lines) + "\n"
 
     def _explanation(self, idle: list[PassReport]) -> Iterator[str]:
         """Say what found nothing to do, and what nearly fired and why it did not."""
@@ -163,21 +159,28 @@ def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> Near
     )
 
 
-def _row(one: PassReport) -> list[Any]:
-    changes = [f"+{count} {op}" for op, count in one.added.items()]
-    changes += [f"-{count} {op}" for op, count in one.removed.items()]
+def _lines(one: PassReport, longest: int, width: int) -> list[str]:
+    """Return a pass's figures, and below them what became of the nodes; operators' names stay whole."""
     fired = "" if one.fired is None else str(one.fired)
     refused = str(len(one.refusals)) if one.refusals else ""
-    return [one.name, fired, str(one.nodes), refused, f"{one.seconds * 1e3:.1f}", ", ".join(changes)]
+    figures = f"{one.name:<{longest}}{fired:>7}{one.nodes:>8}{refused:>9}{one.seconds * 1e3:>10.1f}"
+    changes = [f"+{count}\u00a0{op}" for op, count in one.added.items()]
+    changes += [f"-{count}\u00a0{op}" for op, count in one.removed.items()]
+    below = _wrapped("  " + ", ".join(changes), width, "  ") if changes else []
+    return [figures, *(line.replace("\u00a0", " ") for line in below)]
 
 
-def _rest(passes: list[PassReport]) -> list[Any]:
-    """Return one row for all passes that had nothing to do."""
-    return [
-        f"{len(passes)} {'other' if len(passes) == 1 else 'others'}",
-        "",
-        "",
-        "",
-        f"{sum(one.seconds for one in passes) * 1e3:.1f}",
-        "no changes",
-    ]
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Break a line between words, except at a no-break space."""
+    if not text.strip():
+        return [text]
+    start = "\n" if text.startswith("\n") else ""
+    lines = textwrap.wrap(
+        text.lstrip("\n").replace("\u00a0", "\x00"),
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    return [*([""] if start else []), *(line.replace("\x00", "\u00a0") for line in lines)]

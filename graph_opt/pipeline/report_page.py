@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +13,6 @@ from .report import PassReport, Report
 
 _TEMPLATE = "report_page.html"
 _NUMBER = re.compile(r"\d+")
-_SHORT = 0.02  # of all time: shorter passes that change nothing share a row
 
 
 def to_html(report: Report) -> str:
@@ -28,6 +26,7 @@ def to_html(report: Report) -> str:
         nodes=(sum(report.before.values()), sum(report.after.values())),
         bytes=tuple(_total(weights) for weights in (report.weights_before, report.weights_after)),
         waterfall=_waterfall(report),
+        idle=[one for one in report.passes if not one.did_anything],
         operators=_pairs(report.before, report.after),
         weights=_pairs(_sizes(report.weights_before), _sizes(report.weights_after)),
         largest=_largest(report),
@@ -74,35 +73,32 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _waterfall(report: Report) -> list[dict[str, Any]]:
-    """Return a row a pass: where its time lies, and what became of the nodes; idle neighbours share a row."""
+    """Return a row for each pass that did something: where its time lies, and what became of the nodes."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
     most = max([nodes, *(one.nodes for one in report.passes)], default=0)
-    for idle, neighbours in itertools.groupby(report.passes, lambda one: _is_idle(one, report)):
-        for group in [list(neighbours)] if idle else [[one] for one in neighbours]:
-            seconds = sum(one.seconds for one in group)
-            times = {"left": _percent(start, report.seconds), "width": _percent(seconds, report.seconds)}
-            rows.append(_pass_row(group, nodes, most) | times | {"seconds": seconds})
-            start, nodes = start + seconds, group[-1].nodes
+    for one in report.passes:
+        if one.did_anything:
+            times = {
+                "left": _percent(start, report.seconds),
+                "width": _percent(one.seconds, report.seconds),
+            }
+            rows.append(_pass_row(one, nodes, most) | times)
+        start, nodes = start + one.seconds, one.nodes
     return rows
 
 
-def _is_idle(one: PassReport, report: Report) -> bool:
-    return not one.did_anything and one.seconds < _SHORT * report.seconds
-
-
-def _pass_row(group: list[PassReport], nodes: int, most: int) -> dict[str, Any]:
-    last, names = group[-1], [one.name for one in group]
-    changes = [f"+{count}\u00a0{op}" for op, count in last.added.items()]
-    changes += [f"\u2212{count}\u00a0{op}" for op, count in last.removed.items()]
+def _pass_row(one: PassReport, nodes: int, most: int) -> dict[str, Any]:
+    changes = [f"+{count}\u00a0{op}" for op, count in one.added.items()]
+    changes += [f"\u2212{count}\u00a0{op}" for op, count in one.removed.items()]
     return {
-        "name": names[0] if len(group) == 1 else f"{len(group)} passes without a change",
-        "idle": not last.did_anything,
-        "nodes": (nodes, last.nodes),
-        "nodes_width": _percent(last.nodes, most),
-        "fired": last.fired,
-        "refused": len(last.refusals),
-        "changes": ", ".join(changes if len(group) == 1 else dict.fromkeys(names)),
+        "name": one.name,
+        "seconds": one.seconds,
+        "nodes": (nodes, one.nodes),
+        "nodes_width": _percent(one.nodes, most),
+        "fired": one.fired,
+        "refused": len(one.refusals),
+        "changes": ", ".join(changes),
     }
 
 

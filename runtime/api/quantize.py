@@ -95,11 +95,8 @@ class QuantizeReport(Report):
         lines = [f"{self.path}: {self._done()}, {sizes}"]
         if self.left_float.weights and self.recipe.method != NO_METHOD:
             lines.append(str(self.left_float))
-        lines += [
-            f"left float: {one.reason}"
-            for one in self.passes.near_misses
-            if not one.reason.startswith("weight ")
-        ]
+        others = (one.reason for one in self.passes.near_misses if not one.reason.startswith("weight "))
+        lines += [f"left float: {reason}" for reason in others]
         return "\n".join([*lines, summary(self.cost)] if self.cost else lines)
 
     def _done(self) -> str:

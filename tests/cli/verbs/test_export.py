@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -110,7 +111,7 @@ def test_quantize_takes_all_kinds(
 @pytest.mark.parametrize("verb", ["export", "quantize"])
 def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_path: Path) -> None:
     """40 inputs of two down projections are no multiple of 16: 2560 of 29760 weights, 8.6 %."""
-    shares = {40: 0.086, 200: 0.22}
+    shares = {40: 0.086, 200: 0.209}
     for size, share in shares.items():
         source, out = tmp_path / f"source{size}", tmp_path / f"out{size}"
         write_tiny("llama", source, intermediate_size=size)
@@ -132,8 +133,9 @@ def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_
 
 def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -> None:
     """192 = 3 x 64 and 576 = 9 x 64: no weight stays float, whatever the block size asked for."""
-    sizes = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 1, "head_dim": 64}
-    write_tiny("llama", tmp_path / "source", **sizes, num_attention_heads=3, num_key_value_heads=1)
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 1}
+    heads: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
+    write_tiny("llama", tmp_path / "source", **sizes, **heads)
     for size, block in ((128, 64), (32, 32)):
         out = tmp_path / str(size)
         options = ("--method", "int4", "--block-size", size, "--algorithm", "rtn", "--json")
@@ -141,8 +143,10 @@ def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -
         assert json.loads(result.stdout)["left_float"]["weights"] == 0
         nodes = [node for node in ir.load(out / "model.onnx").graph if node.op_type == "DequantizeLinear"]
         assert {node.attributes["block_size"].as_int() for node in nodes} == {block}
-        assert run("verify", tmp_path / "source", out, "--max-kl", 5).exit_code == 0
-        assert run("run", out, "abc", "--max-tokens", 2).exit_code == 0
+        lowered = run(
+            "optimize", out, tmp_path / f"cpu{size}", "--target", "cpu", "--verify", "--max-kl", 0.1
+        )
+        assert lowered.exit_code == 0, lowered.output
 
 
 def test_quantize_refuses_what_it_cannot_do(tiny_package: Path, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_given_inputs_must_fit(tiny_package: Path, tmp_path: Path) -> None:
         ([graph, graph, "--inputs", tmp_path / "missing.npz"], "does not exist"),
         (
             [graph, graph, "--inputs", tmp_path / "half.npz", "--prompt", "x"],
-            "give either a prompt or inputs",
+            "either a prompt or inputs",
         ),
         ([tiny_package, tiny_package, "--inputs", tmp_path / "ids.npz"], "a token in every row"),
     ]

@@ -69,7 +69,7 @@ def test_idle_passes_share_a_line_and_are_named_when_explained() -> None:
     )
     found = report([])
     found.passes += [idle, idle]
-    assert "2 others" in found.to_text()
+    assert "2 passes changed nothing" in found.to_text()
     assert "Idle" not in found.to_text()
     assert found.to_text(explain=True).count("Idle") == 1
 
