@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import GraphError
+from ...exporter.config import context_lengths, read_json
 from ...exporter.package import Package
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
 from ...runtime.models.graphs import load_graph
+from ...runtime.models.model_source import locate_model
 from ..options import human_bytes, json_option, model_argument, print_json
 
 LARGEST = 8
@@ -39,20 +41,23 @@ def command(model: str, as_json: bool) -> None:
         carryall inspect ./model.onnx --json
     """
     graph, package = load_graph(model)
-    facts = describe(graph, package)
+    facts = describe(model, graph, package)
     if as_json:
         print_json({"model": model, **facts})
     else:
         show(model, facts)
 
 
-def describe(model: ir.Model, package: Package | None) -> dict[str, Any]:
+def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, Any]:
     """Return the facts that ``--json`` prints."""
     record = package.record if package else None
+    path = locate_model(name)
+    folder = path if path.is_dir() else path.parent
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     counts = graph_facts.operators(model)
     return {
-        "model_type": record.model_type if record else None,
-        "context_length": record.context_length if record else None,
+        "model_type": config.get("model_type"),
+        "context_length": context_lengths(config)[0] if config else None,
         "parameters": graph_facts.parameter_count(model),
         "quantization": record.quantization if record else None,
         "passes": list(record.passes) if record else [],
@@ -64,7 +69,7 @@ def describe(model: ir.Model, package: Package | None) -> dict[str, Any]:
         "largest": [graph_facts.describe_tensor(t) for t in graph_facts.initializers(model)[:LARGEST]],
         "inputs": [graph_facts.describe_value(value) for value in model.graph.inputs],
         "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
-        "files": _files(package.path) if package else {},
+        "files": _files(folder) if path.is_dir() else {},
     }
 
 
@@ -117,9 +122,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} a token"))
     quantization = facts["quantization"]
-    rows.append(
-        ("quantized", ", ".join(f"{k} {v}" for k, v in quantization.items()) if quantization else "no")
-    )
+    rows.append(("quantized", _quantization(quantization) if quantization else "no"))
     rows.append(("passes", ", ".join(facts["passes"]) or "none"))
     rows.append(("opsets", ", ".join(f"{domain or 'ai.onnx'} {v}" for domain, v in facts["opsets"].items())))
     operators = ", ".join(f"{op} {count}" for op, count in facts["operators"].items())
@@ -130,6 +133,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("files", ", ".join(f"{name} {human_bytes(size)}" for name, size in facts["files"].items()))
         )
     return [(label, text) for label, text in rows if text]
+
+
+def _quantization(record: dict[str, Any]) -> str:
+    """Return the record in words: the recipe only repeats what was asked for."""
+    return ", ".join(f"{name} {value}" for name, value in record.items() if name != "recipe")
 
 
 def _signatures(values: list[dict[str, Any]]) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..api.report import html_table
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -182,3 +184,14 @@ class RequestOutput(_Lazy):
     def of(cls, record: Record, **fields: Any) -> Self:
         """An output with all fields but ``prompt_logprobs`` given, which is made when it is read."""
         return cls._of(record, **fields)
+
+    def _repr_html_(self) -> str:
+        """The prompt and its texts as a table, for notebooks."""
+        prompt = self.prompt if self.prompt is not None else f"{len(self.prompt_token_ids)} tokens"
+        rows = [("prompt", prompt)]
+        rows += [
+            (f"{one.finish_reason or 'so far'}, {len(one.token_ids)} tokens", one.text)
+            for one in self.outputs
+        ]
+        rows += [("error", self.error)] if self.error is not None else []
+        return html_table(f"request {self.request_id}", rows)

@@ -55,8 +55,11 @@ class Plan:
 
 
 def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str, list[Choice]]:
-    """Measure by weight name what each weight may become, cheapest first; every weight runs the text once."""
-    found: dict[str, list[Choice]] = {}
+    """Measure by weight name what each weight may become, cheapest first; every weight runs the text once.
+
+    Weights that no format can hold have one choice, float, since they count in a budget of bits too.
+    """
+    found = {name: [Choice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()}
     for number, (name, form) in enumerate(runner.forms.items()):
         size, blocks = runner.sizes[name], runner.sizes[name] / form.block_size
         divergence = runner.divergence({name: form})

@@ -17,7 +17,7 @@ from ...graph.lazy import Array
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..formats.weight_only import Forms, summed_axis
-from .layerwise import open_session
+from .layerwise import is_matrix, open_session
 
 
 class WeightInputs:
@@ -32,6 +32,7 @@ class WeightInputs:
     Attributes:
         forms: the format of every weight that has one.
         sizes: how many values each of them has.
+        float_sizes: how many values each other weight matrix has; those stay float.
     """
 
     def __init__(self, model: Path, windows: Sequence[Tokens], forms: Forms, *, context_length: int) -> None:
@@ -39,6 +40,11 @@ class WeightInputs:
         graph = loaded.graph
         wanted = {value: form for value in graph.initializers.values() if (form := forms.of(value))}
         self.forms = {str(value.name): form for value, form in wanted.items()}
+        self.float_sizes = {
+            str(value.name): value.const_value.size
+            for value in graph.initializers.values()
+            if value not in wanted and is_matrix(value) and value.const_value is not None
+        }
         self._axes = {str(value.name): summed_axis(value) for value in wanted}
         self._weights: dict[str, Array] = {}
         for value in wanted:

@@ -51,10 +51,12 @@ def test_a_package_shows_its_contract_and_sizes(package: Path) -> None:
 
 
 def test_a_package_its_onnx_file_and_its_checkpoint_agree(package: Path) -> None:
-    same = ("nodes", "operators", "weights", "kv_cache", "inputs", "outputs", "parameters")
+    same = [*("nodes", "operators", "weights", "kv_cache", "inputs", "outputs", "parameters")]
+    same += ["model_type", "context_length"]
     of_package, of_file, of_source = (facts(m) for m in (str(package), str(package / "model.onnx"), "demo"))
     for key in same:
         assert of_package[key] == of_file[key] == of_source[key], key
+    assert of_source["files"]
 
 
 def test_any_onnx_file_will_do(tmp_path: Path) -> None:
