@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tiny_models import write_tiny
 
 from carryall.cli import carryall
 from carryall.exporter.export import export_package
+from carryall.exporter.package import Package
 
 BREAKING_SOURCE = '''
 import onnx_ir as ir
@@ -157,3 +159,48 @@ def test_the_report_is_a_page_with_the_error_of_each_layer(package: Path, tmp_pa
     assert "Error of quantized weights" in text
     assert "model.layers.N.mlp.down_proj.weight" in text
     assert "MatMulNBits" in text
+
+
+def test_a_pass_may_lie_in_the_working_folder(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "passes_beside_me.py").write_text(BREAKING_SOURCE)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    result = run("optimize", package, "out", "--pass", "passes_beside_me.BreakingPass")
+    assert result.exit_code == 0, result.output
+    assert "Breaking" in result.stdout
+    assert sys.path == path
+    sys.modules.pop("passes_beside_me", None)
+
+
+def test_a_traced_model_beside_its_configuration_is_a_model(package: Path, tmp_path: Path) -> None:
+    """Optimum writes such folders. Nothing in the graph says how long the context is; config.json does."""
+    folder = tmp_path / "traced"
+    folder.mkdir()
+    model = ir.load(package / "model.onnx")
+    model.metadata_props.pop("context_length", None)
+    model.graph.metadata_props.pop("context_length", None)
+    ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copyfile(package / name, folder / name)
+    generated = run("run", folder, "abc", "--max-tokens", 3, "--json")
+    assert generated.exit_code == 0, generated.output
+    of_package = run("run", package, "abc", "--max-tokens", 3, "--json")
+    assert json.loads(generated.stdout)["text"] == json.loads(of_package.stdout)["text"]
+    lowered = run("optimize", folder, tmp_path / "cpu", "--target", "cpu", "--verify")
+    assert lowered.exit_code == 0, lowered.output
+    assert Package.open(tmp_path / "cpu").record.context_length == 128
+    assert run("quantize", folder, tmp_path / "int8", "--method", "int8", "--block-size", 16).exit_code == 0
+    (folder / "config.json").unlink()
+    refused = run("run", folder, "abc")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "config.json" in refused.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_operators_names_are_whole_in_a_narrow_terminal(package: Path, tmp_path: Path, width: int) -> None:
+    arguments = ["optimize", str(package), str(tmp_path / "out"), "--target", "cpu", "--explain"]
+    result = CliRunner().invoke(carryall, arguments, env={"COLUMNS": str(width)})
+    assert "com.microsoft::SkipSimplifiedLayerNormalization" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= width
