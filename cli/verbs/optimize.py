@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -27,7 +28,6 @@ from ..verify_options import bars_options, inputs_option
 @click.option("--explain", is_flag=True, help="Also list what was left alone, and why.")
 @click.option(
     "--report",
-    "report_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write what each pass did: a page if it ends in .html, else JSON.",
 )
@@ -40,7 +40,7 @@ from ..verify_options import bars_options, inputs_option
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave a pass out. May be repeated.")
 @click.option(
     "--pass",
-    "own",
+    "passes",
     multiple=True,
     metavar="PASS",
     help="Run a pass of your own, 'package.module.Class', or one that an installed package offers by name. "
@@ -56,23 +56,7 @@ from ..verify_options import bars_options, inputs_option
 )
 @json_option
 @quiet_option
-def command(
-    source: str,
-    out: Path,
-    target: str,
-    explain: bool,
-    report_file: Path | None,
-    reference: str | None,
-    verify: bool,
-    inputs: Path | None,
-    bars: Bars,
-    disable: tuple[str, ...],
-    own: tuple[str, ...],
-    context_length: int | None,
-    debug: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(source: str, out: Path, explain: bool, as_json: bool, quiet: bool, **settings: Any) -> None:
     """Rewrite a model's graph for a target, and show what changed.
 
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
@@ -87,21 +71,7 @@ def command(
         carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """
     with working_folder_on_path(), phases(quiet=quiet or as_json) as tell:
-        found = optimize(
-            source,
-            out,
-            target=target,
-            passes=own,
-            disable=disable,
-            context_length=context_length,
-            verify=verify,
-            inputs=inputs,
-            bars=bars,
-            report=report_file,
-            reference=reference,
-            debug=debug,
-            progress=tell,
-        )
+        found = optimize(source, out, progress=tell, **settings)
     if as_json:
         click.echo(found.to_json())
     else:
