@@ -87,7 +87,8 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "int4": Method("--method int4 --block-size 32", "INT4", 4 + 32 / 32),
+    "int4": Method("--algorithm rtn --symmetric --embedding int4", "INT4", 4 + 32 / 32),
+    "int4-default": Method("--method int4", "UINT4", 4 + 36 / 32),
     "gptq": Method("--algorithm gptq --block-size 32", "UINT4", 4 + 36 / 32),
     "awq": Method("--algorithm awq --block-size 32", "UINT4", 4 + 36 / 32),
     "int8": Method("--method int8", "INT8", 8 + 32 / 32),
