@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from .graph_opt.quantize.recipe import QuantizationRecipe
     from .progress import Progress
     from .runtime.api.async_llm import AsyncLLM
-    from .runtime.api.benchmark import BenchmarkReport, benchmark
-    from .runtime.api.diff import DiffReport, diff
     from .runtime.api.dynamic_batching import DynamicBatcher
-    from .runtime.api.evaluate import EvaluationReport, evaluate
-    from .runtime.api.export import ExportReport, export
     from .runtime.api.llm import LLM
-    from .runtime.api.optimize import OptimizeReport, optimize
-    from .runtime.api.quantize import QuantizationWarning, QuantizeReport, quantize
     from .runtime.api.session import InferenceSession
-    from .runtime.api.verify import VerificationReport, verify
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
     from .runtime.models.config import ModelConfig
+    from .runtime.tasks.benchmark import BenchmarkReport, benchmark
+    from .runtime.tasks.diff import DiffReport, diff
+    from .runtime.tasks.evaluate import EvaluationReport, evaluate
+    from .runtime.tasks.export import ExportReport, export
+    from .runtime.tasks.optimize import OptimizeReport, optimize
+    from .runtime.tasks.quantize import QuantizationWarning, QuantizeReport, quantize
+    from .runtime.tasks.verify import VerificationReport, verify
     from .runtime.types.outputs import CompletionOutput, RequestOutput
     from .runtime.types.sampling_params import SamplingParams
     from .runtime.types.structured_output import StructuredOutput
@@ -45,33 +45,33 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncLLM": ".runtime.api.async_llm",
     "BeamSearchOptions": ".runtime.engine.sampling.beam_search",
-    "BenchmarkReport": ".runtime.api.benchmark",
+    "BenchmarkReport": ".runtime.tasks.benchmark",
     "CarryallError": ".errors",
     "CompletionOutput": ".runtime.types.outputs",
-    "DiffReport": ".runtime.api.diff",
+    "DiffReport": ".runtime.tasks.diff",
     "DynamicBatcher": ".runtime.api.dynamic_batching",
     "EngineConfig": ".runtime.engine.config",
     "InferenceSession": ".runtime.api.session",
     "LLM": ".runtime.api.llm",
     "ModelConfig": ".runtime.models.config",
-    "EvaluationReport": ".runtime.api.evaluate",
-    "ExportReport": ".runtime.api.export",
-    "OptimizeReport": ".runtime.api.optimize",
+    "EvaluationReport": ".runtime.tasks.evaluate",
+    "ExportReport": ".runtime.tasks.export",
+    "OptimizeReport": ".runtime.tasks.optimize",
     "Progress": ".progress",
     "QuantizationRecipe": ".graph_opt.quantize.recipe",
-    "QuantizationWarning": ".runtime.api.quantize",
-    "QuantizeReport": ".runtime.api.quantize",
+    "QuantizationWarning": ".runtime.tasks.quantize",
+    "QuantizeReport": ".runtime.tasks.quantize",
     "RequestOutput": ".runtime.types.outputs",
     "SamplingParams": ".runtime.types.sampling_params",
     "StructuredOutput": ".runtime.types.structured_output",
-    "VerificationReport": ".runtime.api.verify",
-    "benchmark": ".runtime.api.benchmark",
-    "diff": ".runtime.api.diff",
-    "evaluate": ".runtime.api.evaluate",
-    "export": ".runtime.api.export",
-    "optimize": ".runtime.api.optimize",
-    "quantize": ".runtime.api.quantize",
-    "verify": ".runtime.api.verify",
+    "VerificationReport": ".runtime.tasks.verify",
+    "benchmark": ".runtime.tasks.benchmark",
+    "diff": ".runtime.tasks.diff",
+    "evaluate": ".runtime.tasks.evaluate",
+    "export": ".runtime.tasks.export",
+    "optimize": ".runtime.tasks.optimize",
+    "quantize": ".runtime.tasks.quantize",
+    "verify": ".runtime.tasks.verify",
 }
 
 __all__ = [

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..exporter.package import Package
 from ..graph_opt.graph import graph_facts
 from ..progress import Progress
-from ..runtime.api.export import export
-from ..runtime.api.optimize import optimize
-from ..runtime.api.quantize import quantize
+from ..runtime.tasks.export import export
+from ..runtime.tasks.optimize import optimize
+from ..runtime.tasks.quantize import quantize
 from .progress import progress
 
 

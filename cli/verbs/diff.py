@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...runtime.api.diff import diff
+from ...runtime.tasks.diff import diff
 from ..options import json_option
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from ...options import declared
-from ...runtime.api.evaluate import evaluate
 from ...runtime.engine.config import EngineConfig
+from ...runtime.tasks.evaluate import evaluate
 from ..load_options import Chosen, config_options
 from ..options import MOST_TOKENS, json_option, quiet_option, tell_notes
 from ..progress import phases

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from ...graph_opt.quantize.methods import METHODS
-from ...runtime.api.export import export
+from ...runtime.tasks.export import export
 from ..options import json_option, quiet_option
 from ..progress import phases
 

@@ -11,9 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ...graph_opt.compare.bars import Bars
-from ...runtime.api.optimize import optimize
-from ...runtime.api.optimize_job import PORTABLE
+from ...runtime.tasks.optimize import optimize
+from ...runtime.tasks.optimize_job import PORTABLE
 from ..options import MOST_TOKENS, json_option, quiet_option
 from ..progress import phases
 from ..verify_options import bars_options, inputs_option

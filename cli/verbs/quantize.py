@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...graph_opt.quantize.recipe import QuantizationRecipe
-from ...runtime.api.quantize import quantize
+from ...runtime.tasks.quantize import quantize
 from ..options import json_option, quiet_option
 from ..progress import phases
 from ..recipe_options import recipe_options

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...graph_opt.compare.bars import Bars
-from ...runtime.api.verify import verify
+from ...runtime.tasks.verify import verify
 from ..options import json_option
 from ..progress import phases
 from ..verify_options import bars_options, inputs_option

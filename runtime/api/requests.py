@@ -15,7 +15,6 @@ from ...errors import InvalidSamplingError, RequestError, UsageError
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
-from ..models.loading import LoadedModel
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.registry import message_parser
 from ..text.tokenizer import Tokenizer

@@ -67,7 +67,7 @@ def test_the_results_of_earlier_batches_are_kept_when_a_later_one_fails(
             raise ProviderRuntimeError("the device fell over")
         return measure(engine, work, seed)
 
-    monkeypatch.setattr("carryall.runtime.api.benchmark.measure", failing)
+    monkeypatch.setattr("carryall.runtime.tasks.benchmark.measure", failing)
     arguments = ("--batch", "1,3", "--prompt-tokens", 16, "--new-tokens", 8, "--repeats", 1, "--json")
     result = run("bench", tiny_package, *arguments)
     assert result.exit_code == 1

@@ -17,9 +17,10 @@ import carryall
 from carryall.errors import CarryallError, UsageError, VerificationError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
-from carryall.runtime.api import report_file
-from carryall.runtime.api.report import Report
+from carryall.graph_opt.compare.bars import Bars
+from carryall.runtime.tasks import report_file
 from carryall.runtime.types.outputs import CompletionOutput, RequestOutput
+from carryall.runtime.types.report import Report
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_a_model_goes_all_the_way_through_the_functions(package: Path, tmp_path:
     assert lowered.verification is not None
     exact = carryall.verify(package, tmp_path / "cpu")
     assert check(exact)["passed"] is exact.passed is True
-    wide = carryall.verify(package, tmp_path / "int8", max_kl=1e-12)
+    wide = carryall.verify(package, tmp_path / "int8", bars=Bars(max_kl=1e-12))
     assert not wide.passed
     with pytest.raises(VerificationError, match="int8 differs from"):
         wide.check()
@@ -90,7 +91,7 @@ def test_a_model_goes_all_the_way_through_the_functions(package: Path, tmp_path:
 
 def test_a_file_of_tensors_or_the_tensors_themselves(package: Path) -> None:
     tokens = {"input_ids": np.array([[5, 6, 7]], np.int64)}
-    assert carryall.verify(package, package, inputs=tokens, steps=2).comparison.max_abs == 0
+    assert carryall.verify(package, package, inputs=tokens, steps=2).found.max_abs == 0
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_a_report_that_cannot_be_written_is_told_exactly(
             carryall.optimize(package, out, report=report)
         assert not out.exists()
     else:
-        monkeypatch.setattr("carryall.runtime.api.quantize.measure_cost", lambda *_: {})
-        monkeypatch.setattr("carryall.runtime.api.quantize.summary", lambda _: "")
+        monkeypatch.setattr("carryall.runtime.tasks.quantize.measure_cost", lambda *_: {})
+        monkeypatch.setattr("carryall.runtime.tasks.quantize.summary", lambda _: "")
         with pytest.raises(CarryallError, match=r"out was written, but its report .*report.html was not"):
             carryall.quantize(package, out, report=report)
         assert Package.open(out)

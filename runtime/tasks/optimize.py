@@ -26,8 +26,8 @@ from ..evaluate.provider_decoder import verify_with_provider
 from ..models.graphs import graph_file, load_graph, stated_context
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
+from ..types.report import Report
 from .optimize_job import PORTABLE, Job
-from .report import Report
 from .report_file import check_report, pending_report
 
 
@@ -110,7 +110,7 @@ def optimize(
     """
     source, out, file = str(model), Path(out), None if report is None else Path(report)
     if inputs is not None and not verify:
-        raise UsageError("inputs are for verify, which is not asked for")
+        raise UsageError("inputs are for verify (--verify), which is not asked for")
     check_report(file)
     location = locate_model(source)
     check_output(location, out)

@@ -27,7 +27,7 @@ from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
-from .report import Report, human_bytes
+from ..types.report import Report, human_bytes
 from .report_file import check_report, left_without_report, write_report
 
 

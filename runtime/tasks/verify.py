@@ -18,7 +18,7 @@ from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
-from .report import Report
+from ..types.report import Report
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 

@@ -13,7 +13,7 @@ from ...graph_opt.compare.diff import GraphDiff
 from ...graph_opt.compare.diff import diff as diff_graphs
 from ...graph_opt.graph.graph_facts import layer_pattern
 from ..models.graphs import load_graph
-from .report import Report
+from ..types.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

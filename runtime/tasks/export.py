@@ -22,8 +22,8 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ..models.model_source import locate_model
+from ..types.report import Report, human_bytes
 from .quantize import quantized_record, warn_of_much_float
-from .report import Report, human_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

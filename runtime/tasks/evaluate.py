@@ -18,7 +18,7 @@ from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_ag
 from ..evaluate.held_out import held_out_text
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
-from .report import Report
+from ..types.report import Report
 
 _LONGEST_WINDOW = 1024
 
