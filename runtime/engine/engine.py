@@ -20,7 +20,7 @@ from ...errors import (
 from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
-from .endless import ContextShift
+from .context_shift import ContextShift
 from .kv.slot_operations import SlotOperations
 from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
@@ -37,7 +37,7 @@ from .schedule.scheduler import Scheduler, StepPlan
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
-from .squeeze import make_evictor
+from .kv_eviction import make_evictor
 from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
