@@ -9,42 +9,48 @@ generated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ...errors import UsageError
+from .config import EngineConfig
+from .kv_policy import KVPolicy, PolicyParts
 from .requests.request import Request
-from .schedule.scheduler import Scheduler
-from .speculation.speculator import Speculator
+
+_UNLIMITED = 2**31 - 1
 
 
-class ContextShift:
+class ContextShift(KVPolicy):
     """Makes room in contexts that are full.
-
-    Args:
-        length: tokens of a full context.
-        sinks: how many of the first tokens stay.
-        scheduler: keeps the books of the requests.
-        speculator: knows the requests' tokens too.
 
     Raises:
         UsageError: nothing would be left to drop.
     """
 
-    def __init__(self, length: int, sinks: int, scheduler: Scheduler, speculator: Speculator) -> None:
+    frees_windows = False
+
+    def __init__(self, config: EngineConfig, parts: PolicyParts) -> None:
+        super().__init__(config, parts)
+        length, sinks = parts.max_length, config.attention_sinks
         if not 0 <= sinks <= length - 2:
             raise UsageError(
                 f"attention_sinks is {sinks}; of a context of {length} tokens, {max(0, length - 2)} may stay"
             )
-        self._length = length
-        self._sinks = sinks
         self._recent = (length - sinks) // 2
-        self._scheduler = scheduler
-        self._speculator = speculator
 
-    def apply(self, requests: Iterable[Request]) -> None:
+    @classmethod
+    def wanted(cls, config: EngineConfig) -> str | None:
+        """See ``KVPolicy``."""
+        return "context_shift" if config.context_shift else None
+
+    def admit(self, request: Request, room: int) -> None:
+        """Let a request go on beyond the context."""
+        request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
+        request.capacity = self._parts.max_length
+
+    def after_step(self, requests: Sequence[Request]) -> None:
         """Drop the middle of those requests that are full and go on."""
         for request in requests:
-            if request.slot is not None and request.num_tokens >= self._length:
-                request.drop_middle(self._sinks, self._recent)
-                self._scheduler.restart(request)
-                self._speculator.forget(request)
+            if request.slot is not None and request.num_tokens >= self._parts.max_length:
+                request.drop_middle(self._config.attention_sinks, self._recent)
+                self._parts.scheduler.restart(request)
+                self._parts.speculator.forget(request)

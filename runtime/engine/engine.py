@@ -20,10 +20,11 @@ from ...errors import (
 from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
-from .context_shift import ContextShift
 from .kv.slot_operations import SlotOperations
 from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
+from .kv_policies import chosen_policy
+from .kv_policy import KVPolicy, PolicyParts
 from .plan_draws import draw_tokens, observe_prompts
 from .plan_runner import PlanRunner
 from .requests.chunk import Tier
@@ -37,7 +38,6 @@ from .schedule.scheduler import Scheduler, StepPlan
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
-from .kv_eviction import make_evictor
 from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,6 @@ _NOTHING_TO_DRAW = (
 
 # Seconds a step may spend on bringing KV back, beside running streams and without them.
 _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
-_UNLIMITED = 2**31 - 1
 
 
 class Engine:
@@ -85,7 +84,9 @@ class Engine:
         )
         self.clock: Callable[[], float] = time.perf_counter
         self._runner = runner
-        self._slots = SlotTable(info.max_slots, kv_tokens, _windows(config, info))
+        policy = chosen_policy(config)
+        windows = _windows(config, info) if policy.frees_windows else None
+        self._slots = SlotTable(info.max_slots, kv_tokens, windows)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
@@ -105,11 +106,13 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             adaptive=config.adaptive_speculation,
         )
-        self._context_shift: ContextShift | None = None
-        if config.context_shift:
-            sinks = config.attention_sinks
-            self._context_shift = ContextShift(self.max_length, sinks, self._scheduler, self._speculator)
-        self._evictor = make_evictor(runner, self._scheduler, config, info)
+        parts = PolicyParts(
+            runner=runner,
+            scheduler=self._scheduler,
+            speculator=self._speculator,
+            max_length=self.max_length,
+        )
+        self._policy: KVPolicy = policy(config, parts)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
@@ -134,11 +137,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = checked_room(request, self.info, self.max_length)
-        if self._context_shift is None:
-            request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-        else:
-            request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
-            request.capacity = self.max_length
+        self._policy.admit(request, room)
         self._requests[request.request_id] = request
         _log.debug("request %s: %d prompt tokens", request.request_id, request.num_tokens)
         self._counters.prompt_tokens += request.num_tokens
@@ -181,8 +180,7 @@ class Engine:
         drawing = plan.drawing()
         accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
         self._scheduler.settle(plan)
-        if self._context_shift is not None:
-            self._context_shift.apply(plan.requests)
+        self._policy.after_step(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
         self._operations.apply()
         return expired + refused + failed + embedded + [plan.requests[i] for i in drawing]
@@ -285,9 +283,7 @@ class Engine:
 
     def _prepare(self, plan: StepPlan) -> StepPlan:
         """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
-        lost = self._operations.apply()
-        if self._evictor is not None:
-            lost |= self._evictor.apply(plan.requests)
+        lost = self._operations.apply() | self._policy.before_run(plan.requests)
         for slot in lost:
             self._scheduler.lose(slot)
         if lost:
@@ -310,8 +306,8 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
 
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
-    """What KV behind sliding windows is worth; None where it stays, because the text may be computed anew."""
-    if not info.trim_step or config.context_shift or config.kv_eviction_tokens is not None:
+    """What KV behind sliding windows is worth; None if the runner cannot free it."""
+    if not info.trim_step:
         return None
     share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
     return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)

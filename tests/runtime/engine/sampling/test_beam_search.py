@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with LLM(toy_model(tmp_path)) as llm:
         with pytest.raises(InvalidSamplingError, match="40 beams need 80 candidates a step"):
             llm.beam_search("x", BeamSearchOptions(num_beams=40))
-        with pytest.raises(PromptTooLongError, match="a prompt has 301 tokens"):
+        with pytest.raises(PromptTooLongError, match="the prompt has 301 tokens"):
             llm.beam_search("x" * 300)
         for number in (0, 2.5):
             with pytest.raises(InvalidSamplingError, match="must be positive whole numbers"):

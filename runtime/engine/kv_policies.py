@@ -1,0 +1,23 @@
+"""The KV policies, and which one an engine has."""
+
+from __future__ import annotations
+
+from ...errors import UsageError
+from .config import EngineConfig
+from .context_shift import ContextShift
+from .kv_eviction import KVEvictor
+from .kv_policy import KVPolicy
+
+POLICIES: tuple[type[KVPolicy], ...] = (KVEvictor, ContextShift)
+
+
+def chosen_policy(config: EngineConfig) -> type[KVPolicy]:
+    """The policy that the options ask for, by default the one that keeps all KV.
+
+    Raises:
+        UsageError: they ask for two.
+    """
+    found = [(policy, option) for policy in POLICIES if (option := policy.wanted(config)) is not None]
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(option for _, option in found)} both drop tokens; choose one")
+    return found[0][0] if found else KVPolicy
