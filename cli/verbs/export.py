@@ -12,7 +12,7 @@ import click
 from ...errors import UsageError
 from ...exporter.export import export_package
 from ...exporter.optimum import trace
-from ...exporter.package import Package, check_paths, write_package
+from ...exporter.package import Package, check_paths, check_tokenizer, write_package
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
@@ -72,6 +72,7 @@ def command(source: str, out: Path, quantize: str, via: str | None, as_json: boo
             )
         else:
             check_paths(path, out)
+            check_tokenizer(path)
             with tempfile.TemporaryDirectory() as folder:
                 model, report = run(trace(path, Path(folder)), [*portable_passes(), *passes])
                 names = [one.name for one in report.passes]

@@ -13,6 +13,7 @@ from ...exporter.package import TOKENIZER_FILE
 from ...graph_opt.compare.bars import MAX_ERROR, MAX_KL_FLOAT, MAX_KL_ROUNDED, Bars
 from ...graph_opt.compare.verify import verify
 from ...runtime.models.model_source import locate_model
+from ..integrity import check_integrity
 from ..models import graph_file, stated_context
 from ..options import json_option
 from ..progress import progress
@@ -45,7 +46,7 @@ max_mismatch_option = click.option(
 
 @click.command("verify")
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", required=False)
 @click.option("--prompt", help="Text to compare on, by A's tokenizer. Default: random tokens.")
 @inputs_option
 @click.option(
@@ -54,19 +55,25 @@ max_mismatch_option = click.option(
 @max_kl_option
 @max_error_option
 @max_mismatch_option
+@click.option(
+    "--integrity",
+    is_flag=True,
+    help="Read every file of the package A, and compare it with what was recorded.",
+)
 @json_option
 def command(
     a: str,
-    b: str,
+    b: str | None,
     prompt: str | None,
     inputs: Path | None,
     steps: int,
     max_kl: float | None,
     max_error: float | None,
     max_mismatch: float,
+    integrity: bool,
     as_json: bool,
 ) -> None:
-    """Check that two models give the same results.
+    """Check that two models give the same results, or that a package is whole.
 
     A and B run on the same inputs, on the CPU. Decoders run on tokens: a prompt with A's greedy continuation,
     a sequence in pieces, a padded batch, and a long KV cache; one may be portable and the other lowered.
@@ -83,7 +90,17 @@ def command(
         carryall verify demo demo-cpu
         carryall verify demo demo-int4 --max-kl 0.5 --prompt "def main():"
         carryall verify net.onnx net-small.onnx --inputs batch.npz
+        carryall verify my-package --integrity
     """
+    if integrity:
+        if b is not None:
+            raise UsageError("--integrity is about one package; leave B out")
+        check_integrity(a, as_json=as_json)
+        return
+    if b is None:
+        raise click.UsageError(
+            "missing argument 'B': the model to compare with A", click.get_current_context()
+        )
     if prompt is not None and inputs is not None:
         raise UsageError("--prompt and --inputs exclude each other")
     prompts = None if prompt is None else [_tokenize(locate_model(a), prompt)]

@@ -58,7 +58,8 @@ class PacedProvider(Provider):
 
 
 def files(tmp_path: Path) -> SourceModel:
-    return SourceModel("toy", tmp_path, tmp_path / "model.onnx", tmp_path.name)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    return SourceModel("toy", tmp_path, tmp_path / "model.onnx")
 
 
 def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
