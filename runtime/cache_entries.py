@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ def cache_entries() -> list[CacheEntry]:
     root = cache_root()
     try:
         if root.exists() and not root.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise NotADirectoryError
         found = [entry for kind in KINDS for entry in _entries(kind, root / kind)]
     except OSError as error:
         raise unusable(error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -22,5 +23,6 @@ def unusable(error: OSError) -> UsageError:
     """The one line for a cache folder that cannot be used, with the variable that names it."""
     root = cache_root()
     stated = f"{CACHE_VARIABLE}={root}" if os.environ.get(CACHE_VARIABLE) else f"the cache folder {root}"
-    reason = error.strerror or str(error)
+    no_folder = root.exists() and not root.is_dir()
+    reason = os.strerror(errno.ENOTDIR) if no_folder else error.strerror or str(error)
     return UsageError(f"{stated} cannot be used: {reason}; set {CACHE_VARIABLE} to a folder you can write to")
