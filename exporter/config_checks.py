@@ -45,12 +45,13 @@ def _check_layers(config: DecoderConfig) -> None:
             raise CheckpointError(
                 f"config.json describes {len(values)} {name} for {config.num_layers} layers"
             )
-    for window in set(config.windows) - {None}:
-        _number("sliding_window", window, 1, 2**31 - 1, whole=True)
-    for rope in set(config.ropes):
+    for window in config.windows:
+        if window is not None:
+            _number("sliding_window", window, 1, 2**31 - 1, whole=True)
+    for rope in {id(rope): rope for rope in config.ropes}.values():  # most layers share one
         if rope is not None:
             _check_rope(rope, config.head_dim)
-    for experts in set(config.experts):
+    for experts in {id(experts): experts for experts in config.experts}.values():
         if experts is not None:
             _check_experts(experts)
 

@@ -210,6 +210,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:
     array = view(entry.file.array(entry))
+    if not array.ndim:
+        return np.asarray(array, np.float32)
     result = np.empty(array.shape, np.float32)
     rows = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
     for start in range(0, len(array), rows):
