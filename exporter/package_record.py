@@ -123,9 +123,7 @@ _RIGHT: Mapping[str, Callable[[Any], bool]] = {
     "default_context_length": _is_length,
     "bos_token_id": lambda value: value is None or is_token(value),
     "eos_token_ids": _all(is_token),
-    "quantization": lambda value: (
-        value is None or (isinstance(value, dict) and _is_text(value.get("method")))
-    ),
+    "quantization": lambda value: value is None or isinstance(value, dict),
     "passes": _all(_is_text),
     "source": _is_text,
     "versions": _is_texts,

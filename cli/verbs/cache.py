@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,23 +20,22 @@ _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class _Amount(click.ParamType):
-    """A number and a unit, such as ``10GB`` or ``30d``."""
+def _amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., float | None]:
+    """The callback of an option that takes a number and a unit, such as ``10GB`` or ``30d``."""
+    factors = {unit.upper(): factor for unit, factor in units.items()}
 
-    def __init__(self, name: str, units: dict[str, int], example: str) -> None:
-        self.name, self._units, self._example = name, units, example
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*)", value)
-        units = {unit.upper(): factor for unit, factor in self._units.items()}
-        if found is None or found[2].upper() not in units:
-            known = ", ".join(unit for unit in self._units if unit)
-            self.fail(
-                f"'{value}' is no {self.name}: give a number and one of {known}, such as {self._example}"
+    def read(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*)", text)
+        if found is None or found[2].upper() not in factors:
+            known = ", ".join(filter(None, units))
+            raise click.BadParameter(
+                f"'{text}' is no {name}: give a number and one of {known}, such as {example}"
             )
-        return float(found[1]) * units[found[2].upper()]
+        return float(found[1]) * factors[found[2].upper()]
+
+    return read
 
 
 @click.group("cache")
@@ -90,12 +89,14 @@ def clear(yes: bool, as_json: bool) -> None:
 @command.command("prune")
 @click.option(
     "--max-size",
-    type=_Amount("size", _BYTES, "10GB"),
+    metavar="SIZE",
+    callback=_amount("size", _BYTES, "10GB"),
     help="Delete what was used longest ago until the rest is at most this large, such as 10GB.",
 )
 @click.option(
     "--older-than",
-    type=_Amount("age", _SECONDS, "30d"),
+    metavar="AGE",
+    callback=_amount("age", _SECONDS, "30d"),
     help="Delete what was not used for this long, such as 30d, 12h.",
 )
 @json_option

@@ -25,9 +25,10 @@ def run(*args: object, typed: str = "") -> Result:
 
 
 def fill(kind: str, key: str, size: int, hours: float) -> Path:
-    folder = cached_folder(
-        kind, key, lambda folder: (folder / "a").write_bytes(bytes(size)) and None, {"model": f"model-{key}"}
-    )
+    def build(folder: Path) -> None:
+        (folder / "a").write_bytes(bytes(size))
+
+    folder = cached_folder(kind, key, build, {"model": f"model-{key}"})
     used = time.time() - hours * 3600
     os.utime(folder / "entry.json", (used, used))
     return folder
@@ -124,13 +125,15 @@ def test_amounts_that_are_none_are_one_line(option: str, value: str) -> None:
     assert "give a number and one of" in result.stderr
 
 
-@pytest.mark.parametrize("verb", [["list"], ["clear", "--yes"], ["prune"]])
+@pytest.mark.parametrize(
+    "verb", ["cache list", "cache clear --yes", "cache prune", "run demo x --max-tokens 1", "eval demo"]
+)
 def test_a_file_in_place_of_the_cache_is_named_with_its_variable(
-    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "file"))
-    result = run(*verb)
+    result = CliRunner().invoke(carryall, verb.split())
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
         f"error: CARRYALL_CACHE={tmp_path / 'file'} cannot be used: Not a directory; set CARRYALL_CACHE to a "

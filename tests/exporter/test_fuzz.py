@@ -96,7 +96,7 @@ def safetensors_files(draw: st.DrawFn) -> bytes:
         offset += size
     if draw(st.booleans()):
         header["__metadata__"] = {"format": "pt"}
-    if header and draw(st.booleans()):
+    if draw(st.booleans()) and header:
         header = draw(changed(header))
     text = json.dumps(header)
     if header and draw(st.integers(0, 5)) == 0:

@@ -134,16 +134,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
     root = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARRYALL_CACHE", str(root / "cache"))
-        packages = [
-            export_package(write_tiny("llama", root / f"source {seed}", seed=seed, **facts), root / name).path
-            for seed, name, facts in ((0, "package", {}), (1, "other", {"rms_norm_eps": 1e-6}))
-        ]
-        first, second = (generate(package) for package in packages)
-    files = shutil.copytree(packages[1], root / "files")
+        source = write_tiny("llama", root / "source")
+        package = export_package(source, root / "package").path
+        source = write_tiny("llama", root / "source 2", seed=1, rms_norm_eps=1e-6)
+        other = export_package(source, root / "other").path
+        first, second = generate(package), generate(other)
+    files = shutil.copytree(other, root / "files")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         flip(files / name, files)  # the same in both, so far
     assert first != second, "else nobody could tell the models apart"
-    return Case(*packages, files, root / "cache", first)
+    return Case(package, other, files, root / "cache", first)
 
 
 @pytest.fixture
