@@ -70,7 +70,7 @@ class Package:
                 f"{path} is no complete package: {RECORD_FILE} is missing; export the model again"
             )
         record = read_record(path / RECORD_FILE)
-        for name in _NEEDED:
+        for name in _NEEDED if record.is_complete else (MODEL_FILE,):
             if name not in record.files:
                 raise PackageError(
                     f"{path / RECORD_FILE} is damaged: it lists no {name}; export the model again"
@@ -99,8 +99,13 @@ class Package:
 
     @cached_property
     def content_hash(self) -> str:
-        """Changes whenever any file of the package does."""
-        return self.record.sha256()
+        """Changes whenever any file of the package does.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        known = self.record.sha256()
+        return known if self.record.is_complete else f"{known} {fingerprint(self.path)}"
 
     @cached_property
     def signature(self) -> DecoderSignature:
@@ -143,15 +148,21 @@ class Package:
     def _damage(self, *, reread: bool = False) -> Iterator[tuple[str, str]]:
         yield from find_damage(self.path, self.record.files, reread=reread)
         for name in COPIED_FILES:
-            if name not in self.record.files and (self.path / name).exists():
+            if name in self.record.files:
+                continue
+            exists = (self.path / name).exists()
+            if exists and self.record.is_complete:
                 yield name, "was added after the export"
+            elif not exists and name in _NEEDED:
+                yield name, MISSING
 
     def _check_data(self) -> None:
         for tensor in external_tensors(self.graph):
-            path, end = self.path / tensor.location, (tensor.offset or 0) + tensor.nbytes
-            size = path.stat().st_size
+            size, end = self.record.files[str(tensor.location)].size, (tensor.offset or 0) + tensor.nbytes
             if size < end:
-                raise PackageError(f"{path} is truncated: {size} bytes, {MODEL_FILE} needs {end}")
+                raise PackageError(
+                    f"{self.path / tensor.location} is truncated: {size} bytes, {MODEL_FILE} needs {end}"
+                )
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

@@ -15,6 +15,7 @@ from ..storage.writing import writing
 from .config import MAX_POSITIONS, read_json
 
 FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)
 RECORD_FILE = "carryall.json"
 _OWN_HASH = "record_sha256"
 
@@ -32,7 +33,8 @@ class PackageRecord:
         passes: names of the passes applied, in order.
         source: ``fingerprint`` of the checkpoint.
         versions: of the libraries that made the package.
-        files: size and sha256 of every other file of the package.
+        files: size and sha256 of every other file of the package; in format 1 the sha256 of the graph and
+            its weights only.
     """
 
     format_version: int = FORMAT_VERSION
@@ -47,8 +49,13 @@ class PackageRecord:
     versions: dict[str, str]
     files: dict[str, FileFacts]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file of the package is in ``files``, and the record has a hash of itself."""
+        return self.format_version > 1
+
     def sha256(self) -> str:
-        """The hash of all of this, and so of all files of the package."""
+        """The hash of all of this, and so of all files in ``files``."""
         content = json.loads(json.dumps(asdict(self)))  # keys that are numbers become text, as in the file
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -72,22 +79,34 @@ def read_record(path: Path) -> PackageRecord:
     try:
         content = read_json(path)
         _check_fields(content)
+        if content["format_version"] == 1:
+            content["files"] = _with_sizes(content["files"], path.parent)
         content["files"] = read_manifest(content["files"])
     except (CheckpointError, ValueError) as error:
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error
     content["eos_token_ids"], content["passes"] = tuple(content["eos_token_ids"]), tuple(content["passes"])
     record = PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})
-    if content.get(_OWN_HASH) != record.sha256():
+    if record.is_complete and content.get(_OWN_HASH) != record.sha256():
         raise PackageError(
             f"{path} is damaged: its content is not what was written ({_OWN_HASH}); export the model again"
         )
     return record
 
 
+def _with_sizes(files: object, folder: Path) -> dict[str, dict[str, Any]]:
+    """The list of files of format 1, which has hashes only, with the sizes that the files have now."""
+    if not isinstance(files, dict):
+        raise ValueError(f"a list of files is {files!r}")
+    paths = {name: folder / name for name in files}
+    sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in paths.items()}
+    return {name: {"size": sizes[name], "sha256": sha256} for name, sha256 in files.items()}
+
+
 def _check_fields(content: Mapping[str, Any]) -> None:
     version = content.get("format_version")
-    if version != FORMAT_VERSION:
-        raise ValueError(f"it has format version {version!r}, and this carryall reads {FORMAT_VERSION}")
+    if isinstance(version, bool) or version not in _READ_VERSIONS:
+        known = " and ".join(map(str, _READ_VERSIONS))
+        raise ValueError(f"it has format version {version!r}, and this carryall reads {known}")
     missing = {field.name for field in fields(PackageRecord)} - content.keys()
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from ..runtime.errors import UsageError
+from ..errors import UsageError
 
 CACHE_VARIABLE = "CARRYALL_CACHE"
 

@@ -9,7 +9,7 @@ import stat
 import uuid
 from pathlib import Path
 
-from ..runtime.errors import UsageError
+from ..errors import UsageError
 from .root import cache_root, unusable
 
 KV_KEY_VARIABLE = "CARRYALL_KV_KEY"

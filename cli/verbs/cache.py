@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...runtime.cache_entries import CacheEntry, cache_entries, prune, remove_entries
+from ...runtime.models.cache_entries import CacheEntry, cache_entries, prune, remove_entries
 from ...storage.root import cache_root
 from ..options import human_bytes, json_option, print_json
 

@@ -131,7 +131,9 @@ def test_a_damaged_graph_is_named(package: Package) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 1}, "format version 1, and this carryall reads 2; export the model again"),
+        ({"format_version": 3}, "format version 3, and this carryall reads 1 and 2; export the model again"),
+        ({"format_version": True}, "format version True"),
+        ({"format_version": 1}, "size and sha256 of '.*' are "),
         ({"format_version": None}, "format version None"),
         ({"eos_token_ids": 7}, "'eos_token_ids' is 7"),
         ({"eos_token_ids": [True]}, r"'eos_token_ids' is \[True\]"),

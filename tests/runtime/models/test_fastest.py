@@ -58,7 +58,8 @@ class PacedProvider(Provider):
 
 
 def files(tmp_path: Path) -> SourceModel:
-    (tmp_path / "model.onnx").write_bytes(b"")
+    empty = ir.Graph([], [], nodes=[], opset_imports={"": 23}, name="toy")
+    ir.save(ir.Model(empty, ir_version=10), tmp_path / "model.onnx")
     return SourceModel("toy", tmp_path, tmp_path / "model.onnx")
 
 

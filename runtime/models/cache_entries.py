@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..storage.hashes import forget_missing_folders
-from ..storage.root import cache_root, unusable
-from .models.cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry
+from ...storage.hashes import forget_missing_folders
+from ...storage.root import cache_root, unusable
+from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry
 
 # Folders of the cache that hold entries; whatever else lies in the cache's folder is not carryall's.
 KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt")

@@ -176,7 +176,7 @@ def lowered(case: Case, package: Path) -> Path:
     """The cache's folder of a package's lowered graph."""
     files = resolve_model(package)
     provider = get_provider("cpu")
-    config = with_context(provider.settle(RunnerConfig(max_slots=1), files.load), files)
+    config = with_context(provider.resolve_options(RunnerConfig(max_slots=1), lambda: files.graph), files)
     return lowered_model(files, provider, config).parent
 
 
