@@ -37,7 +37,7 @@ class TensorRTOptions(Checked):
         device: which of several; CUDA_VISIBLE_DEVICES counts.
         compute: ``fp16``, ``bf16``, or ``fp32``.
         chunk: most new tokens of a run; engines are built for up to as many.
-        cache_folder: where engines are kept; empty is ``CARRYALL_CACHE`` or ``~/.cache/carryall``.
+        cache_folder: where engines are kept; empty is the cache of carryall, see ``CARRYALL_CACHE``.
     """
 
     device: int = option(0, least=0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import graph
 
 from carryall.errors import ProviderRuntimeError, ProviderUnavailableError
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
@@ -58,8 +59,7 @@ class PacedProvider(Provider):
 
 
 def files(tmp_path: Path) -> SourceModel:
-    empty = ir.Graph([], [], nodes=[], opset_imports={"": 23}, name="toy")
-    ir.save(ir.Model(empty, ir_version=10), tmp_path / "model.onnx")
+    ir.save(graph("toy (float[N] x) => (float[N] y) { y = Identity(x) }"), tmp_path / "model.onnx")
     return SourceModel("toy", tmp_path, tmp_path / "model.onnx")
 
 
