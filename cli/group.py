@@ -33,8 +33,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "bench": "Measure prefill and decode speed.",
         "eval": "Measure how well a model predicts a text.",
         "inspect": "Show what is inside a model: operators, weights, KV cache, sizes.",
-        "verify": "Check that two models give the same results.",
+        "verify": "Check that two models agree, or that a package is whole.",
         "diff": "Show how the graphs of two models differ.",
+        "cache": "List, prune or clear what was prepared for the next time.",
         "doctor": "Check this machine: libraries, providers, memory speed.",
     },
     "Get to know it": {

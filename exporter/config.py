@@ -10,11 +10,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 RawConfig = Mapping[str, Any]
+
+MAX_LAYERS = 4096
+MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million
+_HEADS = (1, 2**14)
+# Sizes beyond which nothing was ever trained; a damaged or hostile file must not allocate by them.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), (1, MAX_LAYERS)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), _HEADS),
+    **dict.fromkeys(("hidden_size", "n_embd"), (1, 2**20)),
+    **dict.fromkeys(("intermediate_size", "n_inner", "moe_intermediate_size"), (1, 2**22)),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), (1, MAX_POSITIONS)),
+    "original_max_position_embeddings": (1, MAX_POSITIONS),
+    "vocab_size": (1, 2**27),
+    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), _HEADS),
+}
+_ANY_COUNT = (0, 2**31 - 1)
+_LARGEST_NUMBER = 1e30
+_SHOWN = 40  # characters of a value in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +128,13 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is not a JSON object.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"cannot read {path}: it is no regular file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object")
@@ -181,7 +203,7 @@ def decoder_config(
 def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConfig:
     """The rotary embedding that ``parameters`` (by default the one of the whole model) describes."""
     if parameters is None:
-        parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        parameters = mapping(raw, "rope_parameters", "rope_scaling")
     parameters = with_defaults(parameters)
     max_positions = integer(raw, "max_position_embeddings")
     head_dim = integer(raw, "head_dim", integer(raw, "hidden_size") // integer(raw, "num_attention_heads"))
@@ -225,20 +247,50 @@ def with_defaults(raw: RawConfig, defaults: RawConfig | None = None) -> RawConfi
     return {**(defaults or {}), **{key: value for key, value in raw.items() if value is not None}}
 
 
+def mapping(raw: RawConfig, *keys: str) -> RawConfig:
+    """The object under the first of ``keys`` that holds something; empty if none does.
+
+    Raises:
+        CheckpointError: it is no object.
+    """
+    for key in keys:
+        if raw.get(key):
+            if not isinstance(raw[key], dict):
+                raise CheckpointError(f"config.json: '{key}' must be an object, found {raw[key]!r}")
+            return cast(RawConfig, raw[key])
+    return {}
+
+
 def integer(raw: RawConfig, key: str, default: int | None = None) -> int:
-    """The integer under ``key``."""
+    """The integer under ``key``, within what a size of that name can be.
+
+    Raises:
+        CheckpointError: it is none, or out of range.
+    """
     value = raw.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"config.json: '{key}' must be an integer, found {value!r}")
+    low, high = _RANGES.get(key, _ANY_COUNT)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise CheckpointError(
+            f"config.json: '{key}' must be an integer in [{low}, {high}], found {_shown(value)}"
+        )
     return value
 
 
 def number(raw: RawConfig, key: str, default: float | None = None) -> float:
-    """The number under ``key``."""
+    """The finite number under ``key``.
+
+    Raises:
+        CheckpointError: it is none.
+    """
     value = raw.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise CheckpointError(f"config.json: '{key}' must be a number, found {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST_NUMBER:
+        raise CheckpointError(f"config.json: '{key}' must be a finite number, found {_shown(value)}")
     return float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def context_lengths(raw: RawConfig) -> tuple[int, int]:
@@ -246,16 +298,24 @@ def context_lengths(raw: RawConfig) -> tuple[int, int]:
 
     Ropes that change with the length (``longrope``, ``dynamic``) have the original context as their default.
     """
-    text = with_defaults(raw.get("text_config", raw))
+    text = with_defaults(mapping(raw, "text_config") or raw)
     longest = integer(text, "max_position_embeddings", text.get("n_positions"))
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = mapping(text, "rope_parameters", "rope_scaling")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    original = text.get(
-        "original_max_position_embeddings", rope.get("original_max_position_embeddings", longest)
+    original = integer(
+        text,
+        "original_max_position_embeddings",
+        integer(with_defaults(rope), "original_max_position_embeddings", longest),
     )
-    factor = rope.get("factor") or 1.0
+    factor = number(with_defaults(rope), "factor", 1.0) or 1.0
     if rope_type == "yarn":
-        return max(longest, int(original * factor)), max(longest, int(original * factor))
-    if rope_type == "dynamic":
-        return int(longest * factor), longest
-    return longest, original if rope_type in ("longrope", "su") else longest
+        longest = default = max(longest, int(original * factor))
+    elif rope_type == "dynamic":
+        longest, default = int(longest * factor), longest
+    else:
+        default = original if rope_type in ("longrope", "su") else longest
+    if not 1 <= default <= longest <= MAX_POSITIONS:
+        raise CheckpointError(
+            f"config.json: a context of {longest} tokens is out of range [1, {MAX_POSITIONS}]"
+        )
+    return longest, default

@@ -11,12 +11,13 @@ from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..progress import Progress
 from . import models
 from .config import DecoderConfig, RawConfig, context_lengths, read_config
+from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
-from .package import Package, check_paths, write_package
+from .package import Package, check_paths, check_tokenizer, write_package
 from .weights import Checkpoint, WeightWarning
 
 
@@ -62,9 +63,12 @@ def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
     """
     raw = read_config(source) if config is None else config
     module = family(raw["model_type"])
-    net = Decoder(module.config(raw), Checkpoint(source))
+    normalised, context_length = _config(module, raw), context_lengths(raw)[1]
+    checkpoint = Checkpoint(source)
+    check_layer_count(normalised, checkpoint)
+    net = Decoder(normalised, checkpoint)
     model = net.finish(module.build(net))
-    model.metadata_props["context_length"] = str(context_lengths(raw)[1])
+    model.metadata_props["context_length"] = str(context_length)
     unused = net.checkpoint.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
@@ -72,6 +76,16 @@ def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
             f"{len(unused)} tensors have no place in a {raw['model_type']}: {shown}", WeightWarning, 2
         )
     return model
+
+
+def _config(module: Family, raw: RawConfig) -> DecoderConfig:
+    try:
+        config = module.config(raw)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        # A family reads the file's values as they come; one of another type is the file's fault.
+        raise CheckpointError(f"config.json does not describe a {raw['model_type']}: {error}") from error
+    check_config(config)
+    return config
 
 
 def export_package(
@@ -97,10 +111,11 @@ def export_package(
     Raises:
         OutputExistsError: ``out`` holds something.
         UnsupportedModelError: see ``export_model``.
-        CheckpointError: see ``export_model``, or a file of the tokenizer is missing.
+        CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
         OSError: the disk is full, or the like; nothing is left behind.
     """
     config = check_paths(source, out)  # before any work of the transformation
+    check_tokenizer(source)
     model = export_model(source, config)
     if transform is not None:
         model = transform(model)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError, PackageError
 from ..progress import Progress
+from ..storage.hashes import content_key
+from ..storage.manifest import MISSING, find_damage, make_manifest
+from ..storage.writing import hide_scratch, writing
 from .config import RawConfig, context_lengths, read_config, read_json
+from .package_record import RECORD_FILE, PackageRecord, is_token, read_record
 from .save import save_model
 from .signature import DecoderSignature
 
-FORMAT_VERSION = 1
-MODEL_FILE, DATA_FILE, RECORD_FILE = "model.onnx", "model.onnx.data", "carryall.json"
+MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 TOKENIZER_FILE = "tokenizer.json"
 COPIED_FILES = (
     "config.json",
@@ -35,35 +37,7 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackageRecord:
-    """What carryall.json holds.
-
-    Args:
-        context_length: most tokens a sequence may have.
-        default_context_length: the same where nobody asked for more; smaller for ropes with a long form.
-        bos_token_id: None where the model has none.
-        eos_token_ids: tokens that end a text.
-        quantization: how the weights were quantized, None if they were not.
-        passes: names of the passes applied, in order.
-        source: ``fingerprint`` of the checkpoint.
-        versions: of the libraries that made the package.
-        files: sha256 of the model files.
-    """
-
-    format_version: int = FORMAT_VERSION
-    model_type: str
-    context_length: int
-    default_context_length: int
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    quantization: dict[str, Any] | None
-    passes: tuple[str, ...]
-    source: str
-    versions: dict[str, str]
-    files: dict[str, str]
+_NEEDED = (MODEL_FILE, "config.json", TOKENIZER_FILE)
 
 
 class Package:
@@ -75,22 +49,48 @@ class Package:
 
     @classmethod
     def open(cls, path: Path) -> Package:
-        """Open and check a package.
+        """Open and check a package: the size of each file, and its sha256 if it changed since the last time.
 
         Raises:
-            PackageError: a file is missing or too short, or another version of carryall is needed.
+            PackageError: a file is missing or damaged, or another version of carryall is needed.
         """
-        for name in (RECORD_FILE, MODEL_FILE, "config.json", TOKENIZER_FILE):
-            if not (path / name).is_file():
-                raise PackageError(f"{path} is no complete package: {name} is missing")
-        package = cls(path, _read_record(path / RECORD_FILE))
-        package._check_data()
+        package = cls.unchecked(path)
+        package.check()
         return package
+
+    @classmethod
+    def unchecked(cls, path: Path) -> Package:
+        """A package of which only the record is read, such as one to find the damage in.
+
+        Raises:
+            PackageError: the record is missing or damaged, or another version of carryall is needed.
+        """
+        if not (path / RECORD_FILE).is_file():
+            raise PackageError(
+                f"{path} is no complete package: {RECORD_FILE} is missing; export the model again"
+            )
+        record = read_record(path / RECORD_FILE)
+        for name in _NEEDED if record.is_complete else (MODEL_FILE,):
+            if name not in record.files:
+                raise PackageError(
+                    f"{path / RECORD_FILE} is damaged: it lists no {name}; export the model again"
+                )
+        return cls(path, record)
+
+    def check(self) -> None:
+        """Compare the files with the record, and those that the graph names with both.
+
+        Raises:
+            PackageError: one is missing or damaged.
+        """
+        for name, wrong in self._damage():
+            raise _damaged(self.path, name, wrong)
+        self._check_data()
 
     @staticmethod
     def is_package(path: Path) -> bool:
         """Whether ``path`` looks like a package at all."""
-        return (path / RECORD_FILE).is_file()
+        return os.path.lexists(path / RECORD_FILE)  # one that is no file is a damaged package
 
     @property
     def model_path(self) -> Path:
@@ -99,8 +99,13 @@ class Package:
 
     @cached_property
     def content_hash(self) -> str:
-        """Changes whenever the model does."""
-        return hashlib.sha256(json.dumps(self.record.files, sort_keys=True).encode()).hexdigest()
+        """Changes whenever any file of the package does.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        known = self.record.sha256()
+        return known if self.record.is_complete else f"{known} {fingerprint(self.path)}"
 
     @cached_property
     def signature(self) -> DecoderSignature:
@@ -113,43 +118,68 @@ class Package:
         return self.load()
 
     def load(self) -> ir.Model:
-        """The graph, its weights mapped from disk on demand; a new one at each call, free to change."""
+        """The graph, its weights mapped from disk on demand; a new one at each call, free to change.
+
+        Raises:
+            PackageError: it is no ONNX, or keeps weights in files that the record does not list.
+        """
         try:
-            return ir.load(self.model_path)
+            model = ir.load(self.model_path)
         except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
             raise PackageError(f"{self.model_path} is damaged: {error}") from error
+        for tensor in external_tensors(model):
+            if str(tensor.location) not in self.record.files:
+                raise PackageError(
+                    f"{self.model_path} keeps the weight {tensor.name} in {tensor.location}, which is not a "
+                    "file of the package"
+                )
+        return model
 
     def json(self, name: str) -> dict[str, Any]:
         """The content of one of the checkpoint's JSON files, empty if it has none."""
         path = self.path / name
         return read_json(path) if path.is_file() else {}
 
-    def verify_hashes(self) -> None:
-        """Read all model files and compare them with the record.
+    def integrity(self) -> dict[str, str]:
+        """Read every file, and return what is wrong with it by name; empty for a file that is as recorded."""
+        found = dict(self._damage(reread=True))
+        return {name: found.get(name, "") for name in sorted({*self.record.files, *found})}
 
-        Raises:
-            PackageError: a file differs.
-        """
-        for name, expected in self.record.files.items():
-            if _sha256(self.path / name) != expected:
-                raise PackageError(
-                    f"{self.path / name} is damaged: its sha256 is not the one in {RECORD_FILE}"
-                )
+    def _damage(self, *, reread: bool = False) -> Iterator[tuple[str, str]]:
+        yield from find_damage(self.path, self.record.files, reread=reread)
+        for name in COPIED_FILES:
+            if name in self.record.files:
+                continue
+            exists = (self.path / name).exists()
+            if exists and self.record.is_complete:
+                yield name, "was added after the export"
+            elif not exists and name in _NEEDED:
+                yield name, MISSING
 
     def _check_data(self) -> None:
-        needed: dict[Path, int] = {}
-        for value in self.graph.graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                path = self.path / tensor.location
-                needed[path] = max(needed.get(path, 0), (tensor.offset or 0) + tensor.nbytes)
-        for path, size in needed.items():
-            if not path.is_file():
-                raise PackageError(f"{self.path} is no complete package: {path.name} is missing")
-            if path.stat().st_size < size:
+        for tensor in external_tensors(self.graph):
+            size, end = self.record.files[str(tensor.location)].size, (tensor.offset or 0) + tensor.nbytes
+            if size < end:
                 raise PackageError(
-                    f"{path} is truncated: {path.stat().st_size} bytes, {MODEL_FILE} needs {size}"
+                    f"{self.path / tensor.location} is truncated: {size} bytes, {MODEL_FILE} needs {end}"
                 )
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield the weights of a graph that lie in other files."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+
+
+def _damaged(path: Path, name: str, wrong: str) -> PackageError:
+    if wrong == MISSING:
+        return PackageError(f"{path} is no complete package: {name} {wrong}; export the model again")
+    return PackageError(
+        f"{path / name} is damaged: it {wrong}; export the model again "
+        f"('carryall verify {path} --integrity' checks every file)"
+    )
 
 
 def write_package(
@@ -177,9 +207,10 @@ def write_package(
         save_model(model, folder / MODEL_FILE, progress)
         for name in COPIED_FILES:
             if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+                with writing(folder / name):
+                    shutil.copyfile(source / name, folder / name)
         record = _make_record(folder, config, fingerprint(source), quantization, passes)
-        (folder / RECORD_FILE).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+        record.write(folder)
     return Package(out, record)
 
 
@@ -197,17 +228,33 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
     Raises:
         OutputExistsError: ``out`` holds something.
         ModelNotFoundError: ``source`` is no checkpoint.
-        CheckpointError: it has no tokenizer.
+        CheckpointError: it has no tokenizer, or its configuration cannot be.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
     config = read_config(source) if config is None else config
+    _text_ends(source, config)
     if not (source / TOKENIZER_FILE).is_file():
         raise CheckpointError(
             f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
             "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
         )
     return config
+
+
+def check_tokenizer(source: Path) -> None:
+    """Refuse a tokenizer that no run could open.
+
+    Raises:
+        CheckpointError: tokenizer.json is damaged, or newer than the installed tokenizers library.
+    """
+    path = source / TOKENIZER_FILE
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"{path} is no tokenizer that the installed tokenizers {version('tokenizers')} can read: {error}"
+        ) from error
 
 
 @contextmanager
@@ -223,63 +270,53 @@ def new_folder(out: Path) -> Iterator[Path]:
         folder.rename(out)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(out)  # a failed write does not know its file
+        if isinstance(error, OSError):
+            hide_scratch(error, folder, out)
         raise
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of the names, sizes and times of a checkpoint's files, and of config.json."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(
-        [*folder.glob("*.safetensors"), *folder.glob("*.onnx*"), *folder.glob(TOKENIZER_FILE)]
-    ):
-        stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    """A hash of the content of all files of a checkpoint that an export reads.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
+    names = [path.name for pattern in patterns for path in folder.glob(pattern)]
+    try:
+        return content_key(folder, [*names, *(name for name in COPIED_FILES if (folder / name).is_file())])
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _make_record(
     folder: Path, config: RawConfig, source: str, quantization: dict[str, Any] | None, passes: Sequence[str]
 ) -> PackageRecord:
-    generation = folder / "generation_config.json"
-    tokens = {**config, **(read_json(generation) if generation.is_file() else {})}
-    eos = tokens.get("eos_token_id")
+    bos, eos = _text_ends(folder, config)
     longest, default = context_lengths(config)
     return PackageRecord(
         model_type=config["model_type"],
         context_length=longest,
         default_context_length=default,
-        bos_token_id=tokens.get("bos_token_id"),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
+        bos_token_id=bos,
+        eos_token_ids=eos,
         quantization=quantization,
         passes=tuple(passes),
         source=source,
         versions={name: version(name) for name in ("carryall", "onnx-ir")},
-        files={name: _sha256(folder / name) for name in (MODEL_FILE, DATA_FILE)},
+        files=make_manifest(folder, sorted(path.name for path in folder.iterdir())),
     )
 
 
-def _read_record(path: Path) -> PackageRecord:
-    try:
-        content = read_json(path)
-    except CheckpointError as error:
-        raise PackageError(f"{path} is damaged: {error}") from error
-    if content.get("format_version") != FORMAT_VERSION:
-        raise PackageError(
-            f"{path} has format version {content.get('format_version')!r}, this carryall reads "
-            f"{FORMAT_VERSION}; export the model again"
-        )
-    missing = {field.name for field in fields(PackageRecord)} - content.keys()
-    if missing:
-        raise PackageError(f"{path} lacks {', '.join(sorted(missing))}; export the model again")
-    for name, kind in (("eos_token_ids", list), ("passes", list), ("files", dict), ("context_length", int)):
-        if not isinstance(content[name], kind):
-            raise PackageError(f"{path} is damaged: '{name}' is {content[name]!r}")
-    content["eos_token_ids"], content["passes"] = tuple(content["eos_token_ids"]), tuple(content["passes"])
-    return PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _text_ends(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, ...]]:
+    """The token that begins a text and those that end one, by generation_config.json, else config.json."""
+    generation = folder / "generation_config.json"
+    tokens = {**config, **(read_json(generation) if generation.is_file() else {})}
+    bos, eos = tokens.get("bos_token_id"), tokens.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for name, token in (("bos_token_id", bos), *(("eos_token_id", end) for end in ends)):
+        if not is_token(token) and not (name == "bos_token_id" and token is None):
+            raise CheckpointError(
+                f"{folder}: '{name}' is no token id in config.json or generation_config.json: {token!r}"
+            )
+    return bos, tuple(ends)

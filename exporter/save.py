@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ..progress import Progress
+from ..storage.writing import writing
 
 _INLINE_BYTES = 256  # smaller tensors stay in the graph's own file
 _MAX_IN_FLIGHT_BYTES = 256 << 20
@@ -30,13 +31,14 @@ def save_model(model: ir.Model, path: Path, progress: Progress | None = None) ->
         if progress is not None:
             progress(done, total, tensor.name or "")
 
-    ir.save(
-        model,
-        path,
-        external_data=f"{path.name}.data",
-        size_threshold_bytes=_INLINE_BYTES,
-        callback=count,
-        max_workers=os.cpu_count() or 1,
-        max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
-        alignment=_ALIGNMENT,
-    )
+    with writing(path.with_name(f"{path.name}.data")):
+        ir.save(
+            model,
+            path,
+            external_data=f"{path.name}.data",
+            size_threshold_bytes=_INLINE_BYTES,
+            callback=count,
+            max_workers=os.cpu_count() or 1,
+            max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
+            alignment=_ALIGNMENT,
+        )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +21,18 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..errors import WeightWarning as WeightWarning
+from ..storage.paths import link_stays_inside, stays_inside
 from .config import read_json
 
 Array = npt.NDArray[Any]
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
+_LAYER = re.compile(r"(.*?)\.(\d{1,9})\.")
 _CHUNK_BYTES = 32 << 20  # converted at once, so that little of a large tensor is in memory twice
 
 
@@ -42,17 +48,24 @@ class _Entry:
 
 
 class _MappedFile:
-    """One safetensors file."""
+    """One safetensors file.
+
+    The library checks the header. The data is read here: the library's NumPy side knows no bfloat16, copies
+    each tensor, and cannot drop pages again, so memory would grow with the checkpoint.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            if path.stat().st_size < 8:
-                raise self._truncated()
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data_start = 8 + int.from_bytes(self._map[:8], "little")
-        if self._data_start > len(self._map):
-            raise self._truncated()
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = 8 + int.from_bytes(file.read(8), "little")
+                if size < 8 or start > size:
+                    raise self._truncated()
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        self._data_start = start
 
     def entries(self) -> dict[str, _Entry]:
         """All tensors of the file.
@@ -61,23 +74,21 @@ class _MappedFile:
             CheckpointError: the header is damaged or the file ends before its last tensor does.
         """
         try:
-            header = json.loads(self._map[8 : self._data_start])
-            header.pop("__metadata__", None)
-            entries = {
-                name: _Entry(
-                    self, str(info["dtype"]), tuple(map(int, info["shape"])), *map(int, info["data_offsets"])
-                )
-                for name, info in header.items()
-            }
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise CheckpointError(f"{self.path} is no safetensors file: its header is damaged") from error
-        if any(
-            not 0 <= entry.begin <= entry.end or min(entry.shape, default=0) < 0 for entry in entries.values()
-        ):
-            raise CheckpointError(f"{self.path} is no safetensors file: its header is damaged")
-        if any(entry.end > len(self._map) - self._data_start for entry in entries.values()):
-            raise self._truncated()
-        return entries
+            with safe_open(self.path, framework="numpy"):
+                pass
+            header = json.loads(self._map[8 : self._data_start], object_pairs_hook=_without_duplicates)
+        except (SafetensorError, ValueError, OSError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            if "file not fully covered" in reason:
+                raise self._truncated() from error
+            raise CheckpointError(
+                f"{self.path} is no safetensors file, its header is damaged: {reason}; download it again"
+            ) from error
+        header.pop("__metadata__", None)
+        return {
+            name: _Entry(self, info["dtype"], tuple(info["shape"]), *info["data_offsets"])
+            for name, info in header.items()
+        }
 
     def array(self, entry: _Entry) -> Array:
         """The tensor as a view of the mapped file."""
@@ -93,7 +104,9 @@ class _MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED, start, self._data_start + entry.end - start)
 
     def _truncated(self) -> CheckpointError:
-        return CheckpointError(f"{self.path} is truncated; download it again")
+        return CheckpointError(
+            f"{self.path} is truncated, or has bytes that belong to no tensor; download it again"
+        )
 
 
 class Checkpoint:
@@ -103,6 +116,10 @@ class Checkpoint:
         self.folder = folder
         self._entries: dict[str, _Entry] = {}
         for path in _shards(folder):
+            if not link_stays_inside(path, folder):
+                raise CheckpointError(
+                    f"{path} is a link to {path.resolve()}, outside of {folder}; copy the file there"
+                )
             self._entries |= _MappedFile(path).entries()
         self._unused = set(self._entries)
 
@@ -157,6 +174,13 @@ class Checkpoint:
         """Names that nobody asked for."""
         return sorted(self._unused)
 
+    def layer_counts(self) -> dict[str, int]:
+        """The number of layers by prefix: of ``model.layers``, where ``model.layers.0.`` begins a name."""
+        numbers: dict[str, set[int]] = defaultdict(set)
+        for found in filter(None, map(_LAYER.match, self._entries)):
+            numbers[found[1]].add(int(found[2]))
+        return {prefix: max(found) + 1 for prefix, found in numbers.items()}
+
 
 def _shards(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -167,6 +191,9 @@ def _shards(folder: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index} has no 'weight_map'")
+    outside = [name for name in weight_map.values() if not stays_inside(name)]
+    if outside:
+        raise CheckpointError(f"{index} names the shard {outside[0]!r}, which is no file of its own folder")
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     for shard in shards:
         if not shard.is_file():
@@ -174,8 +201,17 @@ def _shards(folder: Path) -> list[Path]:
     return shards
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return content
+
+
 def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:
     array = view(entry.file.array(entry))
+    if not array.ndim:
+        return np.asarray(array, np.float32)
     result = np.empty(array.shape, np.float32)
     rows = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
     for start in range(0, len(array), rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime")
+FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 MOST_FILES = 20  # in one folder
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
@@ -19,6 +19,7 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 LAYERS = """
 errors contract
 options logs plain_json progress
+storage
 proto exporter.demo graph_opt.graph
 exporter graph_opt.passes
 exporter.models

@@ -58,7 +58,7 @@ def command(
 
     The text that follows PROMPT goes to stdout as it is generated. With "-" as PROMPT, it is read from stdin.
     The first run of a model prepares it for the provider and keeps the result in a cache
-    ($CARRYALL_CACHE, by default ~/.cache/carryall).
+    ($CARRYALL_CACHE, by default the user's cache folder).
 
     \b
     Examples:

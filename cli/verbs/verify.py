@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from ...errors import UsageError
 from ...graph_opt.compare.bars import Bars
 from ...runtime.tasks.verify import verify
+from ..integrity import check_integrity
 from ..options import json_option
 from ..progress import phases
 from ..verify_options import bars_options, inputs_option
@@ -15,18 +17,30 @@ from ..verify_options import bars_options, inputs_option
 
 @click.command("verify")
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", required=False)
 @click.option("--prompt", help="Text to compare on, by A's tokenizer. Default: random tokens.")
 @inputs_option
 @click.option(
     "--steps", default=16, show_default=True, type=click.IntRange(1, 100_000), help="Tokens after the prompt."
 )
 @bars_options
+@click.option(
+    "--integrity",
+    is_flag=True,
+    help="Read every file of the package A, and compare it with what was recorded.",
+)
 @json_option
 def command(
-    a: str, b: str, prompt: str | None, inputs: Path | None, steps: int, bars: Bars, as_json: bool
+    a: str,
+    b: str | None,
+    prompt: str | None,
+    inputs: Path | None,
+    steps: int,
+    bars: Bars,
+    integrity: bool,
+    as_json: bool,
 ) -> None:
-    """Check that two models give the same results.
+    """Check that two models give the same results, or that a package is whole.
 
     A and B run on the same inputs, on the CPU. Decoders run on tokens: a prompt with A's greedy continuation,
     a sequence in pieces, a padded batch, and a long KV cache; one may be portable and the other lowered.
@@ -43,7 +57,17 @@ def command(
         carryall verify demo demo-cpu
         carryall verify demo demo-int4 --max-kl 0.5 --prompt "def main():"
         carryall verify net.onnx net-small.onnx --inputs batch.npz
+        carryall verify my-package --integrity
     """
+    if integrity:
+        if b is not None:
+            raise UsageError("--integrity is about one package; leave B out")
+        check_integrity(a, as_json=as_json)
+        return
+    if b is None:
+        raise click.UsageError(
+            "missing argument 'B': the model to compare with A", click.get_current_context()
+        )
     with phases(quiet=as_json) as tell:
         found = verify(a, b, prompt=prompt, inputs=inputs, steps=steps, bars=bars, progress=tell)
     click.echo(found.to_json() if as_json else str(found))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import onnx_ir as ir
 
 from ...errors import GraphError
+from ...storage.paths import stays_inside
 from .lazy import shape_of
 
 
@@ -58,8 +59,7 @@ def check_stays_inside(tensor: ir.ExternalTensor, name: str) -> None:
     Raises:
         GraphError: the weight is elsewhere, so that a model of a stranger could hand out any file.
     """
-    place = PureWindowsPath(tensor.location)  # which knows both kinds of slashes, and drives
-    if place.drive or place.root or ".." in place.parts:
+    if not stays_inside(str(tensor.location)):
         raise GraphError(
             f"{name} keeps the weight {tensor.name} in {tensor.location}, outside of its own folder; "
             "move that file beside the model, and save the model again"

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import CarryallError, UsageError
+from ...storage.root import cache_root
 from .. import get_provider, provider_names
 from ..base import Provider
 from ..ort import ort
@@ -156,7 +157,7 @@ def _libraries() -> dict[str, bool]:
 
 
 def _cache() -> CacheFacts:
-    folder = machine.cache_root()
+    folder = cache_root()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return CacheFacts(str(folder), size, shutil.disk_usage(existing).free)

@@ -51,11 +51,6 @@ def describe_machine() -> Machine:
     )
 
 
-def cache_root() -> Path:
-    """Where carryall keeps what it can make again: ``CARRYALL_CACHE``, or ``~/.cache/carryall``."""
-    return Path(os.environ.get("CARRYALL_CACHE") or Path.home() / ".cache" / "carryall")
-
-
 def usable_cores() -> int:
     """Physical cores this process may use, within its affinity and its control group's CPU quota.
 

@@ -16,7 +16,7 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
 from ...graph_opt.lower.pipelines.paged import DOMAIN, OPERATOR
-from ..host import machine
+from ...storage.root import cache_root
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
 
@@ -111,7 +111,7 @@ def one_line(error: BaseException) -> str:
 
 def _cache_folder() -> Path:
     """Where OpenVINO keeps compiled models: beside the lowered graphs in carryall's cache."""
-    return machine.cache_root() / "openvino"
+    return cache_root() / "openvino"
 
 
 def _free_caches(model: Any) -> None:

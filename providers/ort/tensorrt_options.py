@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...graph_opt.graph.load import read_model
+from ...storage.hashes import FolderHashes
 
 _log = logging.getLogger(__name__)
 _RECORD = "engines.json"
-_PACKAGE_RECORD, _CACHE_RECORD = "carryall.json", "entry.json"  # of a model's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,32 +109,12 @@ class EngineCache:
 
 
 def model_facts(model: Path) -> dict[str, Any]:
-    """What tells one model from another: its graph, and the content of the weights beside it.
+    """What tells one model from another: the content of its graph and of the weights beside it.
 
-    Of weights whose hash nobody recorded, size and time; reading them all would take as long as loading them.
+    The cache remembers the hash of a file until it changes, so that weights are not read every time.
     """
-    weights = [path for path in sorted(model.parent.glob(f"{model.name}*")) if path != model]
-    contents = {path.name: _content(path) for path in weights}
-    return {"graph": _sha256(model), "weights": contents}
-
-
-def _content(path: Path) -> str | tuple[int, int]:
-    stat = path.stat()
-    return _recorded_sha256(path) or (stat.st_size, stat.st_mtime_ns)
-
-
-def _recorded_sha256(path: Path) -> str | None:
-    """The hash in the record of the file's folder; None if there is none, or the file is newer than it."""
-    for record, within in ((path.parent / _PACKAGE_RECORD, "files"), (path.parent / _CACHE_RECORD, None)):
-        try:
-            if path.stat().st_mtime_ns > record.stat().st_mtime_ns:
-                continue
-            content = json.loads(record.read_text(encoding="utf-8"))
-            known = content[within][path.name] if within else content[path.name]["sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        return str(known)
-    return None
+    with FolderHashes(model.parent) as hashes:
+        return {path.name: hashes.sha256(path.name) for path in sorted(model.parent.glob(f"{model.name}*"))}
 
 
 def _sha256(path: Path) -> str:

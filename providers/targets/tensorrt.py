@@ -15,8 +15,9 @@ from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
+from ...storage.root import cache_root
 from ..base import Runner, RunnerConfig
-from ..host import libraries, machine, nvidia
+from ..host import libraries, nvidia
 from ..host.libraries import Library
 from ..ort import ort
 from ..ort.device_memory import Device
@@ -36,7 +37,7 @@ class TensorRTOptions(Checked):
         device: which of several; CUDA_VISIBLE_DEVICES counts.
         compute: ``fp16``, ``bf16``, or ``fp32``.
         chunk: most new tokens of a run; engines are built for up to as many.
-        cache_folder: where engines are kept; empty is ``CARRYALL_CACHE`` or ``~/.cache/carryall``.
+        cache_folder: where engines are kept; empty is the cache of carryall, see ``CARRYALL_CACHE``.
     """
 
     device: int = option(0, least=0)
@@ -140,7 +141,7 @@ class TensorRTProvider(OrtProvider):
 
 
 def _cache_root(folder: str) -> Path:
-    return (Path(folder) if folder else machine.cache_root()) / "tensorrt"
+    return (Path(folder) if folder else cache_root()) / "tensorrt"
 
 
 PROVIDER = TensorRTProvider

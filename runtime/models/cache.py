@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -11,27 +12,25 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...providers.host.machine import cache_root
+from ...storage.manifest import find_damage, make_manifest, read_manifest
+from ...storage.root import cache_root, unusable
+from ...storage.writing import hide_scratch, writing
 
 _log = logging.getLogger(__name__)
 
-_RECORD = "entry.json"
+RECORD = "entry.json"
 _ABANDONED_SECONDS = 24 * 3600
-_IN_USE_SECONDS = 3600  # whoever was given a folder this lately may yet open its files
+IN_USE_SECONDS = 3600  # whoever was given a folder this lately may yet open its files
 _DEFAULT_LIMIT_GB = 32.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
-
-
-def cache_folder() -> Path:
-    """``CARRYALL_CACHE``, or ``~/.cache/carryall``."""
-    return cache_root()
 
 
 def cache_key(**facts: Any) -> str:
@@ -40,7 +39,9 @@ def cache_key(**facts: Any) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+def cached_folder(
+    kind: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any] | None = None
+) -> Path:
     """The folder of that key, built if there is none or its files are not what was written.
 
     Several processes may ask at once: each builds under a temporary name, and the first rename wins. Where a
@@ -50,33 +51,47 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         kind: a folder of the cache, such as ``lowered``.
         key: see ``cache_key``.
         build: writes files into the empty folder it is given.
+        about: what the folder is of, for people.
 
     Raises:
-        UsageError: ``CARRYALL_CACHE_GB`` is no size.
+        UsageError: ``CARRYALL_CACHE_GB`` is no size, or the cache cannot be used.
+        OSError: the disk is full, or the like; nothing is left behind.
     """
-    limit = _limit_bytes()
-    folder = cache_folder() / kind / key
-    if folder.is_dir():
-        if _intact(folder):
+    limit = limit_bytes()
+    folder = cache_root() / kind / key
+    if folder.exists():
+        wrong = _damage(folder)
+        if wrong is None:
             _mark_used(folder)
             return folder
-        _log.warning("cache entry %s is damaged and made again", folder)
-        _discard(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
+        _log.warning("cache entry %s is damaged and made again: %s", folder, wrong)
+        discard(folder)
     scratch = folder.parent / f".{key}.{uuid.uuid4().hex[:8]}"
-    scratch.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent)
+        scratch.mkdir()
+    except OSError as error:
+        raise unusable(error) from error
     try:
         build(scratch)
-        _write_record(scratch)
+        _write_record(scratch, kind, key, about or {})
         _publish(scratch, folder)
+    except OSError as error:
+        hide_scratch(error, scratch, folder)
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _evict(folder.parent, limit)
     return folder
 
 
-def _limit_bytes() -> float:
+def limit_bytes() -> float:
+    """How large a kind of entries may grow: ``CARRYALL_CACHE_GB``, 32 GB by default.
+
+    Raises:
+        UsageError: that is no size.
+    """
     text = os.environ.get("CARRYALL_CACHE_GB") or str(_DEFAULT_LIMIT_GB)
     with contextlib.suppress(ValueError):
         if (size := float(text)) >= 0:
@@ -86,22 +101,22 @@ def _limit_bytes() -> float:
 
 def _mark_used(folder: Path) -> None:
     with contextlib.suppress(OSError):  # a cache that may only be read, or an entry evicted just now
-        os.utime(folder / _RECORD)
+        os.utime(folder / RECORD)
 
 
 def _evict(parent: Path, limit: float) -> None:
     """Delete what was used longest ago, until the rest fits; what is in use stays."""
     entries = []
-    for record in parent.glob(f"[!.]*/{_RECORD}"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # gone, damaged
-            files = json.loads(record.read_text(encoding="utf-8"))
-            entries.append((record.stat().st_mtime, record.parent, sum(f["size"] for f in files.values())))
+    for record in parent.glob(f"[!.]*/{RECORD}"):
+        with contextlib.suppress(OSError, ValueError):  # gone, damaged
+            size = sum(facts.size for facts in read_manifest(read_entry(record.parent)["files"]).values())
+            entries.append((record.stat().st_mtime, record.parent, size))
     excess = sum(size for _, _, size in entries) - limit
     for used, folder, size in sorted(entries):
-        if excess <= 0 or time.time() - used < _IN_USE_SECONDS:
+        if excess <= 0 or time.time() - used < IN_USE_SECONDS:
             return
         _log.info("cache entry %s goes: the cache is %.1f GB over its limit", folder, excess / 1e9)
-        _discard(folder)
+        discard(folder)
         excess -= size
 
 
@@ -109,7 +124,7 @@ def _publish(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
     except OSError:  # somebody else was first
-        if not _intact(folder):
+        if _damage(folder) is not None:
             raise
 
 
@@ -121,45 +136,55 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _discard(folder: Path) -> None:
+def discard(folder: Path) -> None:
     """Move a folder out of the way before deleting it, so that nobody opens half of it."""
     doomed = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
     with contextlib.suppress(
         FileNotFoundError, PermissionError
     ):  # another was faster; open files, on Windows
         folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    if doomed.is_dir():
+        shutil.rmtree(doomed, ignore_errors=True)
+    else:
+        doomed.unlink(missing_ok=True)
 
 
-def _write_record(folder: Path) -> None:
-    files = {str(path.relative_to(folder)): _facts(path) for path in folder.rglob("*") if path.is_file()}
-    (folder / _RECORD).write_text(json.dumps(files, indent=1), encoding="utf-8")
+def _write_record(folder: Path, kind: str, key: str, about: Mapping[str, Any]) -> None:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: asdict(facts) for name, facts in make_manifest(folder, names).items()}
+    content = {"kind": kind, "key": key, "about": about, "files": files}
+    with writing(folder / RECORD):
+        (folder / RECORD).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    stat = path.stat()
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": _sha256(path)}
+def read_entry(folder: Path) -> dict[str, Any]:
+    """The record of an entry.
 
-
-def _intact(folder: Path) -> bool:
+    Raises:
+        OSError: there is none, or it cannot be read.
+        ValueError: it is damaged, or of another version.
+    """
+    if not (folder / RECORD).is_file():  # a pipe would be waited for
+        raise ValueError(f"{RECORD} is missing or no file")
     try:
-        files = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        return all(_unchanged(folder / name, facts) for name, facts in files.items())
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
+        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(content, dict) or content.keys() != {"kind", "key", "about", "files"}:
+        raise ValueError(f"{RECORD} is of another version")
+    return content
 
 
-def _unchanged(path: Path, facts: Mapping[str, Any]) -> bool:
-    """Compare size and time; only a file touched since it was written is read."""
-    stat = path.stat()
-    if stat.st_size != facts["size"]:
-        return False
-    return bool(stat.st_mtime_ns == facts["mtime_ns"] or _sha256(path) == facts["sha256"])
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _damage(folder: Path) -> str | None:
+    """What is wrong with an entry: it is another's, or a file is not what was written."""
+    try:
+        content = read_entry(folder)
+        files = read_manifest(content["files"])
+    except (OSError, ValueError) as error:
+        return f"{RECORD} cannot be read: {error}"
+    if (content["kind"], content["key"]) != (folder.parent.name, folder.name):
+        return f"{RECORD} is of {content['kind']}/{content['key']}"
+    return next((f"{name} {wrong}" for name, wrong in find_damage(folder, files)), None)
 
 
 def _versions() -> dict[str, str]:
@@ -170,8 +195,12 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _code() -> list[tuple[str, int, int]]:
+@functools.cache
+def _code() -> str:
     """What tells states of the graph-writing code apart; the version of a checkout stays the same."""
-    paths = [path for name in _GRAPH_CODE for path in (_PACKAGE_ROOT / name).rglob("*.py")]
-    stats = {path: path.stat() for path in sorted(paths)}
-    return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()]
+    digest = hashlib.sha256()
+    for name in _GRAPH_CODE:
+        for path in sorted((_PACKAGE_ROOT / name).rglob("*.py")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(_PACKAGE_ROOT).as_posix()} {content}\n".encode())
+    return digest.hexdigest()

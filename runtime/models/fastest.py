@@ -93,7 +93,7 @@ def fastest_provider(
         trials = [_try(provider, files, config, progress) for provider in candidates]
         (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
 
-    kept = json.loads((cached_folder("fastest", key, build) / _FILE).read_text())
+    kept = json.loads((cached_folder("fastest", key, build, {"model": files.name}) / _FILE).read_text())
     trials = tuple(Trial(**trial) for trial in kept)
     working = [(trial.seconds, trial.provider) for trial in trials if trial.seconds is not None]
     if not working:

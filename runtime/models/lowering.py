@@ -67,8 +67,13 @@ def lowered_model(
     first = [*portable_passes(), *([change] if change is not None else [])]
 
     def build(folder: Path) -> None:
+        with files.unchanged():
+            write(folder)
+
+    def write(folder: Path) -> None:
         for file, own in {MODEL_FILE: passes, **provider.companions(config)}.items():
             model, _ = run(files.load(), [*first, *own])
             save_model(model, folder / file, progress)
 
-    return cached_folder("lowered", key, build) / MODEL_FILE
+    about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
+    return cached_folder("lowered", key, build, about) / MODEL_FILE

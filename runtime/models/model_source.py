@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +12,26 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import GraphError, ModelNotFoundError, UsageError
+from ...errors import GraphError, ModelNotFoundError, PackageError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
 from ...exporter.hub import download, is_hub_id
-from ...exporter.package import MODEL_FILE, Package, fingerprint, write_package
+from ...exporter.package import (
+    COPIED_FILES,
+    MODEL_FILE,
+    Package,
+    external_tensors,
+    fingerprint,
+    write_package,
+)
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph.load import check_loaded, load_model, read_model
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
+from ...storage.hashes import content_key
 from .cache import cache_key, cached_folder
 
 _LOWERED_INPUTS = ("seqlens_k", "block_indices")
@@ -37,14 +46,12 @@ class SourceModel:
         name: as the user called it.
         folder: tokenizer and configuration.
         model_path: the ONNX file.
-        content_key: changes whenever the model does.
         package: where the files are one.
     """
 
     name: str
     folder: Path
     model_path: Path
-    content_key: str
     package: Package | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -104,6 +111,45 @@ class SourceModel:
             GraphError: the file is no ONNX, or no valid graph.
         """
         return load_model(self.model_path)
+
+    @cached_property
+    def graph_files(self) -> tuple[str, ...]:
+        """The graph and its weights, all in the folder of ``model_path``.
+
+        Raises:
+            GraphError: the file is no ONNX, or no valid graph.
+        """
+        if self.package is not None:
+            return tuple(name for name in self.package.record.files if name not in COPIED_FILES)
+        tensors = external_tensors(self.graph)
+        return self.model_path.name, *sorted({str(tensor.location) for tensor in tensors})
+
+    @cached_property
+    def content_key(self) -> str:
+        """A hash of the content of the graph and its weights.
+
+        Raises:
+            GraphError: a file cannot be read, or the graph is not valid.
+        """
+        return self._read_content_key()
+
+    def _read_content_key(self) -> str:
+        try:
+            return content_key(self.model_path.parent, self.graph_files)
+        except OSError as error:
+            raise GraphError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Refuse a result that was made from these files while another process wrote to them.
+
+        Raises:
+            PackageError: at the end, if a file that the graph lies in is another one now.
+        """
+        before = self.content_key
+        yield
+        if self._read_content_key() != before:
+            raise PackageError(f"{self.model_path} or its weights changed while they were read; try again")
 
 
 def resolve_model(
@@ -225,8 +271,9 @@ def _cached(
     source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
 ) -> Package:
     record = None if method is None else method.to_dict()
-    key = cache_key(path=str(source.resolve()), content=content, quantization=record)
-    return Package.open(cached_folder("packages", key, build) / source.name)
+    key = cache_key(name=source.name, content=content, quantization=record)
+    about = {"model": str(source), "quantization": record and record["method"]}
+    return Package.open(cached_folder("packages", key, build, about) / source.name)
 
 
 def _package_files(name: str, package: Package) -> SourceModel:
@@ -234,7 +281,6 @@ def _package_files(name: str, package: Package) -> SourceModel:
         name=name,
         folder=package.path,
         model_path=package.model_path,
-        content_key=package.content_hash,
         package=package,
     )
 
@@ -246,5 +292,4 @@ def _onnx_file(name: str, path: Path) -> SourceModel:
         name=name,
         folder=path.parent,
         model_path=path,
-        content_key=f"{path.resolve()} {fingerprint(path.parent)}",
     )

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
 from ...progress import Progress
+from ...storage.writing import hide_scratch, writing
 
 
 def write_graph(
@@ -84,9 +85,15 @@ def _data_file(out: Path) -> Path:
 
 def _write_file(model: ir.Model, out: Path) -> None:
     """Write the two files under a temporary name beside ``out``, the weights' file first in place."""
-    data = _data_file(out).name
+    data = _data_file(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        ir.save(model, Path(folder, out.name), external_data=data)
-        for name in (data, out.name):
-            if Path(folder, name).exists():
-                Path(folder, name).rename(out.with_name(name))
+        try:
+            with writing(Path(folder, data.name)):
+                ir.save(model, Path(folder, out.name), external_data=data.name)
+            if Path(folder, data.name).exists():
+                Path(folder, data.name).rename(data)
+            Path(folder, out.name).rename(out)
+        except OSError as error:
+            data.unlink(missing_ok=True)  # which was not there before, see check_output
+            hide_scratch(error, Path(folder), out.parent)
+            raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,95 @@ def test_tensors_without_a_place_are_named(checkpoint: Path) -> None:
     edit_weights(checkpoint, lambda tensors: tensors.update({"model.layers.0.extra": np.ones(1, np.float32)}))
     with pytest.warns(WeightWarning, match=r"1 tensors have no place in a llama: model\.layers\.0\.extra"):
         export_model(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"num_hidden_layers": 10**9},
+            "'num_hidden_layers' must be an integer in [1, 4096], found 1000000000",
+        ),
+        ({"num_hidden_layers": -3}, "'num_hidden_layers' must be an integer in [1, 4096], found -3"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' must be an integer in [1, 4096], found 0"),
+        ({"num_hidden_layers": 3}, "config.json says 3 layers"),
+        ({"num_hidden_layers": 1}, "config.json says 1 layers"),
+        ({"num_attention_heads": 0}, "'num_attention_heads' must be an integer in [1, 16384], found 0"),
+        ({"num_key_value_heads": 3}, "4 attention heads do not divide among 3 key-value heads"),
+        ({"vocab_size": 2**40}, "'vocab_size' must be an integer in [1, 134217728], found 1099511627776"),
+        ({"max_position_embeddings": 2**31}, "'max_position_embeddings' must be an integer in [1, 16777216]"),
+        ({"rms_norm_eps": float("nan")}, "'rms_norm_eps' must be a finite number, found nan"),
+        ({"rms_norm_eps": -1}, "'rms_norm_eps' must be a number in [0, 1], found -1"),
+        ({"rope_parameters": {"rope_theta": 0}}, "'rope_theta' must be a number in [1, 1e+15], found 0"),
+        ({"rope_parameters": [1]}, "'rope_parameters' must be an object, found [1]"),
+        ({"head_dim": 7, "hidden_size": 28}, "a rotary embedding has 7 of 7 dimensions"),
+        ({"hidden_act": ["silu"]}, "'hidden_act' must be a name"),
+    ],
+)
+def test_facts_that_no_decoder_has_are_refused_before_any_work(
+    checkpoint: Path, changes: dict[str, Any], words: str
+) -> None:
+    edit_config(checkpoint, **changes)
+    begin = time.perf_counter()
+    assert_refused(checkpoint, CheckpointError, words)
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0"}', "\0" * 100])
+def test_a_broken_tokenizer_is_refused_at_export(checkpoint: Path, content: str) -> None:
+    (checkpoint / "tokenizer.json").write_text(content)
+    assert_refused(
+        checkpoint, CheckpointError, "tokenizer.json is no tokenizer that the installed tokenizers"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "C:\\secret", "a/../../secret", "", ".", 5, None, ["x"]]
+)
+def test_shards_outside_of_the_folder_are_refused(tmp_path: Path, name: object) -> None:
+    folder = write_sharded("llama", tmp_path / "checkpoint")
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    first = next(iter(content["weight_map"]))
+    content["weight_map"][first] = name
+    index.write_text(json.dumps(content))
+    assert_refused(
+        folder, CheckpointError, "model.safetensors.index.json", repr(name), "no file of its own folder"
+    )
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_links_out_of_the_folder_are_refused(tmp_path: Path, sharded: bool) -> None:
+    folder = (write_sharded if sharded else write_tiny)("llama", tmp_path / "checkpoint")
+    shard = next(folder.glob("*.safetensors"))
+    shard.rename(tmp_path / "secret")
+    shard.symlink_to(tmp_path / "secret")
+    assert_refused(folder, CheckpointError, shard.name, "is a link to", "secret", "copy the file there")
+    (tmp_path / "secret").rename(folder / "real")
+    shard.unlink()
+    shard.symlink_to("real")  # within the folder
+    export_package(folder, tmp_path / "package")
+
+
+def test_the_hub_s_cache_may_link_to_its_own_blobs(tmp_path: Path) -> None:
+    folder = write_tiny("llama", tmp_path / "models--a--b" / "snapshots" / "0123")
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for path in list(folder.iterdir()):
+        path.rename(blobs / f"hash of {path.name}")
+        path.symlink_to(f"../../blobs/hash of {path.name}")
+    package = export_package(folder, tmp_path / "package")
+    assert set(package.integrity().values()) == {""}
+    assert not any(path.is_symlink() for path in package.path.iterdir())
+
+
+def test_names_that_occur_twice_are_refused(checkpoint: Path) -> None:
+    content = (checkpoint / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].rstrip()
+    name, facts = list(json.loads(header).items())[-1]
+    header = header[:-1] + f', "{name}": {json.dumps(facts)}}}'.encode()
+    (checkpoint / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + content[8 + length :]
+    )
+    assert_refused(checkpoint, CheckpointError, "model.safetensors", "a name occurs twice")

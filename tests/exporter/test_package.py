@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from tiny_models import write_tiny
 
-from carryall.errors import PackageError
+from carryall.errors import CheckpointError, PackageError
 from carryall.exporter.export import export_package
-from carryall.exporter.package import COPIED_FILES, Package, fingerprint, write_package
+from carryall.exporter.package import COPIED_FILES, Package, check_paths, fingerprint, write_package
+from carryall.storage.manifest import make_manifest
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_a_package_reads_back_as_it_was_written(package: Package) -> None:
     assert again.record == package.record
     assert again.content_hash == package.content_hash
     assert again.signature.num_layers == 2
-    again.verify_hashes()
+    assert set(again.integrity().values()) == {""}
 
 
 def test_the_files_of_the_checkpoint_are_copied_verbatim(package: Package, source: Path) -> None:
@@ -90,10 +93,14 @@ def test_the_content_hash_follows_the_weights(package: Package, tmp_path: Path) 
     assert other.content_hash != package.content_hash
 
 
-def test_the_fingerprint_follows_the_files(source: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_the_fingerprint_follows_the_files(source: Path, name: str) -> None:
     before = fingerprint(source)
-    assert fingerprint(source) == before
     os.utime(source / "model.safetensors", ns=(1, 1))
+    assert fingerprint(source) == before, "it is of the content"
+    with (source / name).open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"?")
     assert fingerprint(source) != before
 
 
@@ -110,7 +117,7 @@ def test_short_weights_are_named(package: Package) -> None:
     data = package.path / "model.onnx.data"
     os.truncate(data, data.stat().st_size - 4096)
     with pytest.raises(
-        PackageError, match=r"model\.onnx\.data is truncated: \d+ bytes, model\.onnx needs \d+"
+        PackageError, match=r"model\.onnx\.data is damaged: it has \d+ bytes instead of \d+; export .* again"
     ):
         Package.open(package.path)
 
@@ -121,19 +128,22 @@ def test_a_damaged_graph_is_named(package: Package) -> None:
         Package.open(package.path)
 
 
-def test_changed_weights_are_found_on_request(package: Package) -> None:
-    with (package.path / "model.onnx.data").open("r+b") as file:
-        file.write(b"\1")
-    with pytest.raises(PackageError, match=r"model\.onnx\.data is damaged: its sha256"):
-        Package.open(package.path).verify_hashes()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 2}, "format version 2, this carryall reads 1"),
+        ({"format_version": 3}, "format version 3, and this carryall reads 1 and 2; export the model again"),
+        ({"format_version": True}, "format version True"),
+        ({"format_version": 1}, "size and sha256 of '.*' are "),
         ({"format_version": None}, "format version None"),
         ({"eos_token_ids": 7}, "'eos_token_ids' is 7"),
+        ({"eos_token_ids": [True]}, r"'eos_token_ids' is \[True\]"),
+        ({"context_length": 0}, "'context_length' is 0"),
+        ({"context_length": 2**40}, "'context_length' is 1099511627776"),
+        ({"passes": [1]}, r"'passes' is \[1\]"),
+        ({"files": {"config.json": "abc"}}, "size and sha256 of 'config.json' are 'abc'"),
+        ({"files": {"../x": {"size": 1, "sha256": ""}}}, r"'\.\./x' leads out of the folder"),
+        ({"files": {}}, r"damaged: its content is not what was written \(record_sha256\)"),
+        ({"bos_token_id": 5}, r"damaged: its content is not what was written \(record_sha256\)"),
     ],
 )
 def test_a_record_of_another_kind_is_refused(package: Package, changes: dict[str, Any], words: str) -> None:
@@ -142,7 +152,7 @@ def test_a_record_of_another_kind_is_refused(package: Package, changes: dict[str
         Package.open(package.path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format_version": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"format_version": 2}', "[" * 10_000])
 def test_a_damaged_record_is_refused(package: Package, text: str) -> None:
     (package.path / "carryall.json").write_text(text)
     with pytest.raises(PackageError, match=r"carryall\.json"):
@@ -152,3 +162,24 @@ def test_a_damaged_record_is_refused(package: Package, text: str) -> None:
 def test_a_package_may_be_moved(package: Package, tmp_path: Path) -> None:
     moved = shutil.move(package.path, tmp_path / "elsewhere")
     assert Package.open(Path(moved)).content_hash == package.content_hash
+
+
+def test_weights_outside_of_the_package_are_refused(package: Package) -> None:
+    model = onnx.load(package.model_path, load_external_data=False)
+    external = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    next(entry for entry in external.external_data if entry.key == "location").value = "../secret"
+    onnx.save(model, package.model_path)
+    record = dataclasses.replace(package.record, files=make_manifest(package.path, package.record.files))
+    record.write(package.path)  # as whoever wants to read the secret would
+    with pytest.raises(PackageError, match=r"keeps the weight .* in \.\./secret, which is not a file of"):
+        Package.open(package.path)
+
+
+@pytest.mark.parametrize(
+    "tokens", [{"bos_token_id": "<s>"}, {"eos_token_id": [3, -1]}, {"eos_token_id": 1.0}]
+)
+def test_tokens_that_are_none_are_refused_before_any_work(tmp_path: Path, tokens: dict[str, Any]) -> None:
+    source = write_tiny("llama", tmp_path / "checkpoint")
+    (source / "generation_config.json").write_text(json.dumps(tokens))
+    with pytest.raises(CheckpointError, match=f"'{next(iter(tokens))}' is no token id"):
+        check_paths(source, tmp_path / "package")

@@ -12,7 +12,8 @@ import pytest
 
 from carryall.errors import UsageError
 from carryall.runtime.models import cache
-from carryall.runtime.models.cache import cache_folder, cache_key, cached_folder
+from carryall.runtime.models.cache import cache_key, cached_folder
+from carryall.storage.root import cache_root
 
 
 @pytest.fixture(autouse=True)
@@ -126,13 +127,59 @@ def test_keys_depend_on_facts_versions_and_code(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cache, "_versions", lambda: {"onnx": "0"})
     assert key != cache_key(a=1, b=None)
     monkeypatch.undo()
-    monkeypatch.setattr(cache, "_code", list)
+    monkeypatch.setattr(cache, "_code", lambda: "other")
     assert key != cache_key(a=1, b=None)
 
 
 def test_folder_is_in_the_home_unless_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CARRYALL_CACHE")
-    assert cache_folder() == Path.home() / ".cache" / "carryall"
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_root() == Path.home() / ".cache" / "carryall"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert cache_root() == Path("/var/cache/me/carryall")
+
+
+def test_the_code_is_known_by_content_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key_of(root: Path) -> str:
+        monkeypatch.setattr(cache, "_PACKAGE_ROOT", root)
+        cache._code.cache_clear()
+        return cache_key(a=1)
+
+    for name in ("one", "other"):
+        (tmp_path / name / "exporter").mkdir(parents=True)
+        (tmp_path / name / "exporter" / "graph.py").write_text("x = 1")
+    os.utime(tmp_path / "other" / "exporter" / "graph.py", (1, 1))
+    try:
+        first = key_of(tmp_path / "one")
+        assert key_of(tmp_path / "other") == first
+        (tmp_path / "other" / "exporter" / "graph.py").write_text("x = 2")
+        assert key_of(tmp_path / "other") != first
+        (tmp_path / "one" / "exporter" / "graph.py").rename(tmp_path / "one" / "exporter" / "other.py")
+        assert key_of(tmp_path / "one") != first
+    finally:
+        cache._code.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "read-only"])
+def test_a_cache_that_cannot_be_used_is_one_line_that_names_the_variable(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    if kind == "read-only":
+        place.mkdir(mode=0o500)
+        if os.access(place, os.W_OK):
+            pytest.skip("this user may write everywhere")
+    else:
+        place.write_text("")
+    place = place / "below" if kind == "below a file" else place
+    monkeypatch.setenv("CARRYALL_CACHE", str(place))
+    with pytest.raises(
+        UsageError, match=r"^CARRYALL_CACHE=.*place.* cannot be used: .*; set CARRYALL_CACHE to"
+    ):
+        cached_folder("kind", "key", Builder())
 
 
 def age(folder: Path, hours: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import graph
 
 from carryall.errors import ProviderRuntimeError, ProviderUnavailableError
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
@@ -58,7 +59,8 @@ class PacedProvider(Provider):
 
 
 def files(tmp_path: Path) -> SourceModel:
-    return SourceModel("toy", tmp_path, tmp_path / "model.onnx", tmp_path.name)
+    ir.save(graph("toy (float[N] x) => (float[N] y) { y = Identity(x) }"), tmp_path / "model.onnx")
+    return SourceModel("toy", tmp_path, tmp_path / "model.onnx")
 
 
 def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

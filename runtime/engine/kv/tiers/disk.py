@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...requests.chunk import Parts, size_of
-from .kv_file import DamagedFileError, read_chunk, write_chunk
+from .kv_file import DamagedFileError, file_name, read_chunk, write_chunk
 
 _log = logging.getLogger(__name__)
 
@@ -22,18 +22,27 @@ _SHRINK_TO = 0.9  # of the budget, so that not every write must look for somethi
 class DiskTier:
     """Chunks as files, least recently used deleted first. Files are written by a thread of its own.
 
-    Several processes may use one folder: files appear whole or not at all, carry the hash of their content,
-    and one that disappears meanwhile is simply not there. A damaged file is deleted.
+    Several processes may use one folder: files appear whole or not at all, and one that disappears meanwhile
+    is simply not there. Names and content are authenticated by keyed hashes, so that whoever lacks the secret
+    can inject nothing. A damaged file is deleted. If writing raises an OSError, the chunk is lost; any other
+    exception disables the tier.
 
     Args:
         folder: where; made if missing.
         max_bytes: of all files together, the other processes' included.
+        secret: shared by all who share the folder; see ``storage.secret.kv_key``.
         max_pending_bytes: of chunks not written yet; beyond that new ones are given up.
+
+    Attributes:
+        given_up: chunks that were not kept.
+        disabled: why the tier was switched off; empty while it works.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, max_pending_bytes: int = 2**29) -> None:
+    def __init__(self, folder: Path, max_bytes: int, secret: bytes, max_pending_bytes: int = 2**29) -> None:
+        self._secret = secret
         folder.mkdir(parents=True, exist_ok=True)
         self.given_up = 0
+        self.disabled = ""
         self._folder = folder
         self._max_bytes = max_bytes
         self._max_pending_bytes = max_pending_bytes
@@ -49,7 +58,8 @@ class DiskTier:
         self._thread.start()
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._pending or os.path.exists(self._path(key))  # False also where it may not look
+        # False also where it may not look
+        return key in self._pending or (not self.disabled and os.path.exists(self._path(key)))
 
     def get(self, key: bytes) -> Parts | None:
         """The chunk, mapped from its file."""
@@ -57,9 +67,11 @@ class DiskTier:
             pending = self._pending.get(key)
         if pending is not None:
             return pending
+        if self.disabled:
+            return None
         path = self._path(key)
         try:
-            parts = read_chunk(path, key)
+            parts = read_chunk(path, key, self._secret)
         except FileNotFoundError:
             return None
         except DamagedFileError as error:
@@ -106,7 +118,7 @@ class DiskTier:
         self._thread.join()
 
     def _path(self, key: bytes) -> Path:
-        name = key.hex()
+        name = file_name(key, self._secret)
         return self._folder / name[:2] / f"{name}.kv"
 
     def _write(self) -> None:
@@ -116,17 +128,31 @@ class DiskTier:
                 if not self._pending:
                     return
                 key, parts = next(iter(self._pending.items()))
-            self._write_one(key, parts)
+            try:
+                self._write_one(key, parts)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, nobody may wait for this thread
+                self._disable(f"{type(error).__name__}: {error}")
+                return
             with self._change:
                 del self._pending[key]
                 self._pending_bytes -= size_of(parts)
                 self._change.notify_all()
 
+    def _disable(self, reason: str) -> None:
+        """Give up all that waits, and let go of whoever waits for it."""
+        _log.error("the prefix cache in %s is switched off: %s", self._folder, reason)
+        with self._change:
+            self.disabled, self._closed = reason, True
+            self.given_up += len(self._pending)
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._change.notify_all()
+
     def _write_one(self, key: bytes, parts: Parts) -> None:
         path = self._path(key)
         try:
             path.parent.mkdir(exist_ok=True)
-            self._held_bytes += write_chunk(path, key, parts)
+            self._held_bytes += write_chunk(path, key, parts, self._secret)
             if self._held_bytes > self._max_bytes:
                 self._shrink()
         except OSError as error:

@@ -1,11 +1,15 @@
-"""One chunk of KV as a file that proves its own content.
+"""One chunk of KV as a file that proves its content and its writer.
 
-magic and version | sha256 of all that follows | length of the header | header, JSON | arrays
+magic and version | keyed BLAKE2b of all that follows | length of the header | header, JSON | arrays
+
+Who lacks the key can neither write a chunk that is taken nor tell by a file's name what tokens it is of.
+BLAKE2: RFC 7693, keyed as in its section 2.9.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import mmap
@@ -21,8 +25,8 @@ import numpy.typing as npt
 
 from ...requests.chunk import Parts
 
-_MAGIC = b"carryall-kv 1\n"
-_DIGEST = hashlib.sha256().digest_size
+_MAGIC = b"carryall-kv 2\n"
+_DIGEST = 32  # bytes
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
 
@@ -31,8 +35,19 @@ class DamagedFileError(ValueError):
     """The file is not what was written, or is another version's."""
 
 
-def write_chunk(path: Path, key: bytes, parts: Parts) -> int:
+def file_name(key: bytes, secret: bytes) -> str:
+    """The name of a chunk's file, which says nothing to whoever lacks the secret."""
+    return hashlib.blake2b(key, key=secret, digest_size=_DIGEST, person=b"kv name").hexdigest()
+
+
+def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
     """Write a chunk under a temporary name and rename it; readers see all of it or nothing.
+
+    Args:
+        path: the file.
+        key: the chunk's name, which stands for the model and all tokens up to its end.
+        parts: its arrays.
+        secret: see ``storage.secret.kv_key``.
 
     Returns:
         The file's size.
@@ -46,7 +61,7 @@ def write_chunk(path: Path, key: bytes, parts: Parts) -> int:
     before = len(_MAGIC) + _DIGEST + _LENGTH.size
     header += b" " * (-(before + len(header)) % _ALIGNMENT)
     body = [_LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
-    digest = hashlib.sha256()
+    digest = _mac(secret)
     for piece in body:
         digest.update(piece)
     scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -60,14 +75,14 @@ def write_chunk(path: Path, key: bytes, parts: Parts) -> int:
     return size
 
 
-def read_chunk(path: Path, key: bytes) -> Parts:
-    """Map a chunk's file and check it.
+def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
+    """Map a chunk's file and check it; the arguments are those of ``write_chunk``.
 
     Returns:
         Read-only arrays on the mapped file.
 
     Raises:
-        DamagedFileError: the content is not what was written for this key.
+        DamagedFileError: the content is not what a holder of the secret wrote for this key.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -78,14 +93,20 @@ def read_chunk(path: Path, key: bytes) -> Parts:
     body = len(_MAGIC) + _DIGEST
     if view[: len(_MAGIC)] != _MAGIC:
         raise DamagedFileError("of another format or version")
-    if hashlib.sha256(view[body:]).digest() != view[len(_MAGIC) : body]:
-        raise DamagedFileError("the content does not have the hash that was noted")
+    digest = _mac(secret)
+    digest.update(view[body:])
+    if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
+        raise DamagedFileError("it is damaged, or was written without this user's key")
     (length,) = _LENGTH.unpack(view[body : body + _LENGTH.size])
     begin = body + _LENGTH.size
     header = json.loads(bytes(view[begin : begin + length]))
     if header["key"] != key.hex():
         raise DamagedFileError("of other tokens")
     return _arrays(view[begin + length :], header["parts"])
+
+
+def _mac(secret: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(key=secret, digest_size=_DIGEST, person=b"kv content")
 
 
 def _arrays(view: memoryview, facts: list[Any]) -> Parts:

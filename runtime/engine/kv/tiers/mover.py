@@ -13,6 +13,7 @@ import numpy as np
 
 from .....errors import ProviderRuntimeError, UsageError
 from .....providers.base import MovableRunner, Runner
+from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Tier
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
@@ -150,14 +151,14 @@ def make_tier(folder: Path | None, folder_bytes: int, host_bytes: int, layout: s
         layout: of the runner.
 
     Raises:
-        UsageError: the runner's KV cannot be moved, or the folder cannot be used.
+        UsageError: the runner's KV cannot be moved, or the folder or the key cannot be used.
     """
     if folder is None and not host_bytes:
         return None
     if not layout:
         raise UsageError("this provider's KV cannot leave its device; leave prefix_cache_dir and swap_bytes")
     try:
-        below = DiskTier(folder, folder_bytes) if folder is not None else None
+        below = DiskTier(folder, folder_bytes, kv_key()) if folder is not None else None
     except OSError as error:
         raise UsageError(f"prefix_cache_dir {folder} cannot be used: {error}") from error
     return HostTier(host_bytes, below) if host_bytes else below

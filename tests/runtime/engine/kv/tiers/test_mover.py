@@ -86,7 +86,7 @@ def test_what_is_damaged_is_computed_again(tmp_path: Path, damage: str) -> None:
     if damage == "gone":
         path.unlink()
     if damage == "foreign":
-        path.write_bytes(bytes(content).replace(b"carryall-kv 1", b"carryall-kv 0"))
+        path.write_bytes(bytes(content).replace(b"carryall-kv 2", b"carryall-kv 0"))
     assert run(engine) == []
     assert request.output_token_ids == alone(request)
     stats = engine.stats()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from carryall.runtime.engine.kv.tiers import disk
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
 from carryall.runtime.engine.kv.tiers.host import HostTier
 from carryall.runtime.engine.requests.chunk import CHUNK_TOKENS, ChunkKeys
+
+SECRET = b"s" * 32
 
 
 def key(number: int) -> bytes:
@@ -45,7 +50,7 @@ def test_names_grow_with_the_sequence() -> None:
 
 
 def test_the_host_tier_gives_way_downwards_least_recently_used_first(tmp_path: Path) -> None:
-    below = DiskTier(tmp_path, 10**6)
+    below = DiskTier(tmp_path, 10**6, SECRET)
     tier = HostTier(250, below)
     tier.put(key(1), chunk(1))
     tier.put(key(2), chunk(2))
@@ -58,7 +63,7 @@ def test_the_host_tier_gives_way_downwards_least_recently_used_first(tmp_path: P
     assert [value(tier.get(key(n))) for n in (1, 2, 3, 4)] == [1, 2, 3, None]
     tier.close()
     assert tier.held_bytes == 0
-    later = DiskTier(tmp_path, 10**6)
+    later = DiskTier(tmp_path, 10**6, SECRET)
     assert [value(later.get(key(n))) for n in (1, 2, 3)] == [1, 2, 3]
     later.close()
 
@@ -73,7 +78,7 @@ def test_without_a_tier_below_what_has_no_room_is_gone() -> None:
 
 
 def test_files_stay_within_their_budget(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, 1500)
+    tier = DiskTier(tmp_path, 1500, SECRET)
     for number in range(1, 9):
         tier.put(key(number), chunk(number))
         tier.flush()
@@ -89,16 +94,16 @@ def test_files_stay_within_their_budget(tmp_path: Path) -> None:
 
 def test_a_smaller_budget_counts_at_once(tmp_path: Path) -> None:
     """Not only after the next write, for which the disk may have no room."""
-    tier = DiskTier(tmp_path, 10**6)
+    tier = DiskTier(tmp_path, 10**6, SECRET)
     for number in range(9):
         tier.put(key(number), chunk(number))
     tier.close()
-    DiskTier(tmp_path, 1500).close()
+    DiskTier(tmp_path, 1500, SECRET).close()
     assert 0 < sum(path.stat().st_size for path in tmp_path.glob("??/*.kv")) <= 1500
 
 
 def test_a_damaged_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tier = DiskTier(tmp_path, 10**6)
+    tier = DiskTier(tmp_path, 10**6, SECRET)
     tier.put(key(1), chunk(1))
     tier.flush()
     path = tier._path(key(1))
@@ -113,7 +118,7 @@ def test_a_damaged_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
-    ours, theirs = DiskTier(tmp_path, 10**6), DiskTier(tmp_path, 10**6)
+    ours, theirs = DiskTier(tmp_path, 10**6, SECRET), DiskTier(tmp_path, 10**6, SECRET)
     for number in range(20):
         ours.put(key(number), chunk(number))
         theirs.put(key(number), chunk(number))
@@ -130,8 +135,8 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tier = DiskTier(tmp_path, 10**6, max_pending_bytes=150)
-    (tmp_path / key(1).hex()[:2]).write_text("no folder")
+    tier = DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=150)
+    tier._path(key(1)).parent.write_text("no folder")
     tier.put(key(1), chunk(1))
     tier.flush()
     assert tier.given_up == 1
@@ -144,8 +149,57 @@ def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCa
     assert tier.given_up == 3
 
 
+@pytest.mark.parametrize("error", [ValueError, MemoryError, RecursionError, struct.error])
+def test_whatever_ends_the_writer_ends_nobody_s_waiting(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=250)
+    tier.put(key(1), chunk(1))
+    tier.flush()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fail(*_: object) -> int:
+        entered.set()
+        assert go_on.wait(20)
+        raise error("a fault")
+
+    monkeypatch.setattr(disk, "write_chunk", fail)
+    tier.put(key(2), chunk(2))
+    assert entered.wait(20)
+    tier.put(key(3), chunk(3))
+    waiting = [
+        threading.Thread(target=tier.flush, daemon=True),
+        threading.Thread(target=tier.put, args=(key(4), chunk(4)), kwargs={"wait": True}, daemon=True),
+    ]
+    for thread in waiting:
+        thread.start()
+    go_on.set()
+    for thread in waiting:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert tier.disabled == f"{error.__name__}: a fault"
+    assert f"the prefix cache in {tmp_path} is switched off: {error.__name__}: a fault" in caplog.text
+    assert tier.given_up == 3
+    assert key(1) not in tier
+    assert tier.get(key(1)) is None
+    tier.close()
+
+
+def test_users_of_a_folder_find_only_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = DiskTier(tmp_path, 10**6, SECRET), DiskTier(tmp_path, 10**6, b"t" * 32)
+    theirs.put(key(1), chunk(1))
+    theirs.flush()
+    assert key(1) not in ours
+    ours._path(key(1)).parent.mkdir(exist_ok=True)
+    theirs._path(key(1)).rename(ours._path(key(1)))  # if they guess the name, it does not help
+    assert ours.get(key(1)) is None
+    assert "without this user's key" in caplog.text
+    ours.close()
+    theirs.close()
+
+
 def test_what_may_wait_is_not_given_up(tmp_path: Path) -> None:
-    tier = HostTier(10**6, below := DiskTier(tmp_path, 10**6, max_pending_bytes=150))
+    tier = HostTier(10**6, below := DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=150))
     for number in range(10):
         tier.put(key(number), chunk(number))
     tier.close()
@@ -156,7 +210,7 @@ def test_what_may_wait_is_not_given_up(tmp_path: Path) -> None:
 def test_a_folder_that_may_only_be_read_still_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier = DiskTier(tmp_path, 10**6)
+    tier = DiskTier(tmp_path, 10**6, SECRET)
     tier.put(key(1), chunk(1))
     tier.flush()
 
@@ -176,7 +230,7 @@ def test_a_folder_that_may_only_be_read_still_serves(
 def test_a_folder_that_may_not_be_looked_into_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = DiskTier(tmp_path, 10**6)
+    tier = DiskTier(tmp_path, 10**6, SECRET)
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError("not yours")
@@ -193,6 +247,6 @@ def test_leftovers_of_killed_processes_are_swept(tmp_path: Path) -> None:
     old.write_text("")
     new.write_text("")
     os.utime(old, (1e9, 1e9))
-    DiskTier(tmp_path, 10**6).close()
+    DiskTier(tmp_path, 10**6, SECRET).close()
     assert not old.exists()
     assert new.exists()

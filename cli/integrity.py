@@ -1,0 +1,43 @@
+"""``carryall verify PACKAGE --integrity``."""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import PackageError, UsageError
+from ..exporter.package import Package
+from ..runtime.models.model_source import locate_model
+from .options import human_bytes, print_json
+
+
+def check_integrity(model: str, *, as_json: bool) -> None:
+    """Read every file of a package, and print which are as recorded.
+
+    Raises:
+        UsageError: it is no package.
+        PackageError: a file is damaged.
+    """
+    path = locate_model(model)
+    if not Package.is_package(path):
+        raise UsageError(f"{model} is no package, and nothing else records what its files should be")
+    package = Package.unchecked(path)
+    found = package.integrity()
+    sizes = {name: facts.size for name, facts in package.record.files.items()}
+    bad = [name for name, problem in found.items() if problem]
+    if as_json:
+        files = [
+            {"name": name, "bytes": sizes.get(name), "problem": problem or None}
+            for name, problem in found.items()
+        ]
+        print_json({"path": str(path), "passed": not bad, "files": files})
+    else:
+        width = max(map(len, found))
+        for name, problem in found.items():
+            said = problem or f"ok, {human_bytes(sizes[name])}"
+            click.echo(f"{name.ljust(width)}  {said}")
+    if bad:
+        raise PackageError(
+            f"{path} is damaged: {len(bad)} of {len(found)} files are not as recorded ({', '.join(bad)}); "
+            "export the model again"
+        )
+    package.check()

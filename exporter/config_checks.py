@@ -1,0 +1,126 @@
+"""Whether a decoder's configuration can be one, before any work is done on its word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..errors import CheckpointError
+from .config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig, ExpertsConfig, RopeConfig
+from .weights import Checkpoint
+
+_LONGEST_ROPE_FACTOR = 1e6
+
+
+def check_config(config: DecoderConfig) -> None:
+    """Refuse sizes and numbers that no decoder has.
+
+    Raises:
+        CheckpointError: names the fact and its value.
+    """
+    _number("num_hidden_layers", config.num_layers, 1, MAX_LAYERS)
+    _number("rms_norm_eps", config.norm_eps, 0, 1)
+    _number("attention scale", config.attention_scale, 0, 1e6)
+    for name, cap in (("attn", config.attention_softcap), ("final", config.final_softcap)):
+        if cap is not None:
+            _number(f"{name}_logit_softcapping", cap, 1e-3, 1e9)
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"config.json: {config.num_heads} attention heads do not divide among {config.num_kv_heads} "
+            "key-value heads"
+        )
+    if not isinstance(config.hidden_act, str):
+        raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
+    _check_layers(config)
+
+
+def _check_layers(config: DecoderConfig) -> None:
+    facts: dict[str, Sequence[object]] = {
+        "attention windows": config.windows,
+        "rotary embeddings": config.ropes,
+        "feed-forward layers": config.experts,
+    }
+    for name, values in facts.items():
+        if len(values) != config.num_layers:
+            raise CheckpointError(
+                f"config.json describes {len(values)} {name} for {config.num_layers} layers"
+            )
+    for window in config.windows:
+        if window is not None:
+            _number("sliding_window", window, 1, 2**31 - 1, whole=True)
+    for rope in {id(rope): rope for rope in config.ropes}.values():  # most layers share one
+        if rope is not None:
+            _check_rope(rope, config.head_dim)
+    for experts in {id(experts): experts for experts in config.experts}.values():
+        if experts is not None:
+            _check_experts(experts)
+
+
+def _check_rope(rope: RopeConfig, head_dim: int) -> None:
+    if not isinstance(rope.rope_type, str):
+        raise CheckpointError(f"config.json: 'rope_type' must be a name, found {rope.rope_type!r}")
+    smallest = 4 if rope.rope_type == "dynamic" else 2  # its formula divides by rotary_dim - 2
+    if rope.rotary_dim % 2 or not smallest <= rope.rotary_dim <= head_dim:
+        raise CheckpointError(
+            f"config.json: a rotary embedding has {rope.rotary_dim} of {head_dim} dimensions; it must be an "
+            f"even number in [{smallest}, {head_dim}]"
+        )
+    _number("rope_theta", rope.theta, 1, 1e15)
+    _number(
+        "original_max_position_embeddings",
+        rope.original_max_position_embeddings,
+        2,
+        MAX_POSITIONS,
+        whole=True,
+    )
+    if rope.factor is not None:
+        _number("factor", rope.factor, 1e-6, _LONGEST_ROPE_FACTOR)
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        value = getattr(rope, name)
+        if value is not None:
+            _number(name, value, 0, 1e6)
+    for name in ("beta_fast", "beta_slow"):
+        _number(name, getattr(rope, name), 1e-6, 1e6)
+    _number("low_freq_factor", rope.low_freq_factor, 0, 1e6)
+    if not rope.low_freq_factor < rope.high_freq_factor <= 1e6:
+        raise CheckpointError(
+            f"config.json: 'high_freq_factor' {rope.high_freq_factor!r} must exceed 'low_freq_factor' "
+            f"{rope.low_freq_factor!r}"
+        )
+    for name in ("short_factor", "long_factor"):
+        for value in getattr(rope, name):
+            _number(name, value, 1e-6, _LONGEST_ROPE_FACTOR)
+
+
+def _check_experts(experts: ExpertsConfig) -> None:
+    _number("number of experts", experts.count, 1, 2**14, whole=True)
+    _number("num_experts_per_tok", experts.per_token, 1, experts.count, whole=True)
+    _number("expert's intermediate size", experts.width, 1, 2**22, whole=True)
+
+
+def check_layer_count(config: DecoderConfig, checkpoint: Checkpoint) -> None:
+    """Compare the number of layers with those that the checkpoint holds.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    counts = checkpoint.layer_counts()
+    if config.num_layers in counts.values():
+        return
+    held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
+    raise CheckpointError(
+        f"config.json says {config.num_layers} layers (num_hidden_layers); {checkpoint.folder} holds {held}"
+    )
+
+
+def _number(name: str, value: object, low: float, high: float, *, whole: bool = False) -> None:
+    kinds = int if whole else (int, float)
+    if (
+        not isinstance(value, kinds)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
+        raise CheckpointError(
+            f"config.json: '{name}' must be a number in [{low:g}, {high:g}], found {value!r}"
+        )

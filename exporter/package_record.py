@@ -1,0 +1,149 @@
+"""carryall.json: how a package was made, and what its files are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, PackageError
+from ..storage.manifest import FileFacts, read_manifest
+from ..storage.writing import writing
+from .config import MAX_POSITIONS, read_json
+
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)
+RECORD_FILE = "carryall.json"
+_OWN_HASH = "record_sha256"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageRecord:
+    """What carryall.json holds.
+
+    Args:
+        context_length: most tokens a sequence may have.
+        default_context_length: the same where nobody asked for more; smaller for ropes with a long form.
+        bos_token_id: None where the model has none.
+        eos_token_ids: tokens that end a text.
+        quantization: how the weights were quantized, None if they were not.
+        passes: names of the passes applied, in order.
+        source: ``fingerprint`` of the checkpoint.
+        versions: of the libraries that made the package.
+        files: size and sha256 of every other file of the package; in format 1 the sha256 of the graph and
+            its weights only.
+    """
+
+    format_version: int = FORMAT_VERSION
+    model_type: str
+    context_length: int
+    default_context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    quantization: dict[str, Any] | None
+    passes: tuple[str, ...]
+    source: str
+    versions: dict[str, str]
+    files: dict[str, FileFacts]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file of the package is in ``files``, and the record has a hash of itself."""
+        return self.format_version > 1
+
+    def sha256(self) -> str:
+        """The hash of all of this, and so of all files in ``files``."""
+        content = json.loads(json.dumps(asdict(self)))  # keys that are numbers become text, as in the file
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Write carryall.json, with a hash by which damage to the file itself is seen.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        content = {**asdict(self), _OWN_HASH: self.sha256()}
+        with writing(folder / RECORD_FILE):
+            (folder / RECORD_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(path: Path) -> PackageRecord:
+    """Read carryall.json.
+
+    Raises:
+        PackageError: it is damaged, or of another version.
+    """
+    try:
+        content = read_json(path)
+        _check_fields(content)
+        if content["format_version"] == 1:
+            content["files"] = _with_sizes(content["files"], path.parent)
+        content["files"] = read_manifest(content["files"])
+    except (CheckpointError, ValueError) as error:
+        raise PackageError(f"{path} is damaged: {error}; export the model again") from error
+    content["eos_token_ids"], content["passes"] = tuple(content["eos_token_ids"]), tuple(content["passes"])
+    record = PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})
+    if record.is_complete and content.get(_OWN_HASH) != record.sha256():
+        raise PackageError(
+            f"{path} is damaged: its content is not what was written ({_OWN_HASH}); export the model again"
+        )
+    return record
+
+
+def _with_sizes(files: object, folder: Path) -> dict[str, dict[str, Any]]:
+    """The list of files of format 1, which has hashes only, with the sizes that the files have now."""
+    if not isinstance(files, dict):
+        raise ValueError(f"a list of files is {files!r}")
+    paths = {name: folder / name for name in files}
+    sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in paths.items()}
+    return {name: {"size": sizes[name], "sha256": sha256} for name, sha256 in files.items()}
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    version = content.get("format_version")
+    if isinstance(version, bool) or version not in _READ_VERSIONS:
+        known = " and ".join(map(str, _READ_VERSIONS))
+        raise ValueError(f"it has format version {version!r}, and this carryall reads {known}")
+    missing = {field.name for field in fields(PackageRecord)} - content.keys()
+    if missing:
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    for name, is_right in _RIGHT.items():
+        if not is_right(content[name]):
+            raise ValueError(f"'{name}' is {content[name]!r}")
+
+
+def is_token(value: object) -> bool:
+    """Whether a value of a JSON file can be the id of a token."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_length(value: object) -> bool:
+    return is_token(value) and isinstance(value, int) and 1 <= value <= MAX_POSITIONS
+
+
+def _all(kind: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda values: isinstance(values, list) and all(map(kind, values))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+_RIGHT: Mapping[str, Callable[[Any], bool]] = {
+    "model_type": _is_text,
+    "context_length": _is_length,
+    "default_context_length": _is_length,
+    "bos_token_id": lambda value: value is None or is_token(value),
+    "eos_token_ids": _all(is_token),
+    "quantization": lambda value: value is None or isinstance(value, dict),
+    "passes": _all(_is_text),
+    "source": _is_text,
+    "versions": _is_texts,
+}

@@ -1,0 +1,112 @@
+"""What lies in the cache, and how to get rid of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...storage.hashes import forget_missing_folders
+from ...storage.root import cache_root, unusable
+from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry
+
+# Folders of the cache that hold entries; whatever else lies in the cache's folder is not carryall's.
+KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One thing that was prepared for the next time.
+
+    Args:
+        kind: what it is: one of ``KINDS``.
+        path: the folder or file.
+        size: in bytes, of all its files.
+        used: when it was made or used last, in seconds since 1970.
+        about: what it was made of, such as ``model`` and ``provider``; empty if it does not say.
+    """
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+    about: Mapping[str, Any]
+
+
+def cache_entries() -> list[CacheEntry]:
+    """Everything in the cache, what was used last first.
+
+    Raises:
+        UsageError: the cache is no folder, or cannot be read.
+    """
+    root = cache_root()
+    try:
+        if root.exists() and not root.is_dir():
+            raise NotADirectoryError
+        found = [entry for kind in KINDS for entry in _entries(kind, root / kind)]
+    except OSError as error:
+        raise unusable(error) from error
+    return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+
+def remove_entries(entries: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Delete entries, and what the cache remembers of folders that are gone.
+
+    A process that has opened an entry's files keeps them on POSIX systems; on Windows such an entry stays.
+
+    Returns:
+        Those that are gone now.
+    """
+    for entry in entries:
+        discard(entry.path)
+    forget_missing_folders()
+    return [entry for entry in entries if not entry.path.exists()]
+
+
+def prune(max_bytes: float | None = None, max_age: float | None = None) -> list[CacheEntry]:
+    """Delete entries until the rest is small and young enough; what was used in the last hour stays.
+
+    Args:
+        max_bytes: of all entries together; without this and ``max_age``, ``CARRYALL_CACHE_GB`` (32 GB).
+        max_age: seconds since an entry was used last.
+
+    Returns:
+        What was deleted.
+    """
+    if max_bytes is None and max_age is None:
+        max_bytes = limit_bytes()
+    entries, now = cache_entries(), time.time()
+    excess = sum(entry.size for entry in entries) - (float("inf") if max_bytes is None else max_bytes)
+    doomed = []
+    for entry in reversed(entries):
+        age = now - entry.used
+        if age >= IN_USE_SECONDS and (excess > 0 or (max_age is not None and age > max_age)):
+            doomed.append(entry)
+            excess -= entry.size
+    return remove_entries(doomed)
+
+
+def _entries(kind: str, folder: Path) -> Iterator[CacheEntry]:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        # A folder of folders without a record of its own holds entries: tensorrt/engines/KEY.
+        if path.is_dir() and not (path / RECORD).exists() and any(child.is_dir() for child in path.iterdir()):
+            yield from _entries(kind, path)
+        elif not path.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                yield _entry(kind, path)
+
+
+def _entry(kind: str, path: Path) -> CacheEntry:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    stats = [file.stat() for file in files]
+    record = path / RECORD
+    used = record.stat().st_mtime if record.is_file() else max([0.0, *(stat.st_mtime for stat in stats)])
+    about: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        about = read_entry(path)["about"]
+    return CacheEntry(kind, path, sum(stat.st_size for stat in stats), used, about)

@@ -1,0 +1,1 @@
+"""Files: the cache's place, content hashes, manifests, untrusted paths, failed writes."""

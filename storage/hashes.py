@@ -1,0 +1,171 @@
+"""Content hashes of files, remembered by what the file system says of each file.
+
+A file is read again once its size, modification time, change time or inode differs from when it was hashed.
+The kernel sets the change time, so a change in place is seen even if the modification time is restored. Not
+seen: bits that flip on the medium, writes through a memory map into a page that is dirty already, and changes
+made while the clock was set back; ``reread=True`` sees those. Windows has no change time: there a program
+that restores a file's modification time goes unseen too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .root import cache_root
+
+_FOLDER = "hashes"
+_TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
+_COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
+_BILLION = 10**9
+
+Stamp = tuple[int, int, int, int]
+
+# By device and stamp, so that a renamed file is still known. Kept where the cache cannot be written, too.
+_in_process: dict[tuple[int, Stamp], str] = {}
+
+
+class FolderHashes:
+    """The files of one folder and their sha256; a context manager that remembers what it learned.
+
+    Records lie in the cache, one file a folder, replaced as a whole. Of two processes that write at once, the
+    last one wins, and what the other learned is hashed again another time. Without a cache that can be
+    written, every process hashes for itself.
+
+    Args:
+        folder: holds the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        name = hashlib.sha256(os.fsencode(self._folder)).hexdigest()[:32]
+        self._record = cache_root() / _FOLDER / f"{name}.json"
+        self._known = self._read()
+        self._learned = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._learned:
+            self._write()
+
+    def sha256(self, name: str, *, reread: bool = False) -> str:
+        """The hash of a file's content, in hexadecimal.
+
+        Args:
+            name: the file, relative to the folder.
+            reread: hash the content, whatever is remembered.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        path = self._folder / name
+        stat = path.stat()
+        device, stamp = stat.st_dev, _stamp(stat)
+        known = None if reread else self._remembered(name, stamp) or _in_process.get((device, stamp))
+        if known is not None:
+            self._learn(name, stamp, known)
+            return known
+        known, found = _hash(path)
+        if found is not None:
+            _in_process[found.st_dev, _stamp(found)] = known
+            self._learn(name, _stamp(found), known)
+        return known
+
+    def _learn(self, name: str, stamp: Stamp, digest: str) -> None:
+        if self._known.get(name) != (stamp, digest):
+            self._known[name] = (stamp, digest)
+            self._learned = True
+
+    def _remembered(self, name: str, stamp: Stamp) -> str | None:
+        known = self._known.get(name)
+        return known[1] if known is not None and known[0] == stamp else None
+
+    def _read(self) -> dict[str, tuple[Stamp, str]]:
+        try:
+            content = json.loads(self._record.read_text(encoding="utf-8"))
+            return {
+                name: ((int(size), int(mtime), int(ctime), int(inode)), str(digest))
+                for name, (size, mtime, ctime, inode, digest) in content["files"].items()
+            }
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def _write(self) -> None:
+        files = {name: [*stamp, digest] for name, (stamp, digest) in self._known.items()}
+        scratch = self._record.with_name(f".{self._record.name}.{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            try:
+                self._record.parent.mkdir(parents=True, exist_ok=True)
+                content = json.dumps({"folder": str(self._folder), "files": files}, indent=1)
+                scratch.write_text(content, encoding="utf-8")
+                scratch.replace(self._record)
+            finally:
+                scratch.unlink(missing_ok=True)
+
+
+def content_key(folder: Path, names: Iterable[str]) -> str:
+    """One hash of the content of several files; it changes whenever one of them does.
+
+    Args:
+        folder: holds the files.
+        names: which ones, relative to the folder.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    with FolderHashes(folder) as hashes:
+        known = {name: hashes.sha256(name) for name in sorted(set(names))}
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def forget_missing_folders() -> int:
+    """Delete the records of folders that are gone, and return how many there were."""
+    count = 0
+    for record in (cache_root() / _FOLDER).glob("*.json"):
+        try:
+            folder = json.loads(record.read_text(encoding="utf-8"))["folder"]
+            gone = not Path(folder).is_dir()
+        except (OSError, ValueError, LookupError, TypeError):
+            gone = True
+        if gone:
+            with contextlib.suppress(OSError):
+                record.unlink()
+                count += 1
+    return count
+
+
+def _stamp(stat: os.stat_result) -> Stamp:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def _hash(path: Path) -> tuple[str, os.stat_result | None]:
+    """The hash of a file's content, and the file's facts if they prove that it is still the content."""
+    with path.open("rb") as file:
+        before = os.fstat(file.fileno())
+        settled = _settle(before)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        after = os.fstat(file.fileno())
+    return digest, before if settled and _stamp(before) == _stamp(after) else None
+
+
+def _settle(stat: os.stat_result) -> bool:
+    """Wait until a later change must have another time; False if that takes longer than a moment."""
+    changed = stat.st_mtime_ns if os.name == "nt" else stat.st_ctime_ns
+    age = time.time() - changed / _BILLION
+    if changed % _BILLION == 0 and age < _COARSE:
+        return False
+    if 0 <= age < _TICK:
+        time.sleep(_TICK - age)
+    return age >= 0  # a time to come says that the clocks differ

@@ -1,0 +1,28 @@
+"""Where carryall keeps what it can make again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import platformdirs
+
+from ..errors import UsageError
+
+CACHE_VARIABLE = "CARRYALL_CACHE"
+
+
+def cache_root() -> Path:
+    """``CARRYALL_CACHE``, or the user's: on Linux ``$XDG_CACHE_HOME/carryall`` or ``~/.cache/carryall``."""
+    stated = os.environ.get(CACHE_VARIABLE)
+    return Path(stated) if stated else Path(platformdirs.user_cache_dir("carryall", appauthor=False))
+
+
+def unusable(error: OSError) -> UsageError:
+    """The one line for a cache folder that cannot be used, with the variable that names it."""
+    root = cache_root()
+    stated = f"{CACHE_VARIABLE}={root}" if os.environ.get(CACHE_VARIABLE) else f"the cache folder {root}"
+    no_folder = root.exists() and not root.is_dir()
+    reason = os.strerror(errno.ENOTDIR) if no_folder else error.strerror or str(error)
+    return UsageError(f"{stated} cannot be used: {reason}; set {CACHE_VARIABLE} to a folder you can write to")

@@ -1,0 +1,71 @@
+"""A secret of the user's own, by which files in a shared folder are told from a stranger's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import uuid
+from pathlib import Path
+
+from ..errors import UsageError
+from .root import cache_root, unusable
+
+KV_KEY_VARIABLE = "CARRYALL_KV_KEY"
+_FILE = "kv.key"
+_BYTES = 32
+_SHORTEST = 16  # characters of the variable
+
+
+def kv_key() -> bytes:
+    """32 bytes, derived from ``CARRYALL_KV_KEY``, else those of ``kv.key`` in the cache, made if missing.
+
+    Raises:
+        UsageError: the variable is short, or the file is damaged, cannot be read, or others can read it.
+    """
+    stated = os.environ.get(KV_KEY_VARIABLE)
+    if stated is not None:
+        if len(stated) < _SHORTEST:
+            raise UsageError(f"{KV_KEY_VARIABLE} has {len(stated)} characters; it needs {_SHORTEST} or more")
+        return hashlib.blake2b(stated.encode("utf-8", "surrogateescape"), digest_size=_BYTES).digest()
+    path = cache_root() / _FILE
+    try:
+        if not path.exists():
+            _make(path)
+        return _read(path)
+    except PermissionError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}; users who share a cache set {KV_KEY_VARIABLE}"
+        ) from error
+    except OSError as error:
+        raise unusable(error) from error
+
+
+def _make(path: Path) -> None:
+    """Write the file whole under another name, and link it to its own; whoever is first wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_BYTES))
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        key = file.read(_BYTES + 1)
+    if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"{path} may be read by others: chmod 600 {path}, or delete it")
+    if len(key) != _BYTES:
+        raise UsageError(f"{path} is damaged: it holds {len(key)} bytes instead of {_BYTES}; delete it")
+    return key

@@ -1,0 +1,52 @@
+"""Failed writes that say which file and why."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PROBE_BYTES = 1 << 20
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name ``path`` in an OSError that names no file, and find the reason that NumPy leaves out.
+
+    ``ndarray.tofile`` raises "N requested and M written" on a full disk, without an error number.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            number = _probe(path.parent)
+            raise OSError(number, os.strerror(number), str(path)) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:
+    """Let an error name the files that the user asked for, where it names those under a temporary name."""
+    for field in ("filename", "filename2"):
+        name = getattr(error, field)
+        if name is not None and Path(os.fsdecode(name)).is_relative_to(scratch):
+            setattr(error, field, str(final / Path(os.fsdecode(name)).relative_to(scratch)))
+
+
+def _probe(folder: Path) -> int:
+    """The number of the error that writing a megabyte into ``folder`` meets; EIO if it meets none."""
+    path = folder / f".probe.{os.getpid()}"
+    try:
+        with path.open("wb", buffering=0) as file:
+            written = 0
+            while written < _PROBE_BYTES:
+                written += file.write(bytes(_PROBE_BYTES - written))
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno or errno.EIO
+    finally:
+        path.unlink(missing_ok=True)
+    return errno.EIO

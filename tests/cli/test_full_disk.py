@@ -1,0 +1,160 @@
+"""A disk that is full or broken: one line that names the file and the reason, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from carryall.cli import carryall
+from carryall.storage.writing import hide_scratch, writing
+
+FULL = os.strerror(errno.ENOSPC)
+# onnx_ir 1.1 leaves a file that it could not write to the garbage collector, which fails to flush it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def no_file_outlives_its_test() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system of 64 kB; the tiny package takes 800."""
+    folder = tmp_path_factory.mktemp("disk")
+    mount = shutil.which("mount")
+    if mount is None or os.name == "nt" or os.geteuid() != 0:
+        pytest.skip("only root mounts a small file system")
+    command = [mount, "-t", "tmpfs", "-o", "size=64k", "carryall-test", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args])
+
+
+WRITERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
+    "export": lambda source, package, out: ["export", source, out],
+    "export int4": lambda source, package, out: ["export", source, out, "--quantize", "int4"],
+    "optimize": lambda source, package, out: ["optimize", package, out],
+    "optimize a file": lambda source, package, out: [
+        *("optimize", package / "model.onnx", out.with_name("out.onnx"))
+    ],
+    "quantize": lambda source, package, out: ["quantize", package, out, "--method", "fp16"],
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    writer: str, disk: Path, tiny_checkpoint: Path, tiny_package: Path
+) -> None:
+    out = disk / "out"
+    result = run(*WRITERS[writer](tiny_checkpoint, tiny_package, out))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    name = "out.onnx.data" if writer == "optimize a file" else "out/model.onnx.data"
+    assert result.stderr == f"error: [Errno {errno.ENOSPC}] {FULL}: '{disk / name}'\n"
+    assert list(disk.iterdir()) == []
+
+
+def test_a_full_disk_under_the_cache_is_one_line(
+    disk: Path, tiny_checkpoint: Path, tiny_package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = disk / "cache"
+    monkeypatch.setenv("CARRYALL_CACHE", str(cache))
+    for model, kind in ((tiny_package, "lowered"), (tiny_checkpoint, "packages")):
+        result = run("run", model, "def f", "--max-tokens", "1")
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert FULL in result.stderr
+        assert f"'{cache / kind}/" in result.stderr
+        assert "/." not in result.stderr.replace("...", ""), "no temporary name"
+        assert list((cache / kind).iterdir()) == []
+    shutil.rmtree(cache)
+
+
+def failing(number: int, after: int = 0) -> Callable[..., Any]:
+    """A function of the operating system that fails from the ``after``-th call on."""
+    calls = 0
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > after:
+                raise OSError(number, os.strerror(number))
+            return original(*args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+FAULTS = {
+    "rename": (Path, "rename"),
+    "copy": (shutil, "copyfile"),
+    "text": (Path, "write_text"),
+}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_any_fault_of_a_writer_leaves_nothing(
+    writer: str,
+    fault: str,
+    after: int,
+    number: int,
+    tiny_checkpoint: Path,
+    tiny_package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, name = FAULTS[fault]
+    monkeypatch.setattr(owner, name, failing(number, after)(getattr(owner, name)))
+    arguments = WRITERS[writer](tiny_checkpoint, tiny_package, tmp_path / "out")
+    result = run(*arguments)
+    monkeypatch.undo()
+    if result.exit_code == 0:  # the writer calls it less often
+        assert len(list(tmp_path.iterdir())) >= 1
+        return
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert os.strerror(number) in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_without_a_number_gets_the_disk_s_reason(disk: Path) -> None:
+    """What NumPy's tofile raises."""
+    with pytest.raises(OSError, match=f"{FULL}: '.*/weights'") as caught, writing(disk / "weights"):
+        raise OSError("190080 requested and 12288 written")
+    assert caught.value.errno == errno.ENOSPC
+    assert list(disk.iterdir()) == []
+
+
+def test_an_error_without_a_reason_is_of_input_and_output(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"Input/output error: '.*/weights'"), writing(tmp_path / "weights"):
+        raise OSError("10 requested and 5 written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_names_are_hidden() -> None:
+    error = OSError(errno.EIO, "x", "/a/.tmp/b/c", None, "/a/.tmp")
+    hide_scratch(error, Path("/a/.tmp"), Path("/a/out"))
+    assert (error.filename, error.filename2) == ("/a/out/b/c", "/a/out")
+    error = OSError(errno.EIO, "x", "/a/.tmp2")
+    hide_scratch(error, Path("/a/.tmp"), Path("/a/out"))
+    assert error.filename == "/a/.tmp2"

@@ -1,0 +1,230 @@
+"""Remembered hashes are those of the content, whoever writes at the same time, or cost a second look."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carryall.storage import hashes
+from carryall.storage.hashes import FolderHashes, content_key, forget_missing_folders
+from carryall.storage.paths import link_stays_inside, stays_inside
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hashes, "_in_process", {})
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_bytes(b"a" * 1000)
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were hashed."""
+    seen: list[str] = []
+    digest = hashlib.file_digest
+
+    def noted(file: Any, name: Any) -> Any:
+        seen.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    return seen
+
+
+def look(folder: Path, name: str = "a", *, reread: bool = False) -> str:
+    with FolderHashes(folder) as known:
+        return known.sha256(name, reread=reread)
+
+
+def forget_process() -> None:
+    hashes._in_process.clear()
+
+
+def test_a_file_is_read_once_in_all_processes(folder: Path, reads: list[str]) -> None:
+    expected = hashlib.sha256(b"a" * 1000).hexdigest()
+    for _ in range(3):
+        assert look(folder) == expected
+        forget_process()
+    assert reads == ["a"]
+    assert look(folder, reread=True) == expected
+    assert reads == ["a", "a"]
+
+
+def test_a_change_in_place_is_seen_whatever_its_times_say(folder: Path) -> None:
+    path = folder / "a"
+    for number in range(20):
+        before = path.stat()
+        look(folder)
+        path.write_bytes(bytes([number]) * 1000)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert look(folder) == hashlib.sha256(bytes([number]) * 1000).hexdigest()
+
+
+def test_a_renamed_folder_is_still_known_to_the_process(folder: Path, reads: list[str]) -> None:
+    look(folder)
+    folder.rename(folder.with_name("other"))
+    look(folder.with_name("other"))
+    forget_process()
+    look(folder.with_name("other"))
+    assert reads == ["a"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.file_digest
+
+    def slow(file: Any, name: Any) -> Any:
+        found = digest(file, name)
+        (folder / "a").write_bytes(b"b" * 1000)
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", slow)
+    look(folder)
+    monkeypatch.undo()
+    assert look(folder) == hashlib.sha256(b"b" * 1000).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"files": 3}',
+        '{"files": {"a": [1]}}',
+        '{"files": {"a": ["x", 1, 1, 1, ""]}}',
+        "[" * 9999,
+    ],
+)
+def test_a_damaged_memory_costs_a_second_look(
+    text: str, folder: Path, own_cache: Path, reads: list[str]
+) -> None:
+    expected = look(folder)
+    (record,) = (own_cache / "hashes").glob("*.json")
+    record.write_text(text)
+    forget_process()
+    assert look(folder) == expected
+    assert reads == ["a", "a"]
+    assert json.loads(record.read_text())["files"]["a"][-1] == expected
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file"])
+def test_without_a_cache_each_process_looks_once(
+    kind: str, tmp_path: Path, folder: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / ("file" if kind == "a file" else "file/below")))
+    assert look(folder) == look(folder)
+    assert reads == ["a"]
+
+
+def test_a_cache_that_may_only_be_read_is_read(
+    folder: Path, own_cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look(folder)
+    forget_process()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    look(folder)
+    assert reads == ["a"]
+    (folder / "b").touch()
+    look(folder, "b")
+    assert reads == ["a", "b"]
+    assert [path.suffix for path in (own_cache / "hashes").iterdir()] == [".json"]
+
+
+def test_writers_at_once_leave_one_whole_record(folder: Path, own_cache: Path) -> None:
+    for number in range(16):
+        (folder / str(number)).write_bytes(bytes([number]) * 100)
+    threads = [threading.Thread(target=look, args=(folder, str(number))) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    (record,) = (own_cache / "hashes").iterdir()
+    for name, (*_, digest) in json.loads(record.read_text())["files"].items():
+        assert digest == hashlib.sha256(bytes([int(name)]) * 100).hexdigest()
+
+
+def test_a_key_is_of_names_and_content(folder: Path, tmp_path: Path) -> None:
+    (folder / "b").write_bytes(b"b")
+    key = content_key(folder, ["a", "b"])
+    assert key == content_key(folder, ["b", "a", "a"])
+    assert key == content_key(Path(shutil.copytree(folder, tmp_path / "copy")), ["a", "b"])
+    assert key != content_key(folder, ["a"])
+    (folder / "b").write_bytes(b"c")
+    assert key != content_key(folder, ["a", "b"])
+
+
+def test_records_of_folders_that_are_gone_are_forgotten(
+    folder: Path, own_cache: Path, tmp_path: Path
+) -> None:
+    look(folder)
+    look(Path(shutil.copytree(folder, tmp_path / "kept")))
+    shutil.rmtree(folder)
+    assert forget_missing_folders() == 1
+    assert len(list((own_cache / "hashes").iterdir())) == 1
+
+
+def test_a_fresh_file_is_waited_for_and_whole_seconds_are_not_trusted(folder: Path) -> None:
+    now = time.time_ns()
+
+    def stat(ctime: int) -> os.stat_result:
+        return os.stat_result((0,) * 10, {"st_ctime_ns": ctime, "st_mtime_ns": ctime})
+
+    assert hashes._settle(stat(now - 10**8))
+    begin = time.perf_counter()
+    assert hashes._settle(stat(time.time_ns()))
+    assert time.perf_counter() - begin > 0.015
+    assert not hashes._settle(stat(time.time_ns() // 10**9 * 10**9))  # a clock of whole seconds
+    assert not hashes._settle(stat(time.time_ns() + 10**12))  # of another clock
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "model.onnx.data", "..a", "a..", "...", " "])
+def test_names_inside(name: str) -> None:
+    assert stays_inside(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../a", "a/../b", "/a", "\\a", "C:\\a", "C:a", "\\\\host\\share\\a", "a\0b", None, 3],
+)
+def test_names_that_lead_out_or_nowhere(name: object) -> None:
+    assert not stays_inside(name)
+
+
+@given(parts=st.lists(st.sampled_from(["..", ".", "a", "b", "", "C:", "\\", "/"]), max_size=6))
+def test_a_name_that_stays_inside_does(parts: list[str]) -> None:
+    name = "/".join(parts)
+    if stays_inside(name):
+        assert os.path.normpath(os.path.join("/root/folder", name)).startswith("/root/folder/")
+
+
+def test_links_are_followed_to_where_they_lead(tmp_path: Path, folder: Path) -> None:
+    (folder / "link").symlink_to("a")
+    (folder / "out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "alias").symlink_to(folder)
+    assert link_stays_inside(folder / "link", folder)
+    assert link_stays_inside(tmp_path / "alias" / "a", tmp_path / "alias")
+    assert not link_stays_inside(folder / "out", folder)
