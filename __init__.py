@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runtime.api.dynamic_batching import DynamicBatcher
     from .runtime.api.llm import LLM
     from .runtime.api.session import InferenceSession
+    from .runtime.batch import api as batch
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
     from .runtime.models.config import ModelConfig
@@ -74,6 +75,9 @@ _HOME = {
     "verify": ".runtime.tasks.verify",
 }
 
+# Modules with a short name: `carryall.batch.run(...)`.
+_MODULES = {"batch": ".runtime.batch.api"}
+
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -98,6 +102,7 @@ __all__ = [
     "StructuredOutput",
     "VerificationReport",
     "__version__",
+    "batch",
     "benchmark",
     "diff",
     "evaluate",
@@ -115,6 +120,8 @@ if os.environ.get("CARRYALL_LOG") or os.environ.get("CARRYALL_LOG_FORMAT"):
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name], __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'carryall' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name], __name__), name)

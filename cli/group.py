@@ -27,7 +27,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "run": "Generate text from one prompt.",
         "chat": "Talk with a model.",
         "serve": "Serve models over the network.",
-        "batch": "Work through a file of requests.",
+        "batch": "Answer files of requests, every line exactly once.",
     },
     "Measure and check": {
         "bench": "Measure prefill and decode speed.",

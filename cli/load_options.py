@@ -85,6 +85,17 @@ def config_options(
     return decorate
 
 
+def chosen_fields(chosen: Chosen) -> dict[str, Any]:
+    """The model's name, and as ``loading`` the fields that differ from their defaults, in values of JSON."""
+    found: dict[str, Any] = {}
+    for config in (chosen.model, chosen.engine):
+        for name, declaration in declared(type(config)).items():
+            value = getattr(config, name)
+            if name != "model" and value != declaration.default:
+                found[name] = str(value) if isinstance(value, Path) else value
+    return {"model": str(chosen.model.model), "loading": found}
+
+
 def model_elsewhere(ctx: click.Context) -> str | None:
     """The model that the environment or the file names."""
     return os.environ.get(f"{VARIABLES}MODEL") or (ctx.default_map or {}).get("model")

@@ -11,6 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PROMISES = {
+    "batch_table.py": "3 of 3 rows answered",
     "chat.py": "assistant:",
     "custom_pass.py": "next tokens:",
     "generate.py": "log probability",

@@ -54,6 +54,9 @@ runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
 runtime.service
+runtime.batch.inputs
+runtime.batch.jobs
+runtime.batch.workers
 runtime.batch
 cli
 cli.verbs

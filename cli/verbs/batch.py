@@ -2,167 +2,226 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
+import signal
 import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import FrameType
+from typing import Any
 
 import click
 
 from ...errors import UsageError
-from ...progress import Progress
-from ...runtime.batch.lines import LineReader
-from ...runtime.batch.output import ResultFile, write_result
-from ...runtime.batch.run import BatchRun, BatchSummary
-from ...runtime.process.uninterrupted import second_interrupt_ends
-from ...runtime.service.handler import LLMHandler
-from ...runtime.service.served_model import ServedModel, load_served_model
-from ..generation import tell_fallbacks
-from ..load_options import Chosen, config_options
-from ..options import json_option, print_json, quiet_option
+from ...runtime.batch.execute import Outcome, execute, make_executor
+from ...runtime.batch.inputs.files import STREAM
+from ...runtime.batch.inputs.lines import URLS
+from ...runtime.batch.spec import BatchSpec
+from ...runtime.batch.stream import stream
+from ..batch_progress import BatchProgress
+from ..load_options import Chosen, chosen_fields, config_options
+from ..options import print_json, quiet_option
 from ..progress import progress
 from ..sections import SectionedCommand
+from .batch_jobs import cancel, merge, report, retry_failed, status
 
-STREAM = Path("-")
-# Enough lines at hand that a slot which becomes free is filled in the next step.
-LINES_PER_SLOT = 2
-
-Record = dict[str, Any]
-
-_READABLE = click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
-_WRITABLE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+json_events_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print events as lines of JSON, the last one with the sums."
+)
 
 
-@click.group("batch")
-def command() -> None:
-    """Work through files of requests."""
+@click.group("batch", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Answer files of requests: resumable, every line exactly once."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @command.command("run", cls=SectionedCommand)
-@click.argument("source", metavar="IN", type=_READABLE)
+@config_options(model="--model", without=("max_queue", "max_step_slowdown", "logits_processors"))
+@click.argument("sources", metavar="IN...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="OUT", required=True,
+              help="Results, as JSON lines or .parquet: a file, a URL, or '-' (stdout).")  # fmt: skip
+@click.option("--errors", metavar="FILE", help="Failed lines; OUT with '.errors' in its name by default.")
+@click.option("--job", metavar="DIR", help="The job's journal; OUT.job by default.")
+@click.option("--restart", is_flag=True, help="Drop the answers there are, and OUT, and begin anew.")
+@click.option("--worker", "providers", metavar="PROVIDER", multiple=True,
+              help="Run a worker process on PROVIDER, in place of --provider; may be repeated.")  # fmt: skip
+@click.option("--ray", metavar="ADDRESS", help="Run workers on a Ray cluster; 'local' starts one here.")
+@click.option("--ray-workers", type=click.IntRange(1), default=1, show_default=True,
+              help="How many there; each is an actor that holds the model.")  # fmt: skip
+@click.option("--endpoint", type=click.Choice(URLS), help="Refuse lines that ask for another url.")
+@click.option("--template", metavar="TEXT|@FILE",
+              help="Jinja template that makes the prompt of a record: 'Summarize: {{ text }}'.")  # fmt: skip
+@click.option("--as", "kind", type=click.Choice(["prompt", "chat", "embedding"]), default="prompt",
+              show_default=True, help="What the template's text is.")  # fmt: skip
+@click.option("--system", metavar="TEXT|@FILE", help="System message, with --as chat; a template too.")
+@click.option("--id-column", metavar="NAME", help="Column with the custom_id.")
 @click.option(
-    "-o",
-    "--output",
-    metavar="OUT",
-    required=True,
-    type=_WRITABLE,
-    help="Where the results go; '-' is stdout.",
+    "--keep", metavar="NAME", multiple=True, help="Column that the output repeats; may be repeated."
 )
-@config_options(model="--model", without=("max_queue",))
 @click.option("--max-tokens", type=click.IntRange(1), help="For lines that do not state it.")
 @click.option("--temperature", type=click.FloatRange(0), help="For lines that do not state it; 0 is greedy.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT.")
-@click.option("--resume", is_flag=True, help="Keep what succeeded in OUT or its unfinished run, do the rest.")
-@json_option
+@click.option("--json-schema", metavar="TEXT|@FILE", help="Schema of the answers of all lines.")
+@click.option("--choice", metavar="TEXT", multiple=True, help="A possible answer; repeat it for each.")
+@click.option("--seed", type=int, default=0, show_default=True,
+              help="From which lines without a seed derive their own.")  # fmt: skip
+@json_events_option
 @quiet_option
 def run(
-    source: Path,
-    output: Path,
+    sources: tuple[str, ...],
+    output: str,
+    restart: bool,
+    as_json: bool,
+    quiet: bool,
     chosen: Chosen,
     max_tokens: int | None,
     temperature: float | None,
-    overwrite: bool,
-    resume: bool,
-    as_json: bool,
-    quiet: bool,
+    json_schema: str | None,
+    choice: tuple[str, ...],
+    **given: Any,
 ) -> int:
-    """Answer every request in IN, a JSONL file, with one line in OUT.
+    """Answer every line of IN, one line of OUT each, in the order of the input.
 
-    Lines are OpenAI's batch lines (custom_id, method, url, body; for /v1/completions and
-    /v1/chat/completions), or just the body: {"prompt": "..."} or {"messages": [...]}, with sampling options
-    beside it. Results come in the order of finishing and name the custom_id. A bad line becomes an error
-    result, and the run goes on.
+    IN is JSON lines, CSV or Parquet: files, globs, URLs (s3://...), or '-' for stdin; .gz, .bz2, .xz and .zst
+    are decompressed. JSON lines are OpenAI's batch lines (custom_id, method, url, body), or just the body:
+    {"prompt": "..."}, {"messages": [...]}, {"input": "..."}. Records of tables need --template.
 
-    Results are collected in OUT.partial, which becomes OUT at the end. The exit code is 1 if any line failed.
+    The answers are kept in OUT.job until OUT is written at the end. After an interruption of any kind, run
+    the same command again: answered lines are kept. A changed input, model or option is refused, unless
+    --restart drops the answers. Failed lines go to a file of their own, and the exit code is 1 if there are
+    any.
 
     \b
     Examples:
         carryall batch run requests.jsonl -o results.jsonl --model ./qwen3 --quantize int4
+        carryall batch run 'in/*.csv' -o out.parquet --model ./qwen3 --as chat --template @prompt.txt
         echo '{"prompt": "def f(x):"}' | carryall batch run - -o - --model demo
     """
-    silent = quiet or as_json
-    results, finished = _results(source, output, overwrite=overwrite, resume=resume, as_json=as_json)
-    given = {"max_tokens": max_tokens, "temperature": temperature}
-    with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(_open(source))
-        with progress("prepare", quiet=silent) as tell:
-            served = load_served_model(chosen.model, engine_config=chosen.engine, progress=tell)
-        stack.callback(served.llm.shutdown)
-        tell_fallbacks(served.fallbacks)
-        stream = stack.enter_context(results.open()) if results else sys.stdout.buffer
-        tell = stack.enter_context(progress("batch", quiet=silent or source == STREAM))
-        own = {name: value for name, value in given.items() if value is not None}
-        reader = LineReader(lines, {**served.defaults, **own})
-        start = time.perf_counter()
-        summary = asyncio.run(_work(served, reader, _writer(stream, reader, tell, source), finished))
-    _show(summary, time.perf_counter() - start, as_json=as_json, quiet=quiet)
-    return 1 if summary.failed else 0
-
-
-def _results(
-    source: Path, output: Path, *, overwrite: bool, resume: bool, as_json: bool
-) -> tuple[ResultFile | None, set[str]]:
-    """Return where results go, None for stdout, and the custom_ids that have one."""
+    sampling = _sampling(max_tokens, temperature, json_schema, choice)
+    for name in ("template", "system"):
+        given[name] = _text_or_file(name, given[name])
+    spec = BatchSpec(inputs=list(sources), output=output, **chosen_fields(chosen), sampling=sampling, **given)
     if output == STREAM:
-        if overwrite or resume or as_json:
-            raise UsageError("--overwrite, --resume and --json need a file as OUT, not stdout")
-        return None, set()
-    if overwrite and resume:
-        raise UsageError("--overwrite and --resume exclude each other")
-    if source != STREAM and output.exists() and output.samefile(source):
-        raise UsageError(f"{output} is the input; write the results elsewhere")
-    results = ResultFile(output)
-    if resume:
-        return results, results.resume()
-    results.start(overwrite=overwrite)
-    return results, set()
+        return _run_to_stdout(spec, restart=restart, as_json=as_json, quiet=quiet)
+    return run_job(spec, restart=restart, as_json=as_json, quiet=quiet)
 
 
-def _open(source: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    return contextlib.nullcontext(sys.stdin.buffer) if source == STREAM else source.open("rb")
+command.add_command(status)
+command.add_command(cancel)
+command.add_command(merge)
+command.add_command(report)
+command.add_command(retry_failed)
 
 
-def _writer(stream: BinaryIO, reader: LineReader, tell: Progress, source: Path) -> Callable[[Record], None]:
-    """Return what takes a result; progress is by bytes read, since lines would have to be counted first."""
-    total = 0 if source == STREAM else source.stat().st_size
-
-    def write(record: Record) -> None:
-        write_result(stream, record)
-        tell(reader.bytes_read, total, "")
-
-    return write
-
-
-async def _work(
-    served: ServedModel, reader: LineReader, write: Callable[[Record], None], finished: set[str]
-) -> BatchSummary:
-    handler = LLMHandler()
-    handler.ready(served)
-    with second_interrupt_ends():
-        return await BatchRun(handler, write, finished).run(
-            iter(reader), served.info.max_slots * LINES_PER_SLOT
-        )
+def run_job(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool) -> int:
+    """Execute a job with progress on stderr; return the exit code."""
+    display = BatchProgress(as_json=as_json, quiet=quiet)
+    with stopping() as (stop, code), progress("prepare", quiet=quiet or as_json) as tell:
+        try:
+            outcome = execute(spec, restart=restart, tell=display.tell, stop=stop, progress=tell)
+        finally:
+            display.close()
+    _show(spec, outcome, display, as_json=as_json, quiet=quiet)
+    if not outcome.finished:
+        return code() or 1
+    return 1 if outcome.totals.failed else 0
 
 
-def _show(summary: BatchSummary, seconds: float, *, as_json: bool, quiet: bool) -> None:
-    rate = summary.completion_tokens / max(seconds, 1e-9)
+@contextlib.contextmanager
+def stopping() -> Iterator[Any]:
+    """Let Ctrl-C and SIGTERM stop a job between two steps; a second Ctrl-C ends it at once.
+
+    Yields:
+        The event that is set, and a function that gives the exit code of the signal, 0 if there was none.
+    """
+    stop = threading.Event()
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        received.append(number)
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop, lambda: 0
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop, lambda: 128 + received[0] if received else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_to_stdout(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool) -> int:
+    if restart or as_json or spec.job or spec.errors:
+        raise UsageError("--restart, --json, --job and --errors need a file as OUT, not stdout")
+    source = spec.source()
+    with stopping() as (stop, code), progress("prepare", quiet=quiet) as tell:
+        executor = make_executor(spec, spec.model, 0, tell)
+        with contextlib.closing(executor):
+            totals = stream(
+                executor, source, spec.prompt_template(), _print_line, endpoint=spec.endpoint, stop=stop
+            )
+    return code() or (1 if totals.failed else 0)
+
+
+def _print_line(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _sampling(
+    max_tokens: int | None, temperature: float | None, json_schema: str | None, choice: tuple[str, ...]
+) -> dict[str, Any]:
+    if json_schema is not None and choice:
+        raise UsageError("--json-schema and --choice exclude each other")
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    if json_schema is not None:
+        text = _text_or_file("json-schema", json_schema) or ""
+        try:
+            sampling["structured_output"] = {"json_schema": json.loads(text)}
+        except ValueError as error:
+            raise UsageError(f"--json-schema is not JSON: {error}") from error
+    if choice:
+        sampling["structured_output"] = {"choice": list(choice)}
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+def _text_or_file(name: str, value: str | None) -> str | None:
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--{name} {value}: {error}") from error
+
+
+def _show(spec: BatchSpec, outcome: Outcome, display: BatchProgress, *, as_json: bool, quiet: bool) -> None:
+    facts = display.pace.facts(outcome.totals)
+    state = "finished" if outcome.finished else "stopped"
     if as_json:
-        facts = {
-            "completed": summary.completed,
-            "failed": summary.failed,
-            "skipped": summary.skipped,
-            "errors": summary.errors,
-            "prompt_tokens": summary.prompt_tokens,
-            "completion_tokens": summary.completion_tokens,
-            "seconds": round(seconds, 3),
-            "tokens_per_second": round(rate, 1),
-        }
-        print_json(facts)
+        print_json({"event": state, **facts, "job": str(outcome.folder), "output": spec.output})
+        return
+    totals = outcome.totals
+    if not outcome.finished:
+        click.echo(
+            f"stopped: {totals.answered} lines are answered; the same command goes on, "
+            f"'carryall batch merge {outcome.folder} -o FILE' writes what there is",
+            err=True,
+        )
     elif not quiet:
-        reasons = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
-        failed = f"{summary.failed} failed" + (f" ({reasons})" if reasons else "")
-        work = f"{summary.completion_tokens} tokens in {seconds:.1f} s, {rate:.0f} tokens/s"
-        click.echo(f"{summary.completed} completed, {failed}, {summary.skipped} skipped; {work}", err=True)
+        reasons = ", ".join(f"{count} {code}" for code, count in sorted(totals.errors.items()))
+        lines = f"{totals.completed} completed, {totals.failed} failed" + (f" ({reasons})" if reasons else "")
+        if outcome.answered_before == totals.answered:
+            click.echo(f"{spec.output} is finished: {lines}; nothing was left to do", err=True)
+        else:
+            seconds, rate = facts["seconds"], facts["tokens_per_second"]
+            click.echo(f"{lines}; {seconds:.1f} s, {rate:.0f} tokens/s", err=True)
+    if totals.failed and not quiet and not as_json:
+        click.echo(f"failed lines are in {spec.paths.errors}", err=True)

@@ -1,5 +1,5 @@
-"""Offline jobs: JSONL in, JSONL out, in the shape of OpenAI's batch files.
+"""Offline jobs: files of requests in, files of results out, every line answered exactly once.
 
-`lines` reads requests, `run` sends a bounded number of them at a time through the engine, `output` keeps the
-results so that an interrupted run can be resumed.
+A job's rows come from `inputs`, become `lines`, are answered by `workers`, and go to the journal of `jobs`,
+from which `output` writes the files. `execute` does all that for a `spec`; `api` is `carryall.batch`.
 """

@@ -24,7 +24,7 @@ WITHOUT = {
     "run": {"max_queue"},
     "chat": {"max_queue"},
     "serve": set[str](),
-    "batch": {"max_queue"},
+    "batch": {"max_queue", "max_step_slowdown", "logits_processors"},  # prompts first; a job is JSON
     "bench": {"max_queue", "max_slots", "chat_template"},
     "eval": {*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template"},
 }

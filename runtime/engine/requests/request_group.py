@@ -23,6 +23,9 @@ _SEEDS = 2**63
 
 def sample_params(params: SamplingParams) -> Iterator[SamplingParams]:
     """Yield the options of each continuation, those of a request of its own; seeds count up."""
+    if params.num_samples == 1 and params.best_of is None:
+        yield params
+        return
     ranked = params.num_samples > params.n
     for i in range(params.num_samples):
         yield dataclasses.replace(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 from typing import Any
 
 import pytest
@@ -14,8 +12,6 @@ from null_llm import null_llm
 from carryall.errors import RequestCancelled
 from carryall.proto import carryall_pb2 as pb
 from carryall.runtime.api.async_llm import AsyncLLM
-from carryall.runtime.batch.lines import LineReader
-from carryall.runtime.batch.run import BatchRun
 from carryall.runtime.service.deltas import collect
 from carryall.runtime.service.handler import LLMHandler
 from carryall.runtime.service.openai import chat_request, completion_request
@@ -72,25 +68,3 @@ def test_a_whole_answer_is_refused_with_the_reason(request_of: Any) -> None:
             assert_free(llm)
 
     asyncio.run(scenario())
-
-
-def test_a_late_batch_line_is_a_failed_one() -> None:
-    late = {"prompt": "x", "max_tokens": TOKENS, "timeout": SECONDS}
-    lines = [late, {"prompt": "in time", "max_tokens": 2}, late]
-    results: list[dict[str, Any]] = []
-
-    async def scenario() -> None:
-        async with null_llm(**SLOW) as llm:
-            handler = LLMHandler()
-            handler.ready(ServedModel(llm, INFO))
-            data = io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines))
-            summary = await BatchRun(handler, results.append, set()).run(
-                iter(LineReader(data, {"ignore_eos": True})), 3
-            )
-            assert (summary.completed, summary.failed) == (1, 2)
-            assert_free(llm)
-
-    asyncio.run(scenario())
-    errors = [result["error"] for result in results if result["error"]]
-    assert [error["code"] for error in errors] == ["server_error"] * 2
-    assert all("timeout passed" in error["message"] for error in errors)

@@ -1,0 +1,102 @@
+"""The verbs of ``carryall batch`` that work on a job's folder, from any terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...runtime.batch.execute import retry_failed as drop_failed
+from ...runtime.batch.jobs.merge import merge_jobs
+from ...runtime.batch.jobs.report import write_report
+from ...runtime.batch.jobs.status import ask_to_cancel, job_status
+from ..options import json_option, print_json, quiet_option
+
+job_argument = click.argument("job")
+
+
+@click.command("status")
+@job_argument
+@json_option
+def status(job: str, as_json: bool) -> None:
+    """Say how far JOB is: a job's folder, or its output.
+
+    With --json it is OpenAI's batch object, with the names of files in place of their ids.
+    """
+    found = job_status(job)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(describe(found))
+
+
+def describe(found: dict[str, Any]) -> str:
+    """A job's state in words."""
+    counts, usage = found["request_counts"], found["usage"]
+    answered = counts["completed"] + counts["failed"]
+    of = "" if counts["total"] is None else f" of {counts['total']}"
+    reasons = ", ".join(f"{count} {code}" for code, count in sorted(found["errors"].items()))
+    lines = [
+        f"{found['status']}: {answered}{of} lines answered, {counts['failed']} failed"
+        + (f" ({reasons})" if reasons else ""),
+        f"model {found['model']}, {usage['input_tokens']} prompt tokens "
+        f"({usage['input_tokens_details']['cached_tokens']} cached), {usage['output_tokens']} generated",
+        f"output {found['output_file']}",
+    ]
+    process = found["process"]
+    if process:
+        lines.append(f"process {process.get('pid')} on {process.get('host')}")
+    if found["updated_at"]:
+        lines.append(f"last answer {time.time() - found['updated_at']:.0f} s ago")
+    return "\n".join(lines)
+
+
+@click.command("cancel")
+@job_argument
+def cancel(job: str) -> int:
+    """Ask the process that works on JOB to stop.
+
+    What is answered is kept: the command that began the job goes on with it.
+    """
+    running = ask_to_cancel(job)
+    click.echo(f"{job} will stop" if running else f"no process works on {job}", err=True)
+    return 0 if running else 1
+
+
+@click.command("merge")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="OUT", required=True, help="The file to write; it must not exist.")
+@click.option("--errors", metavar="FILE", help="Write failed lines too.")
+def merge(jobs: tuple[str, ...], output: str, errors: str | None) -> None:
+    """Write the answers that JOBs have so far, finished or not, to one file.
+
+    Jobs of the parts of an input give their lines in the order in which the jobs are named.
+    """
+    count = merge_jobs(jobs, output, errors)
+    click.echo(f"{output}: {count} results", err=True)
+
+
+@click.command("report")
+@job_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="report.html",
+              show_default=True, help="The page to write.")  # fmt: skip
+def report(job: str, output: Path) -> None:
+    """Write a page on JOB: lengths, latencies, finish reasons, slowest and failed lines."""
+    write_report(job, output)
+    click.echo(str(output), err=True)
+
+
+@click.command("retry-failed")
+@job_argument
+@click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
+@quiet_option
+def retry_failed(job: str, as_json: bool, quiet: bool) -> int:
+    """Answer the failed lines of JOB again, and write its output anew."""
+    from .batch import run_job
+
+    spec, count = drop_failed(job)
+    if not quiet and not as_json:
+        click.echo(f"{count} failed lines are tried again", err=True)
+    return run_job(spec, restart=False, as_json=as_json, quiet=quiet)

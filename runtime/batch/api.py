@@ -1,0 +1,241 @@
+"""Batch jobs from Python: ``carryall.batch``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from .execute import OpenExecutor, Outcome, execute
+from .execute import retry_failed as drop_failed
+from .inputs.files import replacing
+from .jobs.job import JobPaths
+from .jobs.journal import Journal, Totals
+from .jobs.merge import merge_jobs as merge
+from .jobs.output import record_line
+from .jobs.report import write_report as report
+from .jobs.status import ask_to_cancel as cancel
+from .jobs.status import job_status as status
+from .spec import BatchSpec
+from .tables import map_table
+
+__all__ = ["BatchJob", "BatchSpec", "cancel", "map_table", "merge", "report", "retry_failed", "run", "status"]
+
+_PIECE = 256
+_POLL_SECONDS = 0.2
+
+Record = dict[str, Any]
+
+
+class BatchJob:
+    """A job that runs in a thread of this process; ``run`` makes it.
+
+    Iterating yields the records of output, failed ones included, as they are committed; those of earlier runs
+    come first. The thread goes on if nobody iterates.
+
+    Args:
+        spec: the job.
+        restart: see ``execute``.
+        open_executor: see there.
+        cleanup: called when the job is closed.
+    """
+
+    def __init__(
+        self,
+        spec: BatchSpec,
+        *,
+        restart: bool = False,
+        open_executor: OpenExecutor | None = None,
+        cleanup: contextlib.ExitStack | None = None,
+    ) -> None:
+        self.spec = spec
+        self.folder = spec.paths.folder
+        self._cleanup = cleanup or contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._begun = threading.Event()
+        self._news = threading.Event()
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._work, args=(restart, open_executor), name="carryall-batch-job", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait until the job has ended, finished or stopped.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: it goes on.
+            CarryallError, OSError: what ended it.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the job {self.folder} goes on")
+        if self._error is not None:
+            raise self._error
+        if self._outcome is None:
+            raise RuntimeError("the job's thread ended without an outcome")
+        return self._outcome
+
+    def stop(self) -> None:
+        """Ask the job to stop; what is answered stays answered. ``wait`` for it to happen."""
+        self._stop.set()
+
+    def status(self) -> Record:
+        """OpenAI's batch object; see ``job_status``."""
+        self._begun.wait()
+        if self._error is not None and not self.folder.exists():
+            raise self._error
+        return status(str(self.folder))
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over the answers so far."""
+        with self._journal() as journal:
+            return journal.totals()
+
+    def results(self) -> Iterator[Record]:
+        """Records of the lines that succeeded, in the order of the input, once the job has ended.
+
+        Raises:
+            CarryallError, OSError: what ended it.
+        """
+        self.wait()
+        with self._journal() as journal:
+            for answer in journal.answers("code IS NULL"):
+                yield json.loads(record_line(answer))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield records as they are committed.
+
+        Raises:
+            CarryallError, OSError: what ended the job.
+        """
+        self._begun.wait()
+        if self._outcome is None and self._error is not None:
+            raise self._error
+        turn = 0
+        with self._journal() as journal:
+            while True:
+                ended = not self._thread.is_alive()
+                self._news.clear()
+                while found := journal.since(turn, _PIECE):
+                    for turn, answer in found:  # noqa: B007 -- the last one counts
+                        yield json.loads(record_line(answer))
+                if ended:
+                    break
+                self._news.wait(_POLL_SECONDS)
+        self.wait()
+
+    def close(self) -> None:
+        """Stop the job, wait for it, and delete its files if they are temporary."""
+        self.stop()
+        self._thread.join()
+        self._cleanup.close()
+
+    def __enter__(self) -> BatchJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _journal(self) -> contextlib.closing[Journal]:
+        return contextlib.closing(Journal(self.folder, read_only=True))
+
+    def _work(self, restart: bool, open_executor: OpenExecutor | None) -> None:
+        try:
+            self._outcome = execute(
+                self.spec, restart=restart, tell=self._tell, stop=self._stop, open_executor=open_executor
+            )
+        except BaseException as error:  # noqa: BLE001 -- raised again by `wait`
+            self._error = error
+        finally:
+            self._begun.set()
+            self._news.set()
+
+    def _tell(self, event: str, facts: dict[str, Any]) -> None:
+        self._begun.set()
+        self._news.set()
+
+
+def run(
+    source: str | Path | Iterable[str | Path | Mapping[str, Any]],
+    output: str | Path | None = None,
+    *,
+    model: str | Path,
+    restart: bool = False,
+    open_executor: OpenExecutor | None = None,
+    **options: Any,
+) -> BatchJob:
+    """Begin a job, or go on with it, in a thread.
+
+    Args:
+        source: a file, glob or URL, a list of these, or requests (mappings, as lines of JSON hold them).
+        output: file or URL of the results; None keeps them in a temporary folder until the job is closed.
+        model: as for ``load_model``.
+        restart: drop the answers there are.
+        open_executor: see ``execute``.
+        **options: the other fields of ``BatchSpec``.
+
+    Raises:
+        UsageError: an option is wrong. What else is found out later is raised by the job's methods.
+    """
+    stack = contextlib.ExitStack()
+    try:
+        if output is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="carryall-batch-"))
+            output = Path(folder) / "results.jsonl"
+        paths = JobPaths.of(str(output), options.get("errors"), options.get("job"))
+        inputs = _inputs(source, paths.folder)
+        try:
+            spec = BatchSpec(inputs=inputs, output=str(output), model=str(model), **options)
+        except TypeError as error:
+            raise UsageError(f"carryall.batch.run: {error}") from error
+    except BaseException:
+        stack.close()
+        raise
+    return BatchJob(spec, restart=restart, open_executor=open_executor, cleanup=stack)
+
+
+def retry_failed(job: str | Path) -> BatchJob:
+    """Answer the failed lines of a job again.
+
+    Args:
+        job: its folder, or its output.
+
+    Raises:
+        UsageError: there is no such job, or a process works on it.
+    """
+    spec, _ = drop_failed(str(job))
+    return BatchJob(spec)
+
+
+def _inputs(source: str | Path | Iterable[str | Path | Mapping[str, Any]], folder: Path) -> Sequence[str]:
+    """Names of files; requests are written to one in the job's folder."""
+    if isinstance(source, str | Path):
+        return [str(source)]
+    items = iter(source)
+    first = next(items, None)
+    if first is None or isinstance(first, Mapping):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "input.jsonl"
+        with replacing(str(path)) as stream:
+            while first is not None:
+                stream.write(json.dumps(first, ensure_ascii=False, default=_plain).encode() + b"\n")
+                first = next(items, None)
+        return [str(path)]
+    return [str(first), *map(str, items)]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, dates and the like, as JSON has them."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)

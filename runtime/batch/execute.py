@@ -1,0 +1,247 @@
+"""From what a user asks to a finished job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import PackageError, UsageError
+from ...progress import Progress
+from .identity import model_identity, model_stamp
+from .inputs.files import exists, is_remote
+from .inputs.sources import Content, Source
+from .jobs.job import Job, JobChangedError, find_folder, open_job
+from .jobs.journal import Journal, Totals
+from .jobs.writer import Tell
+from .run import BatchRun, Executor, finish, first_change
+from .spec import BatchSpec
+from .workers.cluster import cluster_pool
+from .workers.pool import PIECE_LINES, WorkerPool
+from .workers.processes import ProcessWorker
+from .workers.worker import WorkerSpec, open_worker
+
+OpenExecutor = Callable[[BatchSpec, str, int, Progress | None], Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job.
+
+    Args:
+        totals: sums over all its runs.
+        answered_before: lines that were answered when this run began.
+        finished: whether every line is answered and the output written; else the job was stopped.
+        folder: of the job.
+    """
+
+    totals: Totals
+    answered_before: int
+    finished: bool
+    folder: Path
+
+
+def execute(
+    spec: BatchSpec,
+    *,
+    restart: bool = False,
+    tell: Tell = lambda event, facts: None,
+    stop: threading.Event | None = None,
+    progress: Progress | None = None,
+    open_executor: OpenExecutor | None = None,
+) -> Outcome:
+    """Do a job, or what is left of it.
+
+    Args:
+        spec: the job.
+        restart: forget the answers there are, whatever job they are of.
+        tell: told of events, by name with facts: ``start``, ``loaded``, ``progress``, ``paused`` and
+            ``resumed``.
+        stop: ends the run early once it is set.
+        progress: told about every tensor written while the model is made ready.
+        open_executor: gives what answers the lines, from the job, the model's name, the creation
+            time and ``progress``.
+
+    Raises:
+        JobChangedError: the folder holds the answers of another input, model or options.
+        UsageError: the job cannot be done as asked; nothing was written.
+        CarryallError, OSError: it failed; the answers so far are kept.
+    """
+    execution = _Execution(
+        spec, tell, stop or threading.Event(), progress, open_executor or make_executor, spec.source()
+    )
+    return execution.run(restart=restart)
+
+
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """One run of a job, from what a user asks to the outcome; see ``execute``."""
+
+    spec: BatchSpec
+    tell: Tell
+    stop: threading.Event
+    progress: Progress | None
+    open_executor: OpenExecutor
+    source: Source
+
+    def run(self, *, restart: bool) -> Outcome:
+        """Open the job, do it, and close it."""
+        spec = self.spec
+        _refuse_output_as_input(spec, self.source)
+        content = self.source.content() if self.source.rereadable else None
+        stamp = model_stamp(spec.model)  # first: what is replaced from now on shows
+        quantize = spec.loading.get("quantize")
+        identity = model_identity(spec.model, quantize=quantize, progress=self.progress)
+        watch = ModelWatch(spec, identity, stamp)
+        facts = spec.facts(content, identity)
+        try:
+            with open_job(spec.paths, facts, spec.details(), restart=restart) as job:
+                rows = None if content is None else content.rows
+                return self._go_on(job, rows, watch)
+        except JobChangedError as error:
+            raise JobChangedError(_explained(error, spec, self.source, content)) from None
+
+    def _go_on(self, job: Job, rows: int | None, watch: ModelWatch) -> Outcome:
+        before = job.journal.totals()
+        folder = job.paths.folder
+        self.tell("start", {"rows": rows, "folder": str(folder), "totals": before})
+        job.journal.state_facts({"rows": rows})
+        if rows is not None and before.answered == rows:
+            if not (job.finished and exists(job.paths.output)):
+                finish(job, self.tell, self.stop)
+            return Outcome(before, before.answered, True, folder)
+        totals = self._answer(job, watch)
+        return Outcome(totals, before.answered, job.finished, folder)
+
+    def _answer(self, job: Job, watch: ModelWatch) -> Totals:
+        """Answer what is left; return the sums over all runs."""
+        if job.journal.fact("label") is None:
+            job.journal.state_facts({"label": self.spec.model})
+        label, created = str(job.journal.fact("label")), int(job.journal.fact("created"))
+        executor = self.open_executor(self.spec, label, created, self.progress)
+        self.tell("loaded", {})
+        with contextlib.closing(executor):
+            run = BatchRun(
+                job,
+                self.source,
+                self.spec.prompt_template(),
+                tell=self.tell,
+                stop=self.stop,
+                endpoint=self.spec.endpoint,
+                check_model=watch.check,
+            )
+            return run.run(executor)
+
+
+def make_executor(spec: BatchSpec, label: str, created: int, progress: Progress | None = None) -> Executor:
+    """What answers the lines of a job: an engine here, workers of several providers, or a cluster."""
+    worker = spec.worker(label, created)
+    if spec.ray is not None:
+        if spec.providers:
+            raise UsageError("workers on a Ray cluster run on --provider; --worker is for this machine")
+        return cluster_pool(worker, spec.ray, spec.ray_workers, spec.ray_resources)
+    if not spec.providers:
+        return open_worker(worker, progress)
+    workers = [worker_on(worker, provider, name) for provider, name in numbered(spec.providers)]
+    openers = [functools.partial(ProcessWorker, each) for each in workers]
+    return WorkerPool(openers, probes=len(set(spec.providers)) > 1)
+
+
+def numbered(providers: Sequence[str]) -> list[tuple[str, str]]:
+    """Each provider with a name for its worker: ``cpu``, ``cpu#2``."""
+    counts: dict[str, int] = {}
+    found = []
+    for provider in providers:
+        counts[provider] = counts.get(provider, 0) + 1
+        number = counts[provider]
+        found.append((provider, provider if number == 1 else f"{provider}#{number}"))
+    return found
+
+
+def worker_on(worker: WorkerSpec, provider: str, name: str) -> WorkerSpec:
+    """The same worker on another provider, with a short read-ahead: lines wait for whoever is free."""
+    loading = {**worker.loading, "provider": provider}
+    return dataclasses.replace(worker, loading=loading, worker=name, window=2 * PIECE_LINES)
+
+
+class ModelWatch:
+    """Notices that a model's files were replaced.
+
+    Args:
+        spec: names the model.
+        identity: its identity when the job began.
+        stamp: of the files at that time.
+    """
+
+    def __init__(self, spec: BatchSpec, identity: dict[str, str], stamp: object) -> None:
+        self._spec = spec
+        self._identity = identity
+        self._stamp = stamp
+
+    def check(self) -> None:
+        """Compare the files' sizes and times, and where these changed what the files are.
+
+        Raises:
+            PackageError: the model is another one, or gone.
+        """
+        try:
+            stamp = model_stamp(self._spec.model)
+        except OSError as error:
+            raise PackageError(f"{self._spec.model} went away while the job ran: {error}") from error
+        if stamp == self._stamp:
+            return
+        now = model_identity(self._spec.model, quantize=self._spec.loading.get("quantize"))
+        if now != self._identity:
+            raise PackageError(
+                f"{self._spec.model} was replaced while the job ran; the answers so far are of the model as "
+                "it was. Put it back to go on, or use --restart"
+            )
+        self._stamp = stamp
+
+
+def _refuse_output_as_input(spec: BatchSpec, source: Source) -> None:
+    for name in source.files:
+        for target in (spec.paths.output, spec.paths.errors):
+            same = name == target
+            if not same and not is_remote(name) and not is_remote(target) and Path(name).is_file():
+                same = Path(target).exists() and os.path.samefile(name, target)
+            if same:
+                raise UsageError(f"{target} is the input; write the results elsewhere")
+
+
+def _explained(error: JobChangedError, spec: BatchSpec, source: Source, content: Content | None) -> str:
+    """The refusal, with where the input changed if it did."""
+    if content is None:
+        return str(error)
+    journal = Journal(spec.paths.folder, read_only=True)
+    try:
+        before = (journal.fact("job") or {}).get("input", {})
+        if before.get("sha256") == content.sha256:
+            return str(error)
+        return f"{error}. Of the input: {first_change(journal, source)}"
+    finally:
+        journal.close()
+
+
+def retry_failed(folder_or_output: str) -> tuple[BatchSpec, int]:
+    """Drop the answers of a job's failed lines; return the job, to be executed again, and their number.
+
+    Raises:
+        UsageError: there is no such job, or a process works on it.
+    """
+    folder = find_folder(folder_or_output)
+    journal = Journal(folder, read_only=True)
+    try:
+        details, facts = journal.fact("details"), journal.fact("job")
+    finally:
+        journal.close()
+    if not details or not facts:
+        raise UsageError(f"{folder} holds no job: it was stopped before it began")
+    spec = BatchSpec.from_details({**details, "job": str(folder)})
+    with open_job(spec.paths, facts, details, restart=False) as job:
+        return spec, job.journal.drop_failed()

@@ -1,0 +1,1 @@
+"""What a job reads: files of any place and kind as rows, and templates over them."""

@@ -1,0 +1,227 @@
+"""Files by name: local or remote, plain or compressed, read as a stream or replaced as a whole."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import functools
+import glob
+import gzip
+import io
+import lzma
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ....errors import MissingExtraError, UsageError
+
+STREAM = "-"
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is a URL of a remote filesystem, such as ``s3://bucket/key``."""
+    return "://" in name
+
+
+def plain_suffix(name: str) -> str:
+    """The suffix of a name in small letters, without that of a compression: ``.jsonl`` of ``a.jsonl.gz``."""
+    path = Path(name.rstrip("/").rpartition("/")[2])
+    if path.suffix.lower() in _COMPRESSIONS:
+        path = Path(path.stem)
+    return path.suffix.lower()
+
+
+def with_infix(name: str, infix: str, suffix: str | None = None) -> str:
+    """``results.jsonl.gz`` becomes ``results.INFIX.jsonl.gz``; ``suffix`` replaces ``.jsonl.gz``."""
+    folder, slash, last = name.rpartition("/")
+    stem, dot, rest = last.partition(".")
+    own = f"{dot}{rest}" if suffix is None else suffix
+    return f"{folder}{slash}{stem}.{infix}{own}"
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """All files that names and globs stand for, those of one glob sorted.
+
+    Raises:
+        UsageError: a file does not exist, a glob matches none, or stdin is one of several.
+        MissingExtraError: a name is remote, and fsspec is not installed.
+    """
+    found: list[str] = []
+    for name in names:
+        found += _expand_remote(name) if is_remote(name) else _expand_local(name)
+    if STREAM in found and len(found) > 1:
+        raise UsageError("'-' (stdin) cannot be one of several inputs")
+    if len(set(found)) < len(found):
+        twice = next(name for name in found if found.count(name) > 1)
+        raise UsageError(f"input {twice} is given twice")
+    return found
+
+
+def _expand_local(name: str) -> list[str]:
+    if name == STREAM or Path(name).is_file():
+        return [name]
+    matches = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
+    if not matches:
+        raise UsageError(f"there is no input file {name}")
+    return matches
+
+
+def _expand_remote(name: str) -> list[str]:
+    system, path = filesystem(name)
+    if not glob.has_magic(path):
+        if not system.exists(path):
+            raise UsageError(f"there is no input file {name}")
+        return [name]
+    matches = sorted(str(system.unstrip_protocol(match)) for match in system.glob(path))
+    if not matches:
+        raise UsageError(f"no input file matches {name}")
+    return matches
+
+
+def filesystem(name: str) -> tuple[Any, str]:
+    """The fsspec filesystem of a URL, and the path in it.
+
+    Raises:
+        MissingExtraError: fsspec, or what this kind of filesystem needs, is not installed.
+        UsageError: there is no such kind of filesystem.
+    """
+    try:
+        import fsspec
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"reading {name}", "fsspec", "batch") from error
+    try:
+        system, path = fsspec.core.url_to_fs(name)
+    except ImportError as error:
+        raise UsageError(f"{name}: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
+    return system, str(path)
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[BinaryIO]:
+    """Open a file, or stdin, to read what it holds, decompressed by its suffix.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        if name == STREAM:
+            yield sys.stdin.buffer
+            return
+        if is_remote(name):
+            system, path = filesystem(name)
+            raw = stack.enter_context(system.open(path, "rb"))
+        else:
+            raw = stack.enter_context(Path(name).open("rb"))
+        yield stack.enter_context(_decompressed(name, raw))
+
+
+def _decompressed(name: str, raw: Any) -> contextlib.AbstractContextManager[BinaryIO]:
+    openers: dict[str, Callable[[], Any]] = {
+        ".gz": lambda: gzip.GzipFile(fileobj=raw, mode="rb"),
+        ".bz2": functools.partial(bz2.BZ2File, raw, "rb"),
+        ".xz": lambda: lzma.LZMAFile(raw, "rb"),  # noqa: SIM115 -- closed by the caller
+        ".zst": lambda: io.BufferedReader(arrow(name).CompressedInputStream(raw, "zstd")),
+    }
+    opener: Callable[[], Any] = openers.get(
+        Path(name).suffix.lower(), functools.partial(contextlib.nullcontext, raw)
+    )
+    return cast("contextlib.AbstractContextManager[BinaryIO]", opener())
+
+
+def _compressed(name: str, raw: Any) -> contextlib.AbstractContextManager[BinaryIO]:
+    openers: dict[str, Callable[[], Any]] = {
+        # Without name and time, so that equal content gives equal files.
+        ".gz": lambda: gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0),
+        ".bz2": functools.partial(bz2.BZ2File, raw, "wb"),
+        ".xz": lambda: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 -- closed by the caller
+        ".zst": lambda: arrow(name).CompressedOutputStream(raw, "zstd"),
+    }
+    opener: Callable[[], Any] = openers.get(
+        Path(name).suffix.lower(), functools.partial(contextlib.nullcontext, raw)
+    )
+    return cast("contextlib.AbstractContextManager[BinaryIO]", opener())
+
+
+def arrow(what: str) -> Any:
+    """The package pyarrow.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet  # makes `pa.parquet` known
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(what, "pyarrow", "batch") from error
+    return pa
+
+
+def exists(name: str) -> bool:
+    """Whether there is a file of this name."""
+    if is_remote(name):
+        system, path = filesystem(name)
+        return bool(system.exists(path))
+    return Path(name).exists()
+
+
+def remove(name: str) -> None:
+    """Delete a file, if it is there."""
+    if is_remote(name):
+        system, path = filesystem(name)
+        if system.exists(path):
+            system.rm_file(path)
+    else:
+        Path(name).unlink(missing_ok=True)
+
+
+def check_folder(name: str) -> None:
+    """Make sure that a file of this name can be made.
+
+    Raises:
+        UsageError: its folder does not exist or is not writable.
+    """
+    if is_remote(name):
+        filesystem(name)
+        return
+    folder = Path(name).absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} for the output; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {folder} is not writable; choose another output")
+
+
+@contextmanager
+def replacing(name: str) -> Iterator[BinaryIO]:
+    """Open a file to write, which gets its name when the block ends without an error, and is whole then."""
+    if is_remote(name):
+        system, path = filesystem(name)
+        # Within a transaction, fsspec publishes a file at the end and discards it after an error.
+        with system.transaction, system.open(path, "wb") as raw, _compressed(name, raw) as stream:
+            yield stream
+        return
+    target = Path(name)
+    scratch = target.with_name(f".{target.name}.partial")  # one name: a killed run leaves one file at most
+    try:
+        with scratch.open("wb") as raw, _compressed(name, raw) as stream:
+            yield stream
+        _sync(scratch, os.O_RDWR)
+        scratch.replace(target)
+        if os.name == "posix":  # elsewhere folders cannot be synchronised
+            _sync(target.absolute().parent, os.O_RDONLY)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _sync(path: Path, flags: int) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,178 @@
+"""Rows of the input as requests that were not looked into yet: who asks which endpoint for what.
+
+Two forms of JSON lines, which may be mixed:
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "...", "max_tokens": 8}}
+    {"prompt": "...", "max_tokens": 8}   or   {"messages": [...]}   or   {"input": "..."}
+
+The first is OpenAI's (https://platform.openai.com/docs/guides/batch); the second is its body by itself,
+to which a custom_id may be added (else it is `line-N`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import RequestError
+from .sources import DIGEST_BYTES, Row
+from .templates import PromptTemplate
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
+URLS = (COMPLETIONS, CHAT, EMBEDDINGS, SCORE, RERANK)
+# The field of a bare body that tells what it asks for.
+_TELLING = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": RERANK,
+            "continuations": SCORE}  # fmt: skip
+_NUMBERED = re.compile(r"line-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request of a batch file."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+    digest: bytes = b""
+    id_key: bytes | None = None  # digest of the custom_id, if the line states one
+    extra: str | None = None  # see ``Answer``
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot be sent, and why."""
+
+    number: int
+    custom_id: str
+    code: str  # invalid_line, invalid_request or duplicate_custom_id
+    message: str
+    digest: bytes = b""
+    id_key: bytes | None = None
+    file: str | None = None
+    line: int | None = None  # in that file
+    extra: str | None = None
+
+
+class CustomIds:
+    """Which lines used which custom_id, in a private database that SQLite moves to disk as it grows."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA synchronous = OFF")
+        self._db.execute("CREATE TABLE ids (key BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
+        self._db.execute("BEGIN")  # never committed: the index is made anew by every run
+
+    def first_use(self, key: bytes, number: int) -> int:
+        """The first line that used the custom_id of this key, which is ``number`` if none did."""
+        self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, number))
+        found = self._db.execute("SELECT number FROM ids WHERE key = ?", (key,)).fetchone()
+        return int(found[0])
+
+    def close(self) -> None:
+        """Free the index."""
+        self._db.close()
+
+
+def id_key(custom_id: str) -> bytes:
+    """A digest of a custom_id."""
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -> BatchLine | BadLine:
+    """Turn a row into a request.
+
+    Args:
+        row: of a file.
+        template: makes requests of records, also of JSON lines if it has a text.
+        endpoint: the only url that lines may ask; None allows all.
+    """
+    custom_id, key, extra = f"line-{row.number}", None, None
+    code = "invalid_line"
+    try:
+        if row.fault is not None:
+            raise RequestError(row.fault)
+        record = row.data if isinstance(row.data, dict) else _json_object(row.data)
+        if isinstance(row.data, dict) or b"\\ud" in row.data.lower():
+            _check_text(record)
+        code = "invalid_request"
+        extra = template.kept(record)
+        if template.text is not None or isinstance(row.data, dict):
+            record = template.body(record)
+        given = record.get("custom_id")
+        if isinstance(given, str) and given:
+            custom_id, key = given, id_key(given)
+        url, body = _url_and_body(record, row.number)
+        if endpoint is not None and url != endpoint:
+            raise RequestError(f"the line asks {url}, but this job's endpoint is {endpoint}")
+    except RequestError as error:
+        return BadLine(row.number, custom_id, code, str(error), row.digest, key, row.file, row.line, extra)
+    return BatchLine(row.number, custom_id, url, body, row.digest, key, extra)
+
+
+def refuse_duplicate(line: BatchLine, row: Row, ids: CustomIds) -> BatchLine | BadLine:
+    """The line itself, or, if an earlier line has its custom_id, why it is refused."""
+    if line.id_key is None:
+        return line
+    numbered = _NUMBERED.fullmatch(line.custom_id)
+    if numbered and int(numbered[1]) != line.number:
+        message = f"custom_id '{line.custom_id}' is the name of line {numbered[1]}; choose another"
+    elif (first := ids.first_use(line.id_key, line.number)) == line.number:
+        return line
+    else:
+        message = f"custom_id '{line.custom_id}' was used before, in line {first}"
+    code = "duplicate_custom_id"
+    return BadLine(
+        line.number, line.custom_id, code, message, line.digest, line.id_key, row.file, row.line, line.extra
+    )
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(data.decode("utf-8-sig"))
+    except UnicodeError as error:
+        raise RequestError(f"the line is not valid UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise RequestError(f"the line is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError("the line is nested too deeply") from error
+    if not isinstance(record, dict):
+        raise RequestError(f"the line must be a JSON object, not {type(record).__name__}")
+    return record
+
+
+def _check_text(record: dict[str, Any]) -> None:
+    """Refuse lone surrogates: bytes of a table that are no UTF-8, or half a pair in JSON."""
+    text = json.dumps(record, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeError as error:
+        raise RequestError(f"the line is not valid UTF-8 text: {error}") from error
+
+
+def _url_and_body(record: Mapping[str, Any], number: int) -> tuple[str, Mapping[str, Any]]:
+    custom_id = record.get("custom_id")
+    if "url" in record or "body" in record:
+        url, body = record.get("url"), record.get("body")
+        if not isinstance(custom_id, str) or not custom_id:
+            raise RequestError("'custom_id' must be a text that is not empty")
+        if record.get("method", "POST") != "POST":
+            raise RequestError(f"'method' must be \"POST\", not {record['method']!r}")
+        if not isinstance(url, str) or url not in URLS:
+            raise RequestError(f"'url' must be one of {', '.join(URLS)}, not {url!r}")
+        if not isinstance(body, dict):
+            raise RequestError("'body' must be a JSON object")
+        return url, body
+    if custom_id is not None and (not isinstance(custom_id, str) or not custom_id):
+        raise RequestError("'custom_id' must be a text that is not empty")
+    body = {name: value for name, value in record.items() if name != "custom_id"}
+    for field, url in _TELLING.items():
+        if field in body:
+            return url, body
+    raise RequestError("the line needs 'prompt', 'messages', 'input', or 'url' and 'body'")

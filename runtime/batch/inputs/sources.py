@@ -1,0 +1,253 @@
+"""Rows of the input: lines of JSONL files, records of CSV and Parquet files, read one after the other."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import datetime as dt
+import decimal
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from ....errors import UsageError
+from .files import STREAM, arrow, expand, open_input, plain_suffix
+
+MAX_LINE_BYTES = 16 * 2**20
+DIGEST_BYTES = 16
+_PARQUET_ROWS = 256
+_PIECE_BYTES = 2**20
+_TABLES = (".csv", ".tsv", ".parquet")
+_ARROW_FILES = (".parquet",)
+# What decompressing raises.
+_DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row that is not empty.
+
+    Args:
+        number: counts the rows of all files together, from 1.
+        data: the bytes of a line of JSON, or the record of a table.
+        digest: of the content.
+        file: where it stands; None where there is one file only.
+        line: its number in that file.
+        fault: why it cannot be read; then ``data`` is empty.
+    """
+
+    number: int
+    data: bytes | dict[str, Any]
+    digest: bytes
+    line: int
+    file: str | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an input holds: how many rows, and the SHA-256 of all their contents."""
+
+    rows: int
+    sha256: str
+
+
+class Source:
+    """The rows of one or several files. Every iteration reads them anew, stdin excepted.
+
+    Args:
+        names: files, globs and URLs; ``-`` is stdin, as JSONL.
+
+    Raises:
+        UsageError: a file does not exist, or is of a kind that cannot be read.
+        MissingExtraError: a file needs a package that is not installed.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.files = expand(names)
+        self.rereadable = self.files != [STREAM]
+        for name in self.files:
+            if plain_suffix(name) in _ARROW_FILES or name.lower().endswith(".zst"):
+                arrow(f"reading {name}")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether rows are records of tables, which hold data, and no requests."""
+        kinds = {plain_suffix(name) in _TABLES for name in self.files}
+        if len(kinds) > 1:
+            raise UsageError("the input mixes tables (CSV, Parquet) and JSON lines; run them as two jobs")
+        return kinds == {True}
+
+    def columns(self) -> list[str]:
+        """The columns that the tables have in common, in the order of the first.
+
+        Raises:
+            UsageError: a table has no header, or is damaged.
+        """
+        common: list[str] | None = None
+        for name in self.files:
+            own = _columns(name)
+            common = own if common is None else [column for column in common if column in own]
+        return common or []
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row that is not empty, in order.
+
+        Raises:
+            OSError: a file cannot be read.
+            UsageError: a table is damaged.
+        """
+        before = 0
+        for name in self.files:
+            number = 0
+            for number, data, fault in _rows(name):
+                if data is not None:
+                    place = name if len(self.files) > 1 else None
+                    yield Row(before + number, data, _digest(data), number, place, fault)
+            before += number
+
+    def content(self) -> Content:
+        """Read everything once to learn what it is.
+
+        Raises:
+            OSError: a file cannot be read.
+            UsageError: a table is damaged.
+        """
+        hasher, rows = hashlib.sha256(), 0
+        for row in self:
+            rows += 1
+            hasher.update(row.number.to_bytes(8, "big") + row.digest)
+        return Content(rows, hasher.hexdigest())
+
+
+def _rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
+    """Number, content and fault of each row; None as content of an empty one, which only counts."""
+    try:
+        yield from _whole_rows(name)
+    except _DAMAGE as error:
+        raise UsageError(f"{name} is damaged: {error}") from error
+
+
+def _whole_rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
+    suffix = plain_suffix(name)
+    with open_input(name) as stream:
+        if suffix in _ARROW_FILES:
+            yield from _parquet_rows(name, stream)
+        elif suffix in _TABLES:
+            yield from _csv_rows(name, stream, "\t" if suffix == ".tsv" else ",")
+        else:
+            yield from _json_lines(stream)
+
+
+def _json_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None, str | None]]:
+    number = 0
+    while data := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(data) > MAX_LINE_BYTES:
+            yield number, _digest_of_rest(stream, data), f"the line is longer than {MAX_LINE_BYTES} bytes"
+        else:
+            yield number, data if data.strip() else None, None
+
+
+def _digest_of_rest(stream: BinaryIO, data: bytes) -> bytes:
+    """Read the rest of a line without holding it; return what stands for its content."""
+    hasher = hashlib.blake2b(data, digest_size=DIGEST_BYTES)
+    while data and not data.endswith(b"\n"):
+        data = stream.readline(_PIECE_BYTES)
+        hasher.update(data)
+    return hasher.digest()
+
+
+@contextlib.contextmanager
+def _csv_reader(stream: BinaryIO, delimiter: str) -> Iterator[Any]:
+    # What is no UTF-8 becomes lone surrogates, which make their own row an error, not the file.
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    if csv.field_size_limit() < MAX_LINE_BYTES:
+        csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        yield csv.reader(text, delimiter=delimiter, strict=True)
+    finally:
+        text.detach()  # the stream is closed by who opened it
+
+
+def _csv_header(name: str, reader: Any) -> list[str]:
+    header = next(reader, None)
+    if not header:
+        raise UsageError(f"{name} has no header line with the names of its columns")
+    if "" in header or len(set(header)) < len(header):
+        raise UsageError(f"{name}: the header must name every column once, it reads {header}")
+    return [str(column) for column in header]
+
+
+def _csv_rows(
+    name: str, stream: BinaryIO, delimiter: str
+) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
+    with _csv_reader(stream, delimiter) as reader:
+        try:
+            header = _csv_header(name, reader)
+            for number, values in enumerate(reader, start=1):
+                if not values:
+                    yield number, None, None
+                elif len(values) != len(header):
+                    fault = f"the record has {len(values)} values, the header names {len(header)} columns"
+                    yield number, "\0".join(values).encode(errors="surrogateescape"), fault
+                else:
+                    yield number, dict(zip(header, values, strict=True)), None
+        except csv.Error as error:
+            raise UsageError(f"{name}, line {reader.line_num}: {error}") from error
+
+
+def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], None]]:
+    number = 0
+    for batch in _parquet(name, stream).iter_batches(batch_size=_PARQUET_ROWS):
+        for record in batch.to_pylist():
+            number += 1
+            yield number, {key: _jsonable(value) for key, value in record.items()}, None
+
+
+def _parquet(name: str, stream: BinaryIO) -> Any:
+    pyarrow = arrow(f"reading {name}")
+    try:
+        return pyarrow.parquet.ParquetFile(stream)
+    except pyarrow.ArrowInvalid as error:
+        raise UsageError(f"{name} is no Parquet file: {error}") from error
+
+
+def _columns(name: str) -> list[str]:
+    suffix = plain_suffix(name)
+    with open_input(name) as stream:
+        if suffix in _ARROW_FILES:
+            return [str(column) for column in _parquet(name, stream).schema_arrow.names]
+        with _csv_reader(stream, "\t" if suffix == ".tsv" else ",") as reader:
+            return _csv_header(name, reader)
+
+
+def _jsonable(value: Any) -> Any:
+    """A value of Parquet as JSON has it."""
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta | decimal.Decimal):
+        return str(value)
+    return value
+
+
+def _digest(data: bytes | dict[str, Any]) -> bytes:
+    if isinstance(data, dict):
+        text = json.dumps(data, sort_keys=True, ensure_ascii=False)
+        data = text.encode("utf-8", "surrogatepass")
+    else:
+        data = data.rstrip(b"\r\n")  # a last line may or may not end
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,129 @@
+"""From a record of a table, or of any JSON lines, to a request: a template over its columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+
+from ....errors import RequestError, UsageError
+
+Kind = Literal["prompt", "chat", "embedding"]
+
+_MOST_CHARACTERS = 16 * 2**20
+_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """How a record becomes a request.
+
+    Args:
+        text: Jinja source over the record's columns; None takes the columns that name a request's own fields.
+        kind: what the text is: a prompt to continue, a user's message, or a text to embed.
+        system: a message that precedes the user's, for ``chat``; Jinja too.
+        id_column: the column with the custom_id; None takes ``custom_id``, if there is one.
+        keep: columns that the output repeats.
+    """
+
+    text: str | None = None
+    kind: Kind = "prompt"
+    system: str | None = None
+    id_column: str | None = None
+    keep: Sequence[str] = ()
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Make sure that the columns of a table suffice.
+
+        Raises:
+            UsageError: one that is named is missing, or nothing says what to ask.
+        """
+        named = [(column, "the template") for column in self.named_columns()]
+        named += [(column, "--keep") for column in self.keep]
+        named += [(self.id_column, "--id-column")] if self.id_column else []
+        for column, who in named:
+            if column not in columns:
+                raise UsageError(f"{who} names the column '{column}'; there are: {', '.join(columns)}")
+        if self.text is None and not {"prompt", "messages", "input"} & set(columns):
+            raise UsageError(
+                f"the input has the columns {', '.join(columns)}; a template must say how they make a "
+                "prompt, for example --template 'Summarize: {{ text }}'"
+            )
+
+    def named_columns(self) -> list[str]:
+        """Columns that the templates name, sorted.
+
+        Raises:
+            UsageError: a template is broken.
+        """
+        names: set[str] = set()
+        for source in (self.text, self.system):
+            if source is not None:
+                try:
+                    names |= jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+                except jinja2.TemplateSyntaxError as error:
+                    raise UsageError(f"the template is broken in line {error.lineno}: {error}") from error
+        return sorted(names)
+
+    def body(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The request of a record, with its custom_id.
+
+        Raises:
+            RequestError: a column is missing, or the template fails.
+        """
+        body = self._plain_body(record) if self.text is None else self._rendered_body(record)
+        column = self.id_column or "custom_id"
+        if column in record and record[column] is not None:
+            body["custom_id"] = str(record[column])
+        elif self.id_column:
+            raise RequestError(f"the record has no column '{self.id_column}' for its custom_id")
+        return body
+
+    def kept(self, record: Mapping[str, Any]) -> str | None:
+        """The columns that the output repeats, as JSON."""
+        if not self.keep:
+            return None
+        return json.dumps({column: record.get(column) for column in self.keep}, ensure_ascii=False)
+
+    def _plain_body(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "prompt", "input"):
+            value = record.get(name)
+            if value is not None:
+                is_text = name == "messages" and isinstance(value, str)
+                return {name: _from_json(name, value) if is_text else value}
+        raise RequestError("the record has neither 'prompt', 'messages' nor 'input'")
+
+    def _rendered_body(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        text = _render(str(self.text), record)
+        if self.kind == "embedding":
+            return {"input": text}
+        if self.kind == "prompt":
+            return {"prompt": text}
+        system = [] if self.system is None else [{"role": "system", "content": _render(self.system, record)}]
+        return {"messages": [*system, {"role": "user", "content": text}]}
+
+
+def _render(source: str, record: Mapping[str, Any]) -> str:
+    try:
+        text = _ENVIRONMENT.from_string(source).render(record)
+    except jinja2.UndefinedError as error:
+        raise RequestError(f"the template needs what the record lacks: {error}") from error
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RequestError(f"the template fails on this record: {error}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise RequestError(f"the template writes {len(text)} characters, more than {_MOST_CHARACTERS}")
+    return text
+
+
+def _from_json(name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise RequestError(f"the column '{name}' is not JSON: {error}") from error

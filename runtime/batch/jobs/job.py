@@ -1,0 +1,225 @@
+"""A job's folder: its journal, its lock, and the refusal to go on as another job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from ....errors import OutputExistsError, UsageError
+from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
+from .journal import JOURNAL_FILE, Journal
+
+LOCK_FILE, OWNER_FILE, CANCEL_FILE = "lock", "owner.json", "cancel"
+NEW, RUNNING, FINISHED, CANCELLED = "new", "running", "finished", "cancelled"
+
+_LOCK_SECONDS = 0.5  # whoever asks for a job's state holds the lock for an instant
+
+Facts = dict[str, Any]
+
+
+class JobChangedError(UsageError):
+    """A job of another input, model or options lies in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """Where a job keeps what.
+
+    Args:
+        output: the file, or URL, of results.
+        errors: the same of errors.
+        folder: of the journal.
+    """
+
+    output: str
+    errors: str
+    folder: Path
+
+    @classmethod
+    def of(cls, output: str, errors: str | None = None, folder: str | Path | None = None) -> JobPaths:
+        """Paths for an output; the folder is ``OUTPUT.job``, errors go to ``OUTPUT`` with ``.errors``.
+
+        Raises:
+            UsageError: the output is remote, and no folder is given.
+        """
+        if folder is None and is_remote(output):
+            raise UsageError(f"{output} is remote; name a local folder for the job's journal with --job DIR")
+        suffix = ".jsonl" if plain_suffix(output) == ".parquet" else None
+        own = with_infix(output, "errors", suffix)
+        return cls(output, errors or own, Path(folder if folder is not None else f"{output}.job"))
+
+
+def find_folder(name: str) -> Path:
+    """The job folder that a name stands for: itself, or that of an output.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (Path(name), Path(f"{name}.job")):
+        if (path / JOURNAL_FILE).is_file():
+            return path
+    raise UsageError(f"{name} is neither a job folder nor the output of a job: there is no {name}.job")
+
+
+@dataclass(slots=True)
+class Job:
+    """An opened job, which this process alone works on; see ``open_job``."""
+
+    paths: JobPaths
+    journal: Journal
+
+    @property
+    def finished(self) -> bool:
+        """Whether every line has its answer, and the output is written."""
+        return bool(self.journal.fact("state") == FINISHED)
+
+
+@contextlib.contextmanager
+def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) -> Iterator[Job]:
+    """Begin a job, or go on with it, and keep other processes from doing so meanwhile.
+
+    Args:
+        paths: of the job.
+        facts: what its answers depend on, as nested dictionaries of JSON: input, model, options.
+        details: what else is to be remembered; it may change from run to run.
+        restart: forget what is there.
+
+    Raises:
+        JobChangedError: the folder holds a job of other facts; the message lists how they differ.
+        OutputExistsError: the output exists, and no journal says that it is this job's.
+        UsageError: the folder cannot be made, or another process works on the job or its output.
+    """
+    check_folder(paths.output)
+    check_folder(paths.errors)
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the job folder {paths.folder} cannot be made: {error.strerror}") from error
+    with _locked(paths):
+        if restart:
+            _forget(paths.folder)
+        if not restart and not (paths.folder / JOURNAL_FILE).exists():
+            _refuse_foreign_output(paths)
+        journal = Journal(paths.folder)
+        try:
+            if restart:
+                journal.state_facts({"owns_output": True})
+            elif not journal.fact("owns_output"):
+                _refuse_foreign_output(paths)
+            before = journal.fact("job")
+            if before is None:
+                created = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+                journal.state_facts({"job": facts, "created": created, "state": NEW})
+            elif changes := differences(before, facts):
+                raise JobChangedError(_refusal(paths, changes))
+            journal.state_facts({"details": details})
+            (paths.folder / CANCEL_FILE).unlink(missing_ok=True)
+            yield Job(paths, journal)
+        finally:
+            journal.close()
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """One line for each fact that differs: ``options.max_tokens: 6 -> 8``."""
+    flat_before, flat_after = dict(_flat(before)), dict(_flat(after))
+    names = dict.fromkeys([*flat_before, *flat_after])
+    return [
+        f"{name}: {_shown(flat_before.get(name))} -> {_shown(flat_after.get(name))}"
+        for name in names
+        if flat_before.get(name) != flat_after.get(name)
+    ]
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process works on the job."""
+    if not (folder / LOCK_FILE).exists():
+        return False
+    lock = filelock.FileLock(folder / LOCK_FILE)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+
+
+def owner(folder: Path) -> Facts:
+    """What is known of the process that works, or last worked, on the job."""
+    try:
+        found = json.loads((folder / OWNER_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return "none" if value is None else text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _refusal(paths: JobPaths, changes: list[str]) -> str:
+    return (
+        f"{paths.folder} holds a job that differs from this one: {'; '.join(changes)}. Run the job as it "
+        "was, write to another output, or drop its answers with --restart"
+    )
+
+
+def _refuse_foreign_output(paths: JobPaths) -> None:
+    for name in (paths.output, paths.errors):
+        if exists(name):
+            raise OutputExistsError(
+                f"{name} exists and is of no job in {paths.folder}; --restart replaces it"
+            )
+
+
+def _forget(folder: Path) -> None:
+    for path in folder.glob(f"{JOURNAL_FILE}*"):
+        path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(paths: JobPaths) -> Iterator[None]:
+    """Hold the locks of the folder and of the output, which end with the process, however that ends."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_lock(paths.folder, f"the job {paths.folder}"))
+        usual = Path(f"{paths.output}.job")
+        if not is_remote(paths.output) and usual.absolute() != paths.folder.absolute():
+            # Jobs elsewhere, and one in the usual folder, may have the same output.
+            usual.mkdir(exist_ok=True)
+            stack.enter_context(_one_lock(usual, f"the output {paths.output}"))
+        yield
+
+
+@contextlib.contextmanager
+def _one_lock(folder: Path, what: str) -> Iterator[None]:
+    lock = filelock.FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS, poll_interval=0.05)
+    except filelock.Timeout:
+        who = owner(folder)
+        by = f" (process {who.get('pid')} on {who.get('host')})" if who else ""
+        raise UsageError(f"another process{by} works on {what}; wait for it or cancel it") from None
+    except OSError as error:
+        raise UsageError(f"{what} cannot be locked: {error.strerror}") from error
+    try:
+        mine = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
+        (folder / OWNER_FILE).write_text(json.dumps(mine), encoding="utf-8")
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,197 @@
+"""Answers of a journal as files: JSON lines in the order of the input, or Parquet; errors apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ....errors import UsageError
+from ..inputs.files import arrow, plain_suffix, remove, replacing
+from .journal import Answer, Journal
+
+_PARQUET_ROWS = 4096
+_RESULTS = (
+    "line",
+    "custom_id",
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "response",
+)
+_ARROW_TYPES = {"string": "string", "integer": "int64", "number": "float64", "boolean": "bool_"}
+
+
+def export(journal: Journal, output: str, errors: str | None) -> None:
+    """Write the results, and, if there are any, the errors; each file is whole or not there.
+
+    Args:
+        journal: of the job.
+        output: name of the results' file; Parquet if it ends so, else JSON lines.
+        errors: name of the errors' file; None leaves them out.
+
+    Raises:
+        OSError: a file cannot be written.
+        MissingExtraError: Parquet needs pyarrow.
+    """
+    results = journal.answers("code IS NULL")
+    if plain_suffix(output) == ".parquet":
+        kept = kept_columns(journal.answers("code IS NULL AND extra IS NOT NULL"))
+        write_parquet(results, output, journal.fact("job"), kept)
+    else:
+        write_lines(results, output)
+    if errors is not None and journal.totals().failed:
+        write_lines(journal.answers("code IS NOT NULL"), errors)
+    elif errors is not None:
+        remove(errors)
+
+
+def check_output(name: str, keep: Sequence[str]) -> None:
+    """Make sure that an output of this name can hold results, before any work.
+
+    Raises:
+        UsageError: a kept column has the name of a column of results.
+        MissingExtraError: Parquet needs pyarrow.
+    """
+    if plain_suffix(name) != ".parquet":
+        return
+    arrow(f"writing {name}")
+    for column in keep:
+        if column in _RESULTS:
+            raise UsageError(
+                f"'{column}' is the name of a column of results; rename that of the input, or drop --keep"
+            )
+
+
+def write_lines(answers: Iterator[Answer], name: str) -> None:
+    """Write the records of answers, one a line, with the columns kept of the input as ``columns``."""
+    with replacing(name) as stream:
+        for answer in answers:
+            stream.write(record_line(answer) + b"\n")
+
+
+def record_line(answer: Answer) -> bytes:
+    """The line of output of an answer."""
+    if answer.extra is None:
+        return answer.record
+    return answer.record[:-1] + b', "columns": ' + answer.extra.encode() + b"}"
+
+
+def write_parquet(
+    answers: Iterator[Answer], name: str, facts: Mapping[str, Any] | None, kept: Mapping[str, str]
+) -> None:
+    """Write a table: a row an answer, with its text, and a column for each property of the job's schema.
+
+    Args:
+        answers: of lines that succeeded.
+        name: of the file.
+        facts: the job's.
+        kept: Arrow types of the columns kept of the input; see ``kept_columns``.
+
+    Raises:
+        OSError: the file cannot be written.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pyarrow = arrow(f"writing {name}")
+    properties = schema_properties(facts)
+    fields = [
+        ("line", pyarrow.int64()),
+        ("custom_id", pyarrow.string()),
+        *((column, getattr(pyarrow, kind)()) for column, kind in kept.items()),
+        ("text", pyarrow.string()),
+        *((f"output.{key}", getattr(pyarrow, kind)()) for key, kind in properties.items()),
+        ("finish_reason", pyarrow.string()),
+        ("prompt_tokens", pyarrow.int64()),
+        ("completion_tokens", pyarrow.int64()),
+        ("response", pyarrow.string()),
+    ]
+    schema = pyarrow.schema(fields)
+    with replacing(name) as stream, pyarrow.parquet.ParquetWriter(stream, schema) as writer:
+        while batch := list(itertools.islice(answers, _PARQUET_ROWS)):
+            rows = [_table_row(answer, kept, properties) for answer in batch]
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+
+def schema_properties(facts: Mapping[str, Any] | None) -> dict[str, str]:
+    """The properties of the JSON schema that all lines of a job answer in, with Arrow types."""
+    options = (facts or {}).get("options", {})
+    schema = (options.get("structured_output") or {}).get("json_schema")
+    schema = json.loads(schema) if isinstance(schema, str) else schema
+    found = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    return {
+        name: _ARROW_TYPES.get(str(rule.get("type")) if isinstance(rule, dict) else "", "string")
+        for name, rule in found.items()
+    }
+
+
+def kept_columns(answers: Iterator[Answer]) -> dict[str, str]:
+    """The columns kept of the input, with the Arrow type that holds all their values."""
+    kinds: dict[str, set[str]] = {}
+    for answer in answers:
+        for column, value in (json.loads(answer.extra) if answer.extra else {}).items():
+            kinds.setdefault(column, set()).add(_kind(value))
+    return {column: _common(found - {"null"}) for column, found in kinds.items()}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool_"
+    if isinstance(value, int):
+        return "int64" if -(2**63) <= value < 2**63 else "string"
+    return "null" if value is None else "float64" if isinstance(value, float) else "string"
+
+
+def _common(kinds: set[str]) -> str:
+    if kinds == {"int64", "float64"}:
+        return "float64"
+    return kinds.pop() if len(kinds) == 1 else "string"
+
+
+def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str, str]) -> dict[str, Any]:
+    record = json.loads(answer.record)
+    body = record["response"]["body"]
+    text = text_of(body)
+    row: dict[str, Any] = {
+        "line": answer.number,
+        "custom_id": record["custom_id"],
+        "text": text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "response": json.dumps(body, ensure_ascii=False),
+    }
+    columns = json.loads(answer.extra) if answer.extra else {}
+    row |= {column: _as_kind(columns.get(column), kind) for column, kind in kept.items()}
+    found = _object(text) if properties else {}
+    row |= {f"output.{name}": _as_kind(found.get(name), kind) for name, kind in properties.items()}
+    return row
+
+
+def _as_kind(value: Any, kind: str) -> Any:
+    """A value as a column of this type holds it; other values than texts become JSON in a column of texts."""
+    if kind == "string":
+        return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if kind == "float64" and isinstance(value, int):
+        return float(value)
+    return value
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """The JSON object that a text is; none if it was cut off."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def text_of(body: Mapping[str, Any]) -> str | None:
+    """The text of a response's first choice, if it has one."""
+    choices = body.get("choices")
+    if not choices:
+        return None
+    choice = choices[0]
+    text = choice["message"].get("content") if "message" in choice else choice.get("text")
+    return text if isinstance(text, str) else None

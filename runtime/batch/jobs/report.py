@@ -1,0 +1,172 @@
+"""A page about a job that needs nothing beside it: no scripts, no fonts, no network."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ....errors import UsageError
+from .journal import Journal
+from .status import job_status, open_journal
+
+_TEMPLATE = "report_page.html"
+_BUCKETS = 32
+_SLOWEST, _FAILED = 12, 25
+_SHOWN = 160  # characters of a message or custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How a number is spread over the lines that succeeded.
+
+    Args:
+        name: of the number.
+        unit: of it.
+        quantiles: the least, median, 90 %, 99 % and greatest of all.
+        counts: of lines, in buckets of equal width from the least to the greatest.
+    """
+
+    name: str
+    unit: str
+    quantiles: dict[str, float]
+    counts: list[int]
+
+
+def write_report(name: str, path: Path) -> None:
+    """Write the page of a job.
+
+    Args:
+        name: the job's folder, or its output.
+        path: of the page.
+
+    Raises:
+        UsageError: there is no such job, or no folder for the page.
+        OSError: the page cannot be written.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for the report; make it first")
+    path.write_text(to_html(name), encoding="utf-8")
+
+
+def to_html(name: str) -> str:
+    """The page.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    status, journal = job_status(name), open_journal(name)
+    try:
+        facts = journal.fact("job") or {}
+        environment = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters["number"] = _number
+        source = importlib.resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
+        return environment.from_string(source).render(
+            status=status,
+            options=facts.get("options", {}),
+            distributions=_distributions(journal),
+            reasons=_counts(journal, "finish_reason"),
+            workers=_workers(journal),
+            agreement=journal.fact("agreement") or {},
+            errors=sorted(status["errors"].items(), key=lambda item: -item[1]),
+            slowest=_slowest(journal),
+            failed=_failed(journal),
+        )
+    finally:
+        journal.close()
+
+
+def _distributions(journal: Journal) -> list[Distribution]:
+    wanted = [
+        ("prompt length", "tokens", "prompt_tokens"),
+        ("generated length", "tokens", "completion_tokens"),
+        ("latency in the engine", "s", "seconds"),
+    ]
+    found = [_distribution(journal, *each) for each in wanted]
+    return [each for each in found if each is not None]
+
+
+def _distribution(journal: Journal, name: str, unit: str, column: str) -> Distribution | None:
+    ((total, low, high),) = journal.query(
+        f"SELECT count(*), min({column}), max({column}) FROM answers WHERE code IS NULL"  # noqa: S608 -- ours
+    )
+    if not total:
+        return None
+    shares = {"least": 0.0, "median": 0.5, "90 %": 0.9, "99 %": 0.99, "greatest": 1.0}
+    quantiles = {label: _quantile(journal, column, total, share) for label, share in shares.items()}
+    width = (high - low) / _BUCKETS or 1.0
+    counts = [0] * _BUCKETS
+    query = (
+        f"SELECT min(CAST(({column} - ?) / ? AS INTEGER), ?), count(*) FROM answers "  # noqa: S608 -- ours
+        "WHERE code IS NULL GROUP BY 1"
+    )
+    for bucket, count in journal.query(query, (low, float(width), _BUCKETS - 1)):
+        counts[bucket] = count
+    return Distribution(name, unit, quantiles, counts)
+
+
+def _quantile(journal: Journal, column: str, total: int, share: float) -> float:
+    query = f"SELECT {column} FROM answers WHERE code IS NULL ORDER BY {column} LIMIT 1 OFFSET ?"  # noqa: S608
+    ((value,),) = journal.query(query, (min(total - 1, int(share * total)),))
+    return float(value)
+
+
+def _counts(journal: Journal, column: str) -> list[tuple[str, int]]:
+    query = (
+        f"SELECT {column}, count(*) FROM answers WHERE code IS NULL "  # noqa: S608 -- ours
+        "GROUP BY 1 ORDER BY 2 DESC"
+    )
+    return [(str(value), int(count)) for value, count in journal.query(query)]
+
+
+def _workers(journal: Journal) -> list[tuple[Any, ...]]:
+    query = (
+        "SELECT worker, count(*), sum(prompt_tokens), sum(completion_tokens), avg(seconds) FROM answers "
+        "WHERE code IS NULL GROUP BY 1 ORDER BY 2 DESC"
+    )
+    return list(journal.query(query))
+
+
+def _slowest(journal: Journal) -> list[dict[str, Any]]:
+    query = (
+        "SELECT number, record, prompt_tokens, completion_tokens, seconds FROM answers WHERE code IS NULL "
+        "ORDER BY seconds DESC LIMIT ?"
+    )
+    return [
+        {
+            "line": number,
+            "custom_id": _short(json.loads(record)["custom_id"]),
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "seconds": seconds,
+        }
+        for number, record, prompt, completion, seconds in journal.query(query, (_SLOWEST,))
+    ]
+
+
+def _failed(journal: Journal) -> list[dict[str, Any]]:
+    query = "SELECT number, code, record FROM answers WHERE code IS NOT NULL ORDER BY number LIMIT ?"
+    found = []
+    for number, code, data in journal.query(query, (_FAILED,)):
+        record = json.loads(data)
+        message = _short(record["error"]["message"])
+        found.append(
+            {"line": number, "code": code, "custom_id": _short(record["custom_id"]), "message": message}
+        )
+    return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:.3g}"

@@ -1,0 +1,58 @@
+"""Lines answered as they come, without a journal: what a pipe gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from .inputs.lines import BadLine, BatchLine, CustomIds, parse_row, refuse_duplicate
+from .inputs.sources import Source
+from .inputs.templates import PromptTemplate
+from .jobs.journal import Answer, Totals
+from .jobs.output import record_line
+from .run import Executor
+from .workers.offline import failed
+
+
+def stream(
+    executor: Executor,
+    source: Source,
+    template: PromptTemplate,
+    write: Callable[[bytes], None],
+    *,
+    endpoint: str | None = None,
+    stop: threading.Event | None = None,
+) -> Totals:
+    """Answer all rows, in the order of finishing, failed ones included; return the sums.
+
+    Args:
+        executor: answers lines.
+        source: the rows.
+        template: makes requests of records.
+        write: takes one line of output, without its line break; called by two threads in turn.
+        endpoint: the only url that lines may ask; None allows all.
+        stop: ends the run early once it is set.
+    """
+    totals, turn, ids = Totals(), threading.Lock(), CustomIds()
+
+    def put(answer: Answer) -> None:
+        with turn:
+            totals.add(answer)
+            write(record_line(answer))
+
+    def lines() -> Iterator[BatchLine]:
+        for row in source:
+            line = parse_row(row, template, endpoint)
+            if isinstance(line, BatchLine):
+                line = refuse_duplicate(line, row, ids)
+            if isinstance(line, BadLine):
+                put(failed(line, line.code, line.message))
+            else:
+                yield line
+
+    try:
+        for answer in executor.run(lines(), stop or threading.Event()):
+            put(answer)
+    finally:
+        ids.close()
+    return totals

@@ -1,0 +1,71 @@
+"""Answers for the rows of a table in memory: pandas, Polars, or Hugging Face datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import RequestError, UsageError
+from .jobs.output import text_of
+
+
+def map_table(
+    table: Any,
+    template: str,
+    *,
+    model: str | Path,
+    into: str = "output",
+    strict: bool = True,
+    **options: Any,
+) -> Any:
+    """A copy of a table with one more column: the text that answers each row.
+
+    Args:
+        table: a pandas or Polars DataFrame, or a datasets.Dataset. None of these packages is imported here.
+        template: Jinja source over the columns, such as ``Summarize: {{ text }}``.
+        model: as for ``load_model``.
+        into: the new column.
+        strict: raise if a row fails; else its text is None.
+        **options: of ``carryall.batch.run``. With ``output``, the job can be resumed by the same call.
+
+    Raises:
+        UsageError: the table is of no known kind, has the column, or an option is wrong.
+        RequestError: a row failed, with ``strict``.
+    """
+    from .api import run
+
+    records, attach = _adapter(table, into)
+    texts: dict[int, str | None] = {}
+    count = 0
+
+    def numbered() -> Iterable[Mapping[str, Any]]:
+        nonlocal count
+        for record in records:
+            count += 1
+            yield record
+
+    with run(numbered(), model=model, template=template, **options) as job:
+        for record in job:
+            number = int(record["id"].rpartition("_")[2])
+            if record["error"] is not None and strict:
+                raise RequestError(f"row {number} of the table: {record['error']['message']}")
+            texts[number] = None if record["error"] is not None else text_of(record["response"]["body"])
+    return attach([texts.get(number) for number in range(1, count + 1)])
+
+
+def _adapter(table: Any, into: str) -> tuple[Iterable[Mapping[str, Any]], Any]:
+    """The rows of a table, and what adds a column to it."""
+    columns = list(getattr(table, "column_names", getattr(table, "columns", ())))
+    if into in columns:
+        raise UsageError(f"the table has a column '{into}'; name another one with into=")
+    if hasattr(table, "add_column"):  # datasets.Dataset
+        return table, lambda values: table.add_column(into, values)
+    if hasattr(table, "iter_rows"):  # polars.DataFrame
+        make = type(table)
+        return table.iter_rows(named=True), lambda values: table.with_columns(make({into: values})[into])
+    if hasattr(table, "to_dict") and hasattr(table, "assign"):  # pandas.DataFrame
+        return table.to_dict(orient="records"), lambda values: table.assign(**{into: values})
+    raise UsageError(
+        f"a table is a pandas or Polars DataFrame or a datasets.Dataset, not {type(table).__name__}"
+    )

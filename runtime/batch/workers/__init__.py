@@ -1,0 +1,1 @@
+"""What answers lines: an engine of this process, other processes, a cluster."""

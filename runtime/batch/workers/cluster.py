@@ -1,0 +1,216 @@
+"""Workers on a Ray cluster; the journal stays with the process that was started."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from ....errors import CarryallError, MissingExtraError, ProviderRuntimeError, UsageError
+from ..inputs.lines import BatchLine
+from ..jobs.journal import Answer
+from .pool import Give, Take, Worker, WorkerLost, WorkerPool
+from .worker import WorkerSpec, open_worker
+
+# Lines of one call: enough that the end of a call, where slots run empty, costs little.
+_CALL_LINES = 512
+_WAIT_SECONDS = 0.2
+_MODELS = "carryall-batch-models"
+
+LOCAL = "local"
+
+
+def ray_module() -> Any:
+    """The package ray.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("--ray", "ray", "ray") from error
+    return ray
+
+
+def connect(address: str) -> Any:
+    """Connect to a cluster, or start one of this machine; return the module.
+
+    Raises:
+        MissingExtraError: ray is not installed.
+        UsageError: there is no cluster at the address.
+    """
+    ray = ray_module()
+    if ray.is_initialized():
+        return ray
+    options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
+    try:
+        ray.init(**options if address == LOCAL else {"address": address, "log_to_driver": False})
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"there is no Ray cluster at {address}: {error}") from error
+    return ray
+
+
+def cluster_pool(
+    spec: WorkerSpec, address: str, workers: int, resources: Mapping[str, float] | None = None
+) -> WorkerPool:
+    """Workers on a cluster, each an actor that holds the model.
+
+    Args:
+        spec: of the workers.
+        address: of the cluster; ``local`` starts one.
+        workers: how many; those that find no room wait for it, which makes an autoscaling cluster grow.
+        resources: what each actor takes, such as ``{"num_gpus": 1}``; one CPU if nothing is said.
+
+    Raises:
+        MissingExtraError: ray is not installed.
+        UsageError: there is no cluster, or the model cannot be sent to it.
+    """
+    ray = connect(address)
+    shipped = ship(spec.model)
+    packed = None if shipped is None else ray.put(shipped)
+    name = "" if shipped is None else hashlib.sha256(shipped).hexdigest()[:32]
+    openers: list[Callable[[], Worker]] = [
+        functools.partial(
+            ClusterWorker,
+            ray,
+            replace(spec, worker=f"ray-{number}"),
+            packed,
+            name,
+            resources or {"num_cpus": 1},
+        )
+        for number in range(workers)
+    ]
+    return WorkerPool(openers)
+
+
+def ship(model: str) -> bytes | None:
+    """A local folder as an archive; None for names that every node finds by itself, such as hub ids.
+
+    Raises:
+        UsageError: the model is a single file, which needs what lies beside it.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        raise UsageError(f"{model} is a file; a cluster needs the folder with its tokenizer: export it first")
+    if not path.is_dir():
+        return None
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                archive.add(file, str(file.relative_to(path)), filter=_without_owner)
+    return stream.getvalue()
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def unpacked(name: str, archive: bytes) -> Path:
+    """The folder of an archive on this node, unpacked once however many actors ask."""
+    root = Path(tempfile.gettempdir()) / _MODELS
+    root.mkdir(exist_ok=True)
+    folder = root / name
+    with filelock.FileLock(root / f"{name}.lock"):
+        if not folder.is_dir():
+            scratch = Path(tempfile.mkdtemp(dir=root))
+            with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+                opened.extractall(scratch, filter="data")
+            scratch.rename(folder)
+    return folder
+
+
+class Answerer:
+    """Holds a model and answers lines; the body of an actor.
+
+    Args:
+        spec: of the worker.
+        name: of the model's archive, empty if the node finds the model by itself.
+        archive: the model's folder.
+    """
+
+    def __init__(self, spec: WorkerSpec, name: str, archive: bytes | None) -> None:
+        if archive is not None:
+            spec = replace(spec, model=str(unpacked(name, archive)))
+        self._engine = open_worker(spec)
+
+    def ready(self) -> None:
+        """Return once the model is loaded."""
+
+    def answer(self, lines: Sequence[BatchLine]) -> list[Answer]:
+        """Answers of lines, in any order."""
+        return list(self._engine.run(iter(lines), threading.Event()))
+
+
+class ClusterWorker:
+    """An actor as the thread that serves it sees it.
+
+    Args:
+        ray: the module, connected.
+        spec: of the worker.
+        packed: the object that holds the model's archive, or None.
+        name: of the archive.
+        resources: of the actor.
+    """
+
+    def __init__(
+        self, ray: Any, spec: WorkerSpec, packed: Any, name: str, resources: Mapping[str, float]
+    ) -> None:
+        self.name = spec.worker or ""
+        self._ray = ray
+        actor = ray.remote(**resources)(Answerer)
+        self._actor = actor.remote(spec, name, packed)
+
+    def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
+        """See ``Worker``."""
+        # An actor may wait long for a place in the cluster; it must not keep lines from others meanwhile.
+        ready = self._actor.ready.remote()
+        while not self._ray.wait([ready], timeout=_WAIT_SECONDS)[0]:
+            if over.is_set() or give(0) == []:
+                return
+        self._result(ready)
+        while not over.is_set():
+            lines = give(_CALL_LINES)
+            if lines is None:
+                time.sleep(_WAIT_SECONDS)
+            elif not lines:
+                return
+            else:
+                call = self._actor.answer.remote(lines)
+                self._wait(call, over)
+                if not over.is_set():
+                    take(self._result(call))
+
+    def _wait(self, call: Any, over: threading.Event) -> None:
+        while not over.is_set() and not self._ray.wait([call], timeout=_WAIT_SECONDS)[0]:
+            pass
+
+    def _result(self, call: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(call)
+        except errors.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, CarryallError) else error
+            raise cause if isinstance(cause, CarryallError) else ProviderRuntimeError(str(error)) from error
+        except errors.RayError as error:  # the actor or its node died
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, CarryallError):
+                raise cause from error
+            raise WorkerLost(f"worker {self.name}: {error}") from error
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._actor)

@@ -1,0 +1,311 @@
+"""An engine that works through lines as fast as it can: nobody watches the texts grow.
+
+A thread reads and tokenizes a window of lines ahead of the engine and sorts it, so that prompts with a common
+prefix follow each other and reuse its KV. The calling thread runs the steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, RequestError, UsageError
+from ...engine.engine import Engine
+from ...engine.requests.request import Request
+from ...process.uninterrupted import uninterrupted
+from ...types.outputs import RequestOutput
+from ..inputs.lines import BadLine, BatchLine
+from ..jobs.journal import Answer
+from .endpoints import Preparer, Work
+
+# Enough lines at hand that a slot which becomes free is filled in the next step.
+REQUESTS_PER_SLOT = 2
+WINDOW_LINES = 512
+_FIRST_WINDOW = 32
+_WINDOW_BYTES = 2**26
+_POLL_SECONDS = 0.1
+# So many requests in a row that the device failed mean that it is lost, not that the lines are at fault.
+_MOST_FAILURES_IN_ROW = 100
+
+
+@dataclass(slots=True)
+class _Item:
+    """A line on its way through the engine."""
+
+    line: BatchLine
+    work: Work | None
+    fault: UsageError | None = None
+    running: int = 0
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, Sequence[int]]:
+        """Sorts a window: by tokens, so that shared prefixes are neighbours."""
+        groups = self.work.groups if self.work is not None else ()
+        return (1, groups[0].requests[0].prompt_token_ids) if groups else (0, ())
+
+
+class OfflineEngine:
+    """Answers lines; closing it closes the engine.
+
+    Args:
+        engine: runs the requests.
+        preparer: makes them of lines.
+        worker: the name under which answers are noted.
+        window: how many lines are read ahead and sorted.
+    """
+
+    def __init__(
+        self, engine: Engine, preparer: Preparer, *, worker: str = "", window: int = WINDOW_LINES
+    ) -> None:
+        self._engine = engine
+        self._preparer = preparer
+        self._worker = worker
+        self._window = window
+        self._most = engine.info.max_slots * REQUESTS_PER_SLOT
+        self._failures = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing to note of one engine."""
+        return {}
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.close()
+        self._preparer.requests.encoder.close()
+
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+        """Yield one answer a line, in the order of finishing; end early once ``stop`` is set.
+
+        ``lines`` is read in another thread; see ``windows`` for None.
+
+        Raises:
+            CarryallError, OSError: reading failed, or the device is lost.
+        """
+        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(max(self._most, self._window))
+        over = threading.Event()
+        thread = threading.Thread(
+            target=self._read_ahead,
+            args=(lines, ready, stop, over),
+            name="carryall-batch-reader",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            yield from self._work(ready, stop)
+        finally:
+            over.set()
+            thread.join()
+
+    def _read_ahead(
+        self,
+        lines: Iterator[BatchLine | None],
+        ready: queue.Queue[_Item | BaseException | None],
+        stop: threading.Event,
+        over: threading.Event,
+    ) -> None:
+        def put(item: _Item | BaseException | None) -> bool:
+            while not (stop.is_set() or over.is_set()):
+                with contextlib.suppress(queue.Full):
+                    ready.put(item, timeout=_POLL_SECONDS)
+                    return True
+            return False
+
+        try:
+            for window in windows(lines, self._window):
+                items = []
+                for line in window:
+                    if stop.is_set() or over.is_set():
+                        return
+                    items.append(self._prepared(line))
+                if not all(put(item) for item in sorted(items, key=lambda item: item.order)):
+                    return
+        except BaseException as error:  # noqa: BLE001 -- raised in the thread that runs the engine
+            put(error)
+        else:
+            put(None)
+
+    def _prepared(self, line: BatchLine) -> _Item:
+        try:
+            return _Item(line, self._preparer.prepare(line))
+        except UsageError as error:
+            return _Item(line, None, error)
+
+    def _work(
+        self, ready: queue.Queue[_Item | BaseException | None], stop: threading.Event
+    ) -> Iterator[Answer]:
+        running: dict[str, _Item] = {}
+        more = True
+        while (more or running) and not stop.is_set():
+            while more and len(running) < self._most:
+                try:
+                    item = ready.get(block=not running, timeout=_POLL_SECONDS)
+                except queue.Empty:
+                    break
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    more = False
+                elif not self._start(item, running):
+                    yield self._answer(item)
+            if running:
+                with uninterrupted():
+                    moved = self._engine.step()
+                for item in self._ended(moved, running):
+                    yield self._answer(item)
+
+    def _start(self, item: _Item, running: dict[str, _Item]) -> bool:
+        """Hand a line's requests to the engine; False if there are none to wait for."""
+        if item.work is None:
+            return False
+        now = time.monotonic()
+        requests = [request for group in item.work.groups for request in group.requests]
+        try:
+            for request in requests:
+                request.metrics.arrival = now
+                if item.work.timeout is not None:
+                    request.deadline = now + item.work.timeout
+                self._engine.add(request)
+                item.requests.append(request)
+        except UsageError as error:
+            item.fault = error
+            for request in item.requests:
+                self._engine.cancel(request.request_id)
+            return False
+        item.running = len(requests)
+        running.update({request.request_id: item for request in requests})
+        return bool(requests)
+
+    def _ended(self, moved: Sequence[Request], running: dict[str, _Item]) -> Iterator[_Item]:
+        for request in moved:
+            if request.finished and (item := running.pop(request.request_id, None)) is not None:
+                item.running -= 1
+                if not item.running:
+                    yield item
+
+    def _answer(self, item: _Item) -> Answer:
+        """What becomes of a line.
+
+        Raises:
+            ProviderRuntimeError: the device failed one request after the other.
+        """
+        outputs: list[RequestOutput] = []
+        try:
+            if item.fault is not None or item.work is None:
+                raise item.fault or RequestError("the line could not be prepared")
+            for group in item.work.groups:
+                if group.fault is not None:
+                    raise group.fault
+            outputs = [group.snapshot() for group in item.work.groups]
+            body, reason = item.work.read(outputs)
+        except CarryallError as error:
+            code = error_code(error)
+            self._failures = self._failures + 1 if code == "server_error" else 0
+            if self._failures >= _MOST_FAILURES_IN_ROW:
+                raise ProviderRuntimeError(
+                    f"the last {self._failures} lines failed on the device, so the job stops: {error}"
+                ) from error
+            return failed(item.line, code, str(error), worker=self._worker)
+        self._failures = 0
+        return _completed(item.line, body, reason, outputs, self._worker)
+
+
+def windows(lines: Iterator[BatchLine | None], most: int) -> Iterator[list[BatchLine]]:
+    """Cut lines into windows of at most ``most``, less where lines are long, and at first.
+
+    The first windows are short, so that the engine has work while the next are prepared. None among the lines
+    ends a window: no line will come before those are answered.
+    """
+    count = min(_FIRST_WINDOW, most)
+    window: list[BatchLine] = []
+    size = 0
+    for line in lines:
+        if line is not None:
+            window.append(line)
+            size += _size(line)
+        if window and (line is None or len(window) >= count or size > _WINDOW_BYTES):
+            yield window
+            window, size, count = [], 0, min(2 * count, most)
+    if window:
+        yield window
+
+
+def _size(line: BatchLine) -> int:
+    prompt = line.body.get("prompt", "")
+    return len(prompt) if isinstance(prompt, str) else len(str(line.body))
+
+
+def error_code(error: CarryallError) -> str:
+    """The code under which a line's failure is reported."""
+    if isinstance(error, RequestCancelled):
+        return "timeout"
+    return "invalid_request" if isinstance(error, UsageError) else "server_error"
+
+
+def _completed(
+    line: BatchLine, body: dict[str, object], reason: str, outputs: Sequence[RequestOutput], worker: str
+) -> Answer:
+    name = f"batch_req_{line.number}"
+    response = {"status_code": 200, "request_id": name, "body": body}
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    ends = [each.finished for each in metrics if each.finished is not None]
+    starts = [each.first_scheduled or each.arrival for each in metrics]
+    return Answer(
+        number=line.number,
+        digest=line.digest,
+        id_key=line.id_key,
+        record=_json({"id": name, "custom_id": line.custom_id, "response": response, "error": None}),
+        extra=line.extra,
+        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
+        completion_tokens=sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
+        cached_tokens=sum(each.cached_tokens for each in metrics),
+        seconds=max(ends) - min(starts) if ends and starts else 0.0,
+        finish_reason=reason,
+        worker=worker,
+    )
+
+
+def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> Answer:
+    """The answer of a line that failed, in the shape of OpenAI's error files."""
+    error: dict[str, object] = {"code": code, "message": message, "line": line.number}
+    if isinstance(line, BadLine) and line.file is not None:
+        error |= {"file": line.file, "file_line": line.line}
+    name = f"batch_req_{line.number}"
+    record: dict[str, object] = {
+        "id": name,
+        "custom_id": line.custom_id,
+        "response": None,
+        "error": error,
+    }
+    return Answer(
+        number=line.number,
+        digest=line.digest,
+        id_key=line.id_key,
+        record=_json(record),
+        extra=line.extra,
+        code=code,
+        worker=worker,
+    )
+
+
+def _json(record: dict[str, object]) -> bytes:
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a log-probability of minus infinity, which JSON cannot say
+        text = json.dumps(_finite(record), ensure_ascii=False)
+    return text.encode()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

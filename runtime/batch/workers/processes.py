@@ -1,0 +1,133 @@
+"""Workers in processes of their own on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+
+from ....errors import CarryallError, ProviderRuntimeError
+from ..inputs.lines import BatchLine
+from ..jobs.journal import Answer
+from .pool import PIECE_LINES, POLL_SECONDS, Give, Take, WorkerLost
+from .worker import WorkerSpec, open_worker
+
+_ANSWERS_SECONDS = 0.05
+
+
+class ProcessWorker:
+    """A worker process, spawned; it asks for lines over a pipe whenever it has room for more.
+
+    Args:
+        spec: what it needs to answer lines.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.name = spec.worker or ""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(spec, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid
+
+    def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
+        """See ``Worker``."""
+        try:
+            wanted = 0
+            while not over.is_set():
+                if wanted:
+                    lines = give(wanted)
+                    self._pipe.send(lines)
+                    wanted = 0
+                if not self._pipe.poll(POLL_SECONDS):
+                    continue
+                kind, value = self._pipe.recv()
+                if kind == "want":
+                    wanted = value
+                elif kind == "answers":
+                    take(value)
+                elif kind == "error":
+                    raise value
+                else:
+                    return
+        except (EOFError, OSError) as error:
+            self._process.join(POLL_SECONDS)
+            code = self._process.exitcode
+            raise WorkerLost(f"worker {self.name} ended with exit code {code}") from error
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _serve(spec: WorkerSpec, pipe: Connection) -> None:
+    """Answer lines until there are no more. Runs in the worker's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that is in charge
+    over = threading.Event()
+    answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    turn = threading.Lock()
+    sender = threading.Thread(target=_send_answers, args=(pipe, answers, turn), daemon=True)
+    try:
+        engine = open_worker(spec)
+        sender.start()
+        for answer in engine.run(_asked_for(pipe, turn), over):
+            answers.put(answer)
+        answers.put(None)
+        sender.join()
+        engine.close()
+        with turn:
+            pipe.send(("end", None))
+    except CarryallError as error:
+        with turn:
+            pipe.send(("error", _portable(error)))
+    except (EOFError, BrokenPipeError):
+        pass  # the process in charge is gone: nobody wants the answers
+
+
+def _portable(error: CarryallError) -> CarryallError:
+    """An error that can be sent: some need more than a message to be made again."""
+    return error if type(error).__init__ is Exception.__init__ else ProviderRuntimeError(str(error))
+
+
+def _asked_for(pipe: Connection, turn: threading.Lock) -> Iterator[BatchLine | None]:
+    """Lines from the process in charge, as they are needed."""
+    while True:
+        with turn:
+            pipe.send(("want", PIECE_LINES))
+        lines: Sequence[BatchLine] | None = pipe.recv()
+        if lines is None:
+            yield None
+            time.sleep(POLL_SECONDS)
+        elif lines:
+            yield from lines
+        else:
+            return
+
+
+def _send_answers(pipe: Connection, answers: queue.SimpleQueue[Answer | None], turn: threading.Lock) -> None:
+    """Send what there is, several at once."""
+    more = True
+    while more:
+        piece = []
+        try:
+            while (answer := answers.get(timeout=_ANSWERS_SECONDS)) is not None:
+                piece.append(answer)
+                if len(piece) >= PIECE_LINES:
+                    break
+            more = answer is not None
+        except queue.Empty:
+            pass
+        if piece:
+            with turn:
+                pipe.send(("answers", piece))

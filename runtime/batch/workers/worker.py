@@ -1,0 +1,70 @@
+"""The one place that opens a model for batch work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....progress import Progress
+from ...api.requests import RequestFactory
+from ...engine.config import EngineConfig
+from ...engine.engine import Engine
+from ...models.config import split_fields
+from ...models.loading import LoadedModel, load_model
+from .endpoints import Preparer
+from .offline import WINDOW_LINES, OfflineEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker needs to answer lines; it travels to other processes.
+
+    Args:
+        model: as for ``load_model``.
+        loading: fields of ``ModelConfig`` and ``EngineConfig``.
+        label: the name of the model in responses; None takes ``model``.
+        sampling: options of lines that do not state them, as in a request's body.
+        seed: of the job; see ``Preparer``.
+        created: see there.
+        worker: the name under which answers are noted; None takes the provider's.
+        window: how many lines are read ahead and sorted.
+    """
+
+    model: str
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    created: int = 0
+    worker: str | None = None
+    window: int = WINDOW_LINES
+
+
+def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEngine:
+    """Load a worker's model.
+
+    Raises:
+        CarryallError: as ``load_model``.
+    """
+    of_model, of_engine = split_fields(spec.loading, "a batch job")
+    slots = of_engine.get("max_slots")
+    return worker_of(load_model(spec.model, max_slots=slots, progress=progress, **of_model), spec)
+
+
+def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
+    """A worker with a loaded model, which it closes."""
+    # Nobody reads along, so prompts are computed as soon as there is room, whatever that does to a step.
+    _, of_engine = split_fields(spec.loading, "a batch job")
+    config = EngineConfig(**{"max_step_slowdown": math.inf, **of_engine})
+    engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
+    preparer = Preparer(
+        RequestFactory(loaded),
+        spec.label or spec.model,
+        embedding_size=loaded.runner.info.embedding_size,
+        defaults={**loaded.defaults.sampling, **spec.sampling},
+        seed=spec.seed,
+        created=spec.created,
+    )
+    return OfflineEngine(engine, preparer, worker=spec.worker or loaded.provider, window=spec.window)

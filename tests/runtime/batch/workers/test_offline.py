@@ -1,0 +1,229 @@
+"""Lines through the engine: one answer each, bounded memory, faults contained."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from batch_kit import Record, spec, toy_worker
+from llm_kit import toy_model
+
+from carryall import LLM
+from carryall.errors import ProviderRuntimeError
+from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine, parse_row
+from carryall.runtime.batch.inputs.sources import Row
+from carryall.runtime.batch.inputs.templates import PromptTemplate
+from carryall.runtime.batch.jobs.journal import Answer
+from carryall.runtime.batch.workers.offline import OfflineEngine, windows
+from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
+
+
+def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
+    for number, record in enumerate(records, start=1):
+        line = parse_row(Row(number, json.dumps(record).encode(), b"", number), PromptTemplate())
+        assert isinstance(line, BatchLine), line
+        yield line
+
+
+def answers(worker: OfflineEngine, records: Iterable[Record]) -> dict[int, Answer]:
+    try:
+        found = list(worker.run(lines(records), threading.Event()))
+    finally:
+        worker.close()
+    assert len({answer.number for answer in found}) == len(found)
+    return {answer.number: answer for answer in found}
+
+
+def text(answer: Answer) -> str:
+    return str(json.loads(answer.record)["response"]["body"]["choices"][0]["text"])
+
+
+def test_results_do_not_depend_on_what_else_runs_nor_on_the_window(tmp_path: Path) -> None:
+    records = [{"prompt": f"p{n}", "max_tokens": 2 + n % 7, "temperature": n % 2} for n in range(30)]
+    together = answers(toy_worker(tmp_path), records)
+    alone = answers(toy_worker(tmp_path, window=1, max_slots=1), records)
+    assert {n: answer.record for n, answer in together.items()} == {
+        n: answer.record for n, answer in alone.items()
+    }
+    assert len({text(answer) for answer in alone.values()}) > 20
+
+
+def test_lines_without_a_seed_get_their_own(tmp_path: Path) -> None:
+    same = {"prompt": "x", "temperature": 1.0, "max_tokens": 12}
+    found = answers(toy_worker(tmp_path), [same, same, {**same, "seed": 3}, {**same, "seed": 3}])
+    assert text(found[1]) != text(found[2])
+    assert text(found[3]) == text(found[4])
+
+
+def test_prompts_with_a_common_prefix_follow_each_other(tmp_path: Path) -> None:
+    prefixes = ["alpha " * 20, "beta " * 20, "gamma " * 20, "delta " * 20, "epsilon " * 20, "zeta " * 20]
+    records = [{"prompt": prefixes[n % 6] + str(n)} for n in range(60)]
+    sorted_ = answers(toy_worker(tmp_path, window=60, max_slots=2), records)
+    unsorted = answers(toy_worker(tmp_path, window=1, max_slots=2), records)
+    cached = [sum(answer.cached_tokens for answer in found.values()) for found in (sorted_, unsorted)]
+    assert cached[0] > 2 * cached[1]
+
+
+def test_an_endless_input_is_never_held(tmp_path: Path) -> None:
+    read = 0
+
+    def endless() -> Iterator[Record]:
+        nonlocal read
+        while True:
+            read += 1
+            yield {"prompt": "x", "max_tokens": 1}
+
+    worker, stop = toy_worker(tmp_path, max_slots=2, window=8), threading.Event()
+    ahead = []
+    for count, _ in enumerate(worker.run(lines(endless()), stop), start=1):
+        ahead.append(read - count)
+        if count == 200:
+            stop.set()
+    worker.close()
+    assert max(ahead) <= 4 + 8 + 2 * 8 + 1  # in the engine, ready, in preparation
+
+
+def test_a_window_of_long_lines_is_short() -> None:
+    long = [BatchLine(n, "", COMPLETIONS, {"prompt": "x" * 2**24}) for n in range(12)]
+    assert [len(window) for window in windows(iter(long), 100)] == [5, 5, 2]
+
+
+def test_a_window_ends_where_no_line_will_come_before_answers() -> None:
+    line = BatchLine(1, "", COMPLETIONS, {})
+    assert [len(window) for window in windows(iter([line, line, None, None, line]), 100)] == [2, 1]
+
+
+def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
+    assert spec(["-"], "out.jsonl").worker("demo", 0).window == 1
+    assert spec(["in.jsonl"], "out.jsonl").worker("demo", 0).window > 100
+
+
+@pytest.mark.parametrize(
+    ("record", "code", "message"),
+    [
+        ({"prompt": "x", "max_tokens": -1}, "invalid_request", "max_tokens"),
+        ({"prompt": "x", "top_q": 1}, "invalid_request", "did you mean"),
+        ({"prompt": [999_999]}, "invalid_request", "outside the vocabulary"),
+        ({"prompt": "x" * 5000}, "invalid_request", "the context holds 256"),
+        ({"messages": [{"role": "user"}]}, "invalid_request", "each message"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": []}},
+            "invalid_request",
+            "may not name 'tools'",
+        ),
+        ({"input": []}, "invalid_request", "'input' must be"),
+        ({"input": "x", "dimensions": 8}, "invalid_request", "unknown field 'dimensions'"),
+        ({"input": "x", "pooling": "max"}, "invalid_request", "pooling"),
+        ({"query": "x", "documents": [5]}, "invalid_request", "'documents' must be"),
+        ({"text": 5, "continuations": ["a"]}, "invalid_request", "'text' must be"),
+        ({"prompt": "x", "structured_output": {"regex": "("}}, "invalid_request", "regex"),
+    ],
+)
+def test_a_faulty_line_fails_alone(tmp_path: Path, record: Record, code: str, message: str) -> None:
+    found = answers(toy_worker(tmp_path), [{"prompt": "a"}, record, {"prompt": "b"}])
+    assert [found[n].code for n in (1, 2, 3)] == [None, code, None]
+    error = json.loads(found[2].record)["error"]
+    assert (error["code"], error["line"]) == (code, 2)
+    assert message in error["message"]
+
+
+def test_a_timeout_is_called_one_and_begins_when_the_line_does(tmp_path: Path) -> None:
+    slow = {"prompt": "x", "ignore_eos": True, "max_tokens": 200}
+    records: list[Record] = [slow, {**slow, "timeout": 0.02}, {"prompt": "y", "max_tokens": 1, "timeout": 5}]
+    found = answers(toy_worker(tmp_path, max_slots=1, step_seconds=0.001), records)
+    assert [found[n].code for n in (1, 2, 3)] == [None, "timeout", None]
+    assert "timeout passed" in json.loads(found[2].record)["error"]["message"]
+
+
+def failing(worker: OfflineEngine, what: BaseException) -> OfflineEngine:
+    def fail(rows: object) -> None:
+        raise what
+
+    worker._engine._runner.before_forward = fail  # type: ignore[attr-defined]
+    return worker
+
+
+def test_a_failing_device_fails_lines(tmp_path: Path) -> None:
+    worker = failing(toy_worker(tmp_path), ProviderRuntimeError("the device is on fire"))
+    found = answers(worker, [{"prompt": "a"}, {"prompt": "b"}])
+    assert {answer.code for answer in found.values()} == {"server_error"}
+    assert "on fire" in json.loads(found[1].record)["error"]["message"]
+
+
+def test_a_lost_device_ends_the_run(tmp_path: Path) -> None:
+    worker = failing(toy_worker(tmp_path), ProviderRuntimeError("the device is on fire"))
+    with pytest.raises(ProviderRuntimeError, match=r"the last 100 lines failed.*on fire"):
+        answers(worker, [{"prompt": "a"}] * 500)
+
+
+def test_what_reading_raises_ends_the_run(tmp_path: Path) -> None:
+    def broken() -> Iterator[Record]:
+        yield {"prompt": "a"}
+        raise OSError("the disk was pulled")
+
+    with pytest.raises(OSError, match="pulled"):
+        answers(toy_worker(tmp_path, window=1), broken())
+    assert [thread.name for thread in threading.enumerate() if "batch" in thread.name] == []
+
+
+def body(answer: Answer) -> Any:
+    return json.loads(answer.record)["response"]["body"]
+
+
+def test_a_chat_is_answered_with_tokens_counted(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "n": 2}
+    (answer,) = answers(toy_worker(tmp_path), [record]).values()
+    found = body(answer)
+    assert found["object"] == "chat.completion"
+    assert [choice["index"] for choice in found["choices"]] == [0, 1]
+    assert found["usage"]["completion_tokens"] == answer.completion_tokens == 8
+    assert (answer.finish_reason, answer.worker) == ("length", "here")
+
+
+def test_embeddings_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    texts = ["def f(x):", "class Stack:", "import os"]
+    asks: list[Record] = [
+        {"input": texts},
+        {"input": texts[1], "encoding_format": "base64", "pooling": "mean", "normalize": False},
+    ]
+    worker = open_worker(WorkerSpec(model="demo", loading={"max_slots": 4}))
+    found = answers(worker, asks)
+    data = body(found[1])["data"]
+    assert [each["index"] for each in data] == [0, 1, 2]
+    raw = base64.b64decode(body(found[2])["data"][0]["embedding"])
+    with LLM("demo", max_slots=4) as llm:
+        np.testing.assert_allclose(
+            [each["embedding"] for each in data], llm.embed(texts), rtol=1e-5, atol=1e-6
+        )
+        expected = llm.embed(texts[1], pooling="mean", normalize=False)[0]
+        assert body(found[1])["usage"]["prompt_tokens"] == sum(len(llm.encode(text)) for text in texts)
+    np.testing.assert_allclose(np.frombuffer(raw, "<f4"), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("url", ["/v1/score", "/v1/rerank"])
+def test_scores_are_those_of_the_library(tmp_path: Path, url: str) -> None:
+    documents = ["abc", "xyz", "abd"]
+    asks: dict[str, Record] = {
+        "/v1/score": {"text": "ab", "continuations": documents},
+        "/v1/rerank": {"query": "ab", "documents": documents, "top_n": 2, "return_documents": True},
+    }
+    (answer,) = answers(toy_worker(tmp_path, context_length=2048), [asks[url]]).values()
+    found = body(answer)
+    with LLM(toy_model(tmp_path, context_length=2048)) as llm:
+        if url == "/v1/score":
+            expected = llm.score("ab", documents)
+            assert [each["logprob"] for each in found["data"]] == [each.logprob for each in expected]
+            assert [each["greedy"] for each in found["data"]] == [each.greedy for each in expected]
+        else:
+            scores = llm.rerank("ab", documents)
+            best = sorted(range(3), key=lambda index: -scores[index])[:2]
+            assert [each["index"] for each in found["results"]] == best
+            assert [each["relevance_score"] for each in found["results"]] == [scores[i] for i in best]
+            assert found["results"][0]["document"] == {"text": documents[best[0]]}
