@@ -247,7 +247,8 @@ def peak_bytes(tmp_path: Path, lines: int) -> int:
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peak_bytes(tmp_path, 100)  # loads what is loaded once
-    assert peak_bytes(tmp_path, 24_000) < 1.3 * peak_bytes(tmp_path, 6_000)
+    # 18,000 more custom_ids of 200 characters would be 3.6 MB. The peak itself varies by 0.7 MB.
+    assert peak_bytes(tmp_path, 24_000) < peak_bytes(tmp_path, 6_000) + 1_000_000
 
 
 def package(folder: Path, seed: int) -> Path:
