@@ -332,6 +332,10 @@ class Provider(abc.ABC):
             config: as it will be given to ``runner``; ``context_length`` must be set, for the rope tables.
         """
 
+    def model_passes(self) -> list[ir.passes.PassBase]:
+        """Passes that lower any other portable graph to what ``session`` runs fastest, in order."""
+        return []
+
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
         """Further graphs of the model that ``runner`` looks for beside the first: passes by file name."""
         return {}

@@ -23,6 +23,8 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno is None:
             number = _probe(path.parent)
             raise OSError(number, os.strerror(number), str(path)) from error
+        if error.filename2 is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # of a copy: the source is fine
         if error.filename is None:
             error.filename = str(path)
         raise

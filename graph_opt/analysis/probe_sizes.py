@@ -21,6 +21,7 @@ from .small_contents import MAX_CONTENT
 _ENDLESS = 1 << 24  # larger numbers stand for no bound at all
 _NARROWEST = 8  # bits
 _CACHE_RANK = 4
+_PICTURE = 61  # the least size of an axis of a picture
 _CLOSE = 53  # cached tokens
 _FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
 
@@ -52,6 +53,7 @@ class Reach(Enum):
     BEYOND = "the last set is beyond every number in the graph"
     USUAL = "about a thousand tokens"
     CLOSE = "less than a hundred, for graphs with tables no longer than a few hundred"
+    LARGE = "none below sixty, for graphs that shrink pictures; only where axes are no tokens"
 
 
 def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
@@ -69,11 +71,32 @@ def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
     )
 
 
+def axis_name(value: ir.Value, axis: int) -> str:
+    """Return what an axis of an input is called; one that is not named is called by its place."""
+    dim = value.shape[axis] if value.shape is not None else None
+    named = None if dim is None or isinstance(dim, int) else dim.value
+    return str(named) if named else f"{value.name}.{axis}"
+
+
 def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
-    """Return sizes for the named axes of a graph's inputs: all 1, then numbers that differ."""
-    dims = [dim for value in graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
-    names = list(dict.fromkeys(str(dim.value) for dim in dims if dim.value))
-    numbers = np.random.default_rng(0).permutation(np.arange(2, 4 * len(names) + 200))
+    """Return sizes for the dynamic axes of a graph's inputs, by ``axis_name``.
+
+    All are 1 in the first set, and differ in the others; large ones are odd.
+    """
+    names = list(
+        dict.fromkeys(
+            axis_name(value, axis)
+            for value in graph.inputs
+            for axis, dim in enumerate(value.shape or ())
+            if not isinstance(dim, int)
+        )
+    )
+    rng = np.random.default_rng(0)
+    if reach is Reach.LARGE:
+        numbers = rng.permutation(np.arange(_PICTURE, _PICTURE + 8 * len(names) + 200, 2))
+        large = numbers[: 4 * len(names)].reshape(4, -1)
+        return [dict(zip(names, row, strict=True)) for row in large.tolist()]
+    numbers = rng.permutation(np.arange(2, 4 * len(names) + 200))
     rows = numbers[: 3 * len(names)].reshape(3, -1)
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0
     rows[-1] += largest * np.arange(1, len(names) + 1)

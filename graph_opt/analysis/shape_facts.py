@@ -17,7 +17,7 @@ from onnx.defs import SchemaError
 
 from ..graph.lazy import bits_of
 from .known_shapes import shape_of_result, type_of_result
-from .probe_sizes import PROBES, Reach, decoder_sizes, sizes_of_names
+from .probe_sizes import PROBES, Reach, axis_name, decoder_sizes, sizes_of_names
 from .small_contents import MAX_CONTENT, content_of
 
 Array = npt.NDArray[Any]
@@ -39,20 +39,22 @@ class ShapeFacts:
             taken to be of one size.
         far: whether to try sizes beyond all numbers in the graph. Where the graph does not run with those,
             as with more tokens than it has a table for, smaller ones must do.
+        decoder: whether inputs of the contract's names have the contract's axes.
 
     Attributes:
         probes: the sets of sizes of a decoder.
     """
 
-    def __init__(self, graph: ir.Graph, *, far: bool = True) -> None:
-        follows = any(value.name == "input_ids" for value in graph.inputs)
+    def __init__(self, graph: ir.Graph, *, far: bool = True, decoder: bool = True) -> None:
+        follows = decoder and any(value.name == "input_ids" for value in graph.inputs)
         self._axes = _AXES if follows else {}
         self._imports = [
             onnx.OperatorSetIdProto(domain=name, version=number)
             for name, number in graph.opset_imports.items()
         ]
         self._version = graph.opset_imports.get("", 1)
-        for reach in list(Reach)[0 if far else 1 :]:
+        last = Reach.CLOSE if self._axes else Reach.LARGE
+        for reach in list(Reach)[0 if far else 1 : list(Reach).index(last) + 1]:
             self._walk(graph, reach)
             if self._fits:
                 return
@@ -130,7 +132,7 @@ class ShapeFacts:
         if self._axes:
             axes = self._axes.get(str(value.name), _CACHE_AXES if rank == len(_CACHE_AXES) else ())
             return [*axes, *[""] * rank][:rank]
-        return ["" if isinstance(dim, int) else str(dim.value or "") for dim in value.shape]
+        return [axis_name(value, axis) for axis in range(rank)]
 
     def _learn_initializer(self, value: ir.Value) -> None:
         tensor = value.const_value

@@ -145,6 +145,13 @@ def _constant_of_shape(node: ir.Node, shape: Array) -> Array:
     return np.full(tuple(shape.tolist()), fill.reshape(-1)[0], fill.dtype)
 
 
+def _transpose(node: ir.Node, x: Array) -> Array:
+    if x.dtype not in (np.int32, np.int64):
+        raise ValueError("it is a weight, not a part of a shape; FoldTransposesPass folds those")
+    perm = node.attributes.get("perm")
+    return np.array(np.transpose(x, None if perm is None else perm.as_ints()))
+
+
 def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
     def compute(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
         if int_attribute(node, "noop_with_empty_axes", 0) and (axes is None or not axes.size):
@@ -193,6 +200,7 @@ _COMPUTE: dict[str, Callable[..., Array]] = {
     "Sqrt": _unary(np.sqrt),
     "Squeeze": _squeeze,
     "Sub": _binary(np.subtract),
+    "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
     "Where": lambda _, condition, left, right: np.asarray(np.where(condition, left, right)),
 }

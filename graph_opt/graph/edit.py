@@ -111,10 +111,16 @@ def insert(
 
 def replace(old: ir.Value, new: ir.Value) -> None:
     """Let every consumer of ``old`` read ``new``, which inherits type, shape and, for an output, the name."""
-    new.type, new.shape = new.type or old.type, new.shape or old.shape
+    inherit(new, old)
     if old.is_graph_output():
         old.name, new.name = f"{old.name}_replaced", old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def inherit(new: ir.Value, old: ir.Value) -> None:
+    """Give a value the type and shape of another where it has none; the shape of a scalar counts."""
+    new.type = old.type if new.type is None else new.type
+    new.shape = old.shape if new.shape is None else new.shape
 
 
 def take_name(graph: ir.Graph, value: ir.Value, name: str) -> None:

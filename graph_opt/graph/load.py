@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...errors import GraphError
 from .checker import silent_onnx_ir
 from .edit import subgraphs
+from .map_types import has_maps, load_with_maps
 from .opset_forms import invalid
 from .stored_weights import check_stays_inside, check_stored
 
@@ -49,7 +50,12 @@ def read_model(path: Path) -> ir.Model:
         raise GraphError(f"{path} is an empty file")
     try:
         with silent_onnx_ir():
-            return ir.load(path)
+            try:
+                return ir.load(path)
+            except Exception:
+                if not has_maps(path):
+                    raise
+                return load_with_maps(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a file that is no ONNX
         raise GraphError(f"{path} is no readable ONNX file: {_root(error)}") from error
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from .edit import int_attribute
 
 _FLOAT_MOD = 28  # the opset that defines Mod of floats without fmod
+_NEW_MEANING = {"DFT": 20, "GridSample": 20, "GroupNormalization": 21}  # and since which opset
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -52,13 +53,15 @@ def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
 def missing_form(node: ir.Node, version: int) -> str | None:
     """Return why a node of the standard cannot be in an opset, None if it can; unknown types are trusted.
 
-    Between 18 and 28, no operator but Mod changed its meaning without also changing its form.
+    Between 18 and 28, four operators changed their meaning and not their form: Mod, and ``_NEW_MEANING``.
     """
     if node.domain:
         return None
     schema = _schema(node, version)
     if schema is None:
         return "it has no such operator"
+    if version < _NEW_MEANING.get(node.op_type, 0):
+        return "it means something else"
     extra = sorted(set(node.attributes) - set(schema.attributes))
     if extra:
         return f"it has no attribute {extra[0]}"

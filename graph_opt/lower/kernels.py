@@ -58,6 +58,8 @@ class Kernels:
         dequantize_blocks: DequantizeLinear takes blocked weights of every type that graphs here have.
         position_inputs: GroupQueryAttention rotates by ``position_ids``, so that tokens may leave the cache
             while positions go on.
+        multi_head_attention: MultiHeadAttention is no slower than what it is made of, in models that are no
+            decoders.
         opset: the newest of the standard's opsets whose operators have kernels.
     """
 
@@ -84,6 +86,7 @@ class Kernels:
     padded_prompts: bool = True
     dequantize_blocks: bool = True
     position_inputs: bool = False
+    multi_head_attention: bool = False
     opset: int = 23
 
 
@@ -96,6 +99,7 @@ CPU = Kernels(
     branchwise_norms=True,
     position_inputs=True,
     float_prompts=True,
+    multi_head_attention=True,
 )
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):

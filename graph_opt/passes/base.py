@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -21,15 +22,27 @@ class GraphPass(ir.passes.InPlacePass):
 
     Attributes:
         name: what it is listed, reported and disabled by: its class name without ``Pass``.
+        oldest_opset: models of an older opset are left alone, since the pass writes and reads newer forms.
         fired: rewrites made by the latest call.
         refusals: near misses of the latest call.
     """
+
+    oldest_opset: ClassVar[int] = 18
 
     def __init__(self) -> None:
         super().__init__()
         self.name = type(self).__name__.removesuffix("Pass")
         self.fired = 0
         self.refusals: list[Refusal] = []
+
+    def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
+        """Run the pass, unless the model is too old for it."""
+        given = model_or_result
+        model = given if isinstance(given, ir.Model) else given.model
+        if model.opset_imports.get("", self.oldest_opset) < self.oldest_opset:
+            self.fired, self.refusals = 0, []
+            return ir.passes.PassResult(model, modified=False)
+        return super().__call__(given)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph of ``model``."""

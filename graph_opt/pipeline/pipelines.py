@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..passes.cleanup.merge_duplicates import MergeDuplicatesPass
 from ..passes.cleanup.remove_identities import RemoveIdentitiesPass
-from ..passes.normalize.lower_opset import LowerOpsetPass
+from ..passes.cleanup.residual_sums import ResidualSumsPass
+from ..passes.fuse.fuse_activation import FuseActivationPass
+from ..passes.fuse.fuse_layer_norm import FuseLayerNormPass
+from ..passes.fuse.fuse_norm import FuseRMSNormPass
+from ..passes.importing.lift_norms import LiftNormsPass
+from ..passes.importing.lift_products import LiftProductsPass
+from ..passes.importing.lift_weights import LiftWeightsPass
+from ..passes.normalize.fold_constants import FoldConstantsPass
+from ..passes.normalize.fold_input_scales import FoldInputScalesPass
+from ..passes.normalize.fold_pads import FoldPadsPass
+from ..passes.normalize.fold_scales import FoldScalesPass
+from ..passes.normalize.fold_transposes import FoldTransposesPass
+from ..passes.normalize.lower_opset import LowerOpsetPass, LowestOpsetPass, WriteSwishPass
+from ..passes.normalize.move_qdq import MoveQDQPass
+from ..passes.normalize.raise_opset import RaiseOpsetPass
+from ..passes.normalize.simplify_shapes import SimplifyShapesPass
+from ..passes.normalize.sink_transposes import SinkTransposesPass
+from ..passes.normalize.whole_softmax import WholeSoftmaxPass
 from .canonical import canonical_passes
+
+_GROWTH = 1024  # bytes; what is folded is stored, and onnxruntime folds the rest when it loads
 
 
 def portable_passes() -> list[ir.passes.PassBase]:
-    """Bring any graph to its canonical form, in standard ONNX. No weight is read whole."""
+    """Bring any decoder to its canonical form, in standard ONNX. No weight is read whole."""
+    return [*canonical_passes(), *_tidy(), LowerOpsetPass()]
+
+
+def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.PassBase]:
+    """Simplify and fuse any graph that is no decoder, in standard ONNX. No weight is read whole.
+
+    Args:
+        lowering: passes that follow, such as those of a target, before the opset is chosen.
+    """
+    raised = RaiseOpsetPass()
     return [
-        *canonical_passes(),
+        common.InlinePass(),
+        raised,
+        WriteSwishPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        RemoveIdentitiesPass(),
+        FoldConstantsPass(growth=_GROWTH),
+        LiftNormsPass(),
+        LiftProductsPass(),
+        LiftWeightsPass(),
+        SimplifyShapesPass(decoder=False),
+        common.RemoveUnusedNodesPass(),
+        MergeDuplicatesPass(),
+        WholeSoftmaxPass(),
+        MoveQDQPass(),
+        FoldTransposesPass(),
+        SinkTransposesPass(),
+        SimplifyShapesPass(decoder=False),
+        FuseRMSNormPass(),
+        FuseLayerNormPass(),
+        FuseActivationPass(),
+        FoldPadsPass(),
+        FoldScalesPass(),
+        FoldInputScalesPass(),
+        SimplifyShapesPass(decoder=False),
+        *lowering,
+        ResidualSumsPass(),
+        *_tidy(),
+        LowestOpsetPass(raised),
+    ]
+
+
+def _tidy() -> list[ir.passes.PassBase]:
+    return [
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         RemoveIdentitiesPass(),
         MergeDuplicatesPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
-        LowerOpsetPass(),
     ]

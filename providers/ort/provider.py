@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
+from ...graph_opt.lower.pipelines.any_graph import graph_passes
 from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from ...graph_opt.quantize.formats.half import HALF_TYPES
 from ..base import Provider, Runner, RunnerConfig
@@ -34,6 +35,10 @@ class OrtProvider(Provider):
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Passes that lower a portable decoder graph to slots, in order."""
         return slot_passes(self._slot_options(config))
+
+    def model_passes(self) -> list[ir.passes.PassBase]:
+        """Passes that lower any other portable graph to the kernels of this target, in order."""
+        return graph_passes(self.kernels)
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
+from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.writing import hide_scratch, writing
 
@@ -90,6 +91,7 @@ def _write_file(model: ir.Model, out: Path) -> None:
         try:
             with writing(Path(folder, data.name)):
                 ir.save(model, Path(folder, out.name), external_data=data.name)
+                restore_map_types(model, Path(folder, out.name))
             if Path(folder, data.name).exists():
                 Path(folder, data.name).rename(data)
             Path(folder, out.name).rename(out)

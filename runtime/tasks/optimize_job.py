@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...graph_opt.graph.load import load_model
 from ...graph_opt.passes.base import pass_name
-from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.pipeline.kind import generates
+from ...graph_opt.pipeline.pipelines import model_passes, portable_passes
 from ...graph_opt.pipeline.plugins import load_pass
 from ...providers import get_provider, provider_names
 from ...providers.base import Provider, RunnerConfig
 from ..models.graphs import default_context_length, load_graph
+from ..models.model_source import locate_model
 
 PORTABLE = "portable"
 
@@ -40,11 +43,20 @@ class Job:
         """Load the graph and make the passes, the user's own between the portable ones and the target's.
 
         Raises:
-            UsageError: there is no such target or pass, or nothing says how long sequences may be.
+            UsageError: there is no such target or pass, or nothing says how long a decoder's
+                sequences may be.
         """
         graph, _ = load_graph(self.source)
         own = [load_pass(spec) for spec in self.own]
-        return graph, [*portable_passes(), *own, *self._lowering(graph)]
+        if self.generates():
+            return graph, [*portable_passes(), *own, *self._lowering(graph)]
+        provider = self.provider()
+        return graph, model_passes([*own, *(provider.model_passes() if provider is not None else [])])
+
+    def generates(self) -> bool:
+        """Return whether the source generates tokens: a package, a checkpoint, or an ONNX file that does."""
+        path = locate_model(self.source)
+        return path.is_dir() or generates(load_model(path))
 
     def make_enabled(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
         """``make`` without the disabled passes."""

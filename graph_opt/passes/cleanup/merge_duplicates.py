@@ -7,11 +7,12 @@ inside becomes what is outside, never the other way round, since a branch may no
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ...graph.edit import MICROSOFT, insert, subgraphs
+from ...graph.edit import MICROSOFT, inherit, insert, subgraphs
 from ..base import GraphPass
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT})  # of others nobody knows whether they draw or remember
@@ -29,6 +30,8 @@ class MergeDuplicatesPass(GraphPass):
 
     Nodes with subgraphs stay, as do those that draw random numbers.
     """
+
+    oldest_opset: ClassVar[int] = 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Merge in every graph of ``model``."""
@@ -69,7 +72,7 @@ class MergeDuplicatesPass(GraphPass):
         for old, new in zip(node.outputs, first, strict=True):
             if not new.name:  # the first node left out an optional output
                 new.name, old.name = old.name, f"{old.name}_merged" if old.name else old.name
-            new.type, new.shape = new.type or old.type, new.shape or old.shape
+            inherit(new, old)
             if not old.is_graph_output():
                 old.replace_all_uses_with(new)
                 continue

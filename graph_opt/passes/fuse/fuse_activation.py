@@ -1,7 +1,7 @@
-"""Any way to write GELU, its tanh form, or SiLU -> ``Gelu``, or ``Mul(x, Sigmoid(x))``.
+"""Any way to write GELU, its tanh form, SiLU (``Mul(x, Sigmoid(x))``), hard swish or hard sigmoid -> one way.
 
-Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016). The anchor is Erf, Tanh or Sigmoid; the
-function around it is recognised by its values.
+Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016); Howard et al., "Searching for MobileNetV3" (2019).
+The anchor is Erf, Tanh, Sigmoid, Clip or HardSigmoid; the function around it is recognised by its values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from ...analysis.region import Array, close, region
 from ...graph.edit import insert, remove_unused, replace
 from ..base import GraphPass
 
-_ANCHORS = frozenset({"Erf", "Tanh", "Sigmoid"})
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Neg", "Erf", "Tanh", "Sigmoid", "Cast", "Sqrt"})
+_ANCHORS = frozenset({"Clip", "Erf", "HardSigmoid", "Sigmoid", "Tanh"})
+_ELEMENTWISE = _ANCHORS | {"Add", "Sub", "Mul", "Div", "Pow", "Neg", "Cast", "Sqrt"}
 _MAX_STEPS = 10
-_POINTS = np.linspace(-6, 6, 97, dtype=np.float32)
+_NEAR = np.linspace(-6, 6, 97, dtype=np.float32)
+# Beyond, where a function may be clipped; points of one size each, as errors are seen against the largest.
+_FAR = np.array([[-9, -7, 7, 9], [-40, -20, 20, 40], [-3e3, -1e3, 1e3, 3e3]], np.float32)
+_POINTS = np.concatenate([_NEAR, _FAR.reshape(-1)])
 
 
 class FuseActivationPass(GraphPass):
@@ -56,8 +59,13 @@ def _fuse(graph: ir.Graph, anchor: ir.Node) -> bool:
 
 
 def _insert(before: ir.Node, known: str, x: ir.Value) -> ir.Value:
-    if known == "silu":
-        return insert(before, "Mul", [x, insert(before, "Sigmoid", [x]).outputs[0]]).outputs[0]
+    match known:
+        case "silu":
+            return insert(before, "Mul", [x, insert(before, "Sigmoid", [x]).outputs[0]]).outputs[0]
+        case "hard swish":
+            return insert(before, "HardSwish", [x]).outputs[0]
+        case "hard sigmoid":
+            return insert(before, "HardSigmoid", [x], {"alpha": 1 / 6, "beta": 0.5}).outputs[0]
     return insert(before, "Gelu", [x], {"approximate": known}).outputs[0]
 
 
@@ -91,9 +99,20 @@ def _results(anchor: ir.Node) -> Iterator[ir.Value]:
 
 def _recognise(values: Array) -> str | None:
     x = _POINTS.astype(np.float64)
-    known = {
-        "none": x * 0.5 * (1 + np.array([erf(item / np.sqrt(2)) for item in x])),
-        "tanh": x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-        "silu": x / (1 + np.exp(-x)),
-    }
-    return next((name for name, expected in known.items() if close(values, expected, 1e-6)), None)
+    with np.errstate(over="ignore"):
+        known = {
+            "none": x * 0.5 * (1 + np.array([erf(item / np.sqrt(2)) for item in x])),
+            "tanh": x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+            "silu": x / (1 + np.exp(-x)),
+            "hard swish": x * np.clip(x / 6 + 0.5, 0, 1),
+            "hard sigmoid": np.clip(x / 6 + 0.5, 0, 1),
+        }
+    return next((name for name, expected in known.items() if _agree(values, expected)), None)
+
+
+def _agree(values: Array, expected: Array) -> bool:
+    if values.shape != expected.shape:
+        return False
+    cuts = [len(_NEAR), len(_NEAR) + len(_FAR[0]), len(_NEAR) + 2 * len(_FAR[0])]
+    pairs = zip(np.split(values, cuts), np.split(expected, cuts), strict=True)
+    return all(close(found, wanted, 1e-6) for found, wanted in pairs)

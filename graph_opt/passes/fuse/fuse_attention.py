@@ -36,10 +36,15 @@ _MOST_ADDED = 2  # masks added one after the other, as one for the order of toke
 
 
 class FuseAttentionPass(GraphPass):
-    """Replace attentions that are spelled out, wholly or around a fused core."""
+    """Replace attentions that are spelled out, wholly or around a fused core.
 
-    def __init__(self) -> None:
+    Args:
+        plain: leave those that share keys, bound scores, have a cache, or are not in fp32.
+    """
+
+    def __init__(self, *, plain: bool = False) -> None:
         super().__init__()
+        self._plain = plain
         self._masks: dict[tuple[object, ...], ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -70,6 +75,8 @@ class FuseAttentionPass(GraphPass):
             if sizes[0] is None or sizes[1] is None or sizes[2] is None:
                 return "q, k or v is not [batch, heads, length, head_dim] with fixed heads and head_dim"
             known = meaning(found, sizes[0], sizes[1], sizes[2])
+            if isinstance(known, Meaning) and self._plain and not _is_plain(found, known, sizes[0], sizes[1]):
+                return "it shares keys, bounds scores, has a cache, or is not in fp32"
             if isinstance(known, Meaning):
                 self._fuse(graph, found, known, (sizes[0][0], sizes[1][0], sizes[2][1]))
                 return None
@@ -121,6 +128,12 @@ class FuseAttentionPass(GraphPass):
         if (mask, kind) not in self._masks:
             self._masks[mask, kind] = _as_numbers(graph, mask, kind)
         return self._masks[mask, kind]
+
+
+def _is_plain(found: Proposal, known: Meaning, query: tuple[int, int], key: tuple[int, int]) -> bool:
+    cached = _appended(found.key) is not None or _appended(found.value) is not None
+    alike = query[0] == key[0] and found.query.dtype == ir.DataType.FLOAT
+    return alike and not known.softcap and not cached
 
 
 def _part_transpose(graph: ir.Graph, node: ir.Node) -> None:

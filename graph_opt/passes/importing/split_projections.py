@@ -6,6 +6,9 @@ are cut lazily.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -25,6 +28,21 @@ from ...graph.lazy import lazy, shape_of, transpose
 from ..base import GraphPass
 
 _Part = tuple[ir.Value, int, int]
+_Parts = dict[tuple[ir.Value, int, int], ir.Value]  # of a weight's columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A product, its bias, and the parts that its result is cut into."""
+
+    node: ir.Node
+    bias: ir.Value | None
+    parts: list[_Part]
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """First column of each part, and the one after its last."""
+        return tuple((start, end) for _, start, end in self.parts)
 
 
 class GemmToMatMulPass(GraphPass):
@@ -56,13 +74,17 @@ class GemmToMatMulPass(GraphPass):
 
 
 class SplitProjectionsPass(GraphPass):
-    """Split(MatMul(x, W) + b) -> one product for each part."""
+    """Split(MatMul(x, W) + b) -> one product for each part.
+
+    A weight that several products read is cut once, and only if all of them cut it alike.
+    """
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every product of a weight all of whose readers take columns of it."""
+        cuts: dict[ir.Value, list[_Cut]] = defaultdict(list)
         for node in nodes_of(graph, "MatMul"):
-            matrix = weight(node.inputs[1])
-            if matrix is None or len(matrix.shape) != 2:
+            operand, matrix = node.inputs[1], weight(node.inputs[1])
+            if operand is None or matrix is None or len(matrix.shape) != 2:
                 continue
             width = shape_of(matrix)[1]
             output, bias = _biased(node, width)
@@ -70,7 +92,14 @@ class SplitProjectionsPass(GraphPass):
             if isinstance(parts, str):
                 self.refuse(node, parts)
             elif parts:
-                _split(graph, node, bias, parts)
+                cuts[operand].append(_Cut(node, bias, parts))
+        for operand, found in cuts.items():
+            if len(operand.uses()) > len(found) or len({cut.bounds for cut in found}) > 1:
+                self.refuse(found[0].node, "other readers of its weight do not cut it alike")
+                continue
+            made: dict[tuple[ir.Value, int, int], ir.Value] = {}
+            for cut in found:
+                _split(graph, cut, made)
                 self.fired += 1
 
 
@@ -178,20 +207,24 @@ def _sizes(node: ir.Node, width: int) -> list[int] | None:
     return [*[whole] * (len(node.outputs) - 1), width - whole * (len(node.outputs) - 1)]
 
 
-def _split(graph: ir.Graph, node: ir.Node, bias: ir.Value | None, parts: list[_Part]) -> None:
-    for output, start, end in parts:
-        result = insert(node, "MatMul", [node.inputs[0], _part(graph, node.inputs[1], start, end)]).outputs[0]
-        if bias is not None:
-            result = insert(node, "Add", [result, _part(graph, bias, start, end)]).outputs[0]
+def _split(graph: ir.Graph, cut: _Cut, made: _Parts) -> None:
+    node = cut.node
+    for output, start, end in cut.parts:
+        columns = _part(graph, node.inputs[1], start, end, made)
+        result = insert(node, "MatMul", [node.inputs[0], columns]).outputs[0]
+        if cut.bias is not None:
+            result = insert(node, "Add", [result, _part(graph, cut.bias, start, end, made)]).outputs[0]
         reader = output.producer()
         replace(output, result)
         remove_unused(graph, reader)
 
 
-def _part(graph: ir.Graph, value: ir.Value | None, start: int, end: int) -> ir.Value:
+def _part(graph: ir.Graph, value: ir.Value | None, start: int, end: int, made: _Parts) -> ir.Value:
     tensor = weight(value)
     if value is None or tensor is None:
         raise AssertionError("unreachable: the operand was checked to be a weight")
-    shape = (*shape_of(tensor)[:-1], end - start)
-    columns = lazy(lambda: tensor.numpy()[..., start:end].copy(), tensor.dtype, shape)
-    return add_initializer(graph, f"{value.name}.columns_{start}_{end}", columns)
+    if (value, start, end) not in made:
+        shape = (*shape_of(tensor)[:-1], end - start)
+        columns = lazy(lambda: tensor.numpy()[..., start:end].copy(), tensor.dtype, shape)
+        made[value, start, end] = add_initializer(graph, f"{value.name}.columns_{start}_{end}", columns)
+    return made[value, start, end]

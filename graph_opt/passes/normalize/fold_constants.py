@@ -18,11 +18,12 @@ class FoldConstantsPass(GraphPass):
 
     Args:
         budget: most elements of an operand and of a result.
+        growth: most bytes by which a result may be larger than its operands; any, if None.
     """
 
-    def __init__(self, budget: int = _BUDGET) -> None:
+    def __init__(self, budget: int = _BUDGET, growth: int | None = None) -> None:
         super().__init__()
-        self.budget = budget
+        self.budget, self.growth = budget, growth
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Fold nodes in their order, so that chains fold whole."""
@@ -36,7 +37,8 @@ class FoldConstantsPass(GraphPass):
             operands = [None if tensor is None else tensor.numpy() for tensor in tensors]
             shapes = [() if tensor is None else shape_of(tensor) for tensor in tensors]
             content = content_of(node, operands, shapes, self.budget)
-            if content is None:
+            given_bytes = sum(tensor.nbytes for _, tensor in given if tensor is not None)
+            if content is None or (self.growth is not None and content.nbytes > given_bytes + self.growth):
                 continue
             folded = add_initializer(graph, f"{node.outputs[0].name}.folded", content)
             replace(node.outputs[0], folded)

@@ -1,4 +1,4 @@
-"""Models of an opset newer than 23 -> opset 23, where each of their operators has that form."""
+"""Models of a newer opset -> an older one, where each of their operators has that form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import onnx_ir as ir
 from ...graph.edit import float_attribute, insert, nodes_of, replace, shared_constant
 from ...graph.opset_forms import missing_form
 from ..base import EveryGraphPass, GraphPass
-from .raise_opset import TARGET
+from .raise_opset import TARGET, RaiseOpsetPass
+
+_LOWEST = 18  # what is older has other forms of common operators
 
 
 class WriteSwishPass(EveryGraphPass):
@@ -51,3 +53,32 @@ class LowerOpsetPass(GraphPass):
             node.version = None
         graph.opset_imports[""] = TARGET
         self.fired += 1
+
+
+class LowestOpsetPass(GraphPass):
+    """Claim the oldest opset that holds every operator: the older it is, the more runtimes take the graph.
+
+    Args:
+        raised: the pass that raised the model before. The claim is 18 at least, and no older than the
+            opset that the model came with (23 for newer ones).
+    """
+
+    def __init__(self, raised: RaiseOpsetPass) -> None:
+        super().__init__()
+        self._raised = raised
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Try one opset after another, the oldest first."""
+        version = graph.opset_imports.get("", _LOWEST)
+        oldest = min(max(_LOWEST, self._raised.source or _LOWEST), TARGET)
+        nodes = [node for node in graph.all_nodes() if not node.domain]
+        if self._raised.source is None and not nodes:
+            graph.opset_imports.pop("", None)
+            return
+        for older in range(oldest, version):
+            if all(missing_form(node, older) is None for node in nodes):
+                for node in nodes:
+                    node.version = None
+                graph.opset_imports[""] = older
+                self.fired += 1
+                return

@@ -1,72 +1,95 @@
-"""Models of opset 13 to 22 -> opset 23, which has every canonical operator.
+"""Models of opset 7 to 22 -> opset 23, which has every canonical operator.
 
-From 18 on, onnxscript's converter does it. Below, the operators that changed form up to 18 are the
-reductions, whose axes became an operand, and Split, which must say into how many parts.
+A model that has no equal there keeps its opset. Passes leave such a model alone, since what they write is
+written in newer forms (``GraphPass.oldest_opset``).
 """
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
+import logging
+from typing import ClassVar
 
-from ....errors import GraphError
-from ...graph.edit import shared_constant
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
 from ..base import GraphPass
+from .older_forms import RANK_DEPENDENT_BELOW, hindrance, raise_form
+
+_log = logging.getLogger(__name__)
 
 TARGET = 23
-_OLDEST = 13
-_CONVERTIBLE = 18
-_REDUCTIONS = frozenset(
-    f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-)
-_CHANGED = frozenset({"Resize"})
-_ROI_ALIGN = 16  # the opset that changed what RoiAlign does where it does not say so
+OLDEST = 7
+_CONSTANT_INITIALIZERS = 4  # the IR version from which on initializers need be no inputs
+_IR_VERSION = 10  # the newest IR version before that of opset 23
 
 
 class RaiseOpsetPass(GraphPass):
     """Raise the opset to 23; newer models come later (``lower_opset.py``).
 
-    Raises:
-        GraphError: the model is older than opset 13, or holds an operator that would change its meaning.
+    Attributes:
+        source: the opset that the latest model came with; None if it has no operator of the standard.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Convert the whole model."""
-        self.fired, self.refusals = 0, []
-        version = model.opset_imports.get("")
-        if version is None or version >= TARGET:
-            return ir.passes.PassResult(model, modified=False)
-        if version < _OLDEST:
-            raise GraphError(
-                f"the model is of opset {version}; export it again with opset {_OLDEST} or later"
-            )
-        if version < _CONVERTIBLE:
-            self.rewrite(model.graph)
-            model.opset_imports[""] = _CONVERTIBLE
-        from onnxscript.version_converter import ConvertVersionPass  # slow to import, and rarely needed
+    oldest_opset: ClassVar[int] = 0
 
-        ConvertVersionPass(TARGET)(model)
-        self.fired += 1
-        return ir.passes.PassResult(model, modified=True)
+    def __init__(self) -> None:
+        super().__init__()
+        self.source: int | None = None
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Convert the whole model, or nothing of it."""
+        self.fired, self.refusals = 0, []
+        imports = model.opset_imports
+        if "ai.onnx" in imports:
+            imports[""] = imports.pop("ai.onnx")
+        self.source = imports.get("")
+        if self.source is None:
+            imports[""] = TARGET  # for what passes may write
+        elif self.source < TARGET:
+            self._check(model, self.source)
+            if not self.refusals:
+                self._raise(model, self.source)
+        return ir.passes.PassResult(model, modified=self.fired > 0)
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Raise a graph older than opset 18 to 18."""
+        """Write every node of a graph, and of those inside it, in the forms of opset 23."""
         version = graph.opset_imports[""]
-        for node in graph.all_nodes():
-            if node.domain:
-                continue
-            if node.op_type in _CHANGED:
-                raise GraphError(
-                    f"{node.op_type} {node.name} cannot be raised from an opset below {_CONVERTIBLE}; "
-                    f"export the model again with opset {_CONVERTIBLE} or later"
-                )
-            if node.op_type == "RoiAlign" and version < _ROI_ALIGN:
-                mode = ir.AttrString("coordinate_transformation_mode", "output_half_pixel")
-                node.attributes["coordinate_transformation_mode"] = mode
-            if node.op_type in _REDUCTIONS and "axes" in node.attributes:
-                axes = list(node.attributes.pop("axes").as_ints())
-                name = "axes." + "_".join(map(str, axes)).replace("-", "m")
-                node.resize_inputs(2)
-                node.replace_input_with(1, shared_constant(graph, name, np.array(axes, np.int64)))
-            elif node.op_type == "Split" and (len(node.inputs) < 2 or node.inputs[1] is None):
-                node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+        for node in list(graph.all_nodes()):
+            if not node.domain:
+                raise_form(graph, node, version)
+                node.version = None
+        self.fired += 1
+
+    def _check(self, model: ir.Model, version: int) -> None:
+        first = next(iter(model.graph), None)
+        if version < OLDEST and first is not None:
+            self.refuse(first, f"the model keeps opset {version}: it can be raised from {OLDEST} on")
+        for node in model.graph.all_nodes():
+            reason = None if node.domain else hindrance(node, version)
+            if reason is not None:
+                self.refuse(node, f"the model keeps opset {version}: {reason}")
+
+    def _raise(self, model: ir.Model, version: int) -> None:
+        if model.ir_version < _CONSTANT_INITIALIZERS:
+            _drop_stated_initializers(model.graph)
+        if version < RANK_DEPENDENT_BELOW:
+            _learn_ranks(model)
+        self.rewrite(model.graph)
+        model.opset_imports[""] = TARGET
+        model.ir_version = max(model.ir_version, _IR_VERSION)
+
+
+def _learn_ranks(model: ir.Model) -> None:
+    """Infer shapes where the model's own are consistent; a form of unknown rank only costs more nodes."""
+    try:
+        common.ShapeInferencePass()(model)
+    except (onnx.shape_inference.InferenceError, RuntimeError) as error:
+        _log.debug("shapes are not inferred: %s", error)
+
+
+def _drop_stated_initializers(graph: ir.Graph) -> None:
+    """Before IR version 4 every initializer was an input as well, and no caller was meant to set it."""
+    kept = [value for value in graph.inputs if not value.is_initializer()]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)

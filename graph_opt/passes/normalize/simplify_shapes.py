@@ -21,11 +21,19 @@ _SHAPE_CHANGERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 
 
 class SimplifyShapesPass(GraphPass):
-    """Fold what is constant, drop what changes nothing, and write shapes down."""
+    """Fold what is constant, drop what changes nothing, and write shapes down.
+
+    Args:
+        decoder: whether inputs of the contract's names have the contract's axes.
+    """
+
+    def __init__(self, *, decoder: bool = True) -> None:
+        super().__init__()
+        self._decoder = decoder
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Simplify every node, producers first."""
-        facts = ShapeFacts(graph)
+        facts = ShapeFacts(graph, decoder=self._decoder)
         for value in [value for node in graph for value in node.outputs]:
             _annotate(facts, value)
         for node in list(graph):

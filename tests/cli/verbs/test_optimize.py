@@ -16,6 +16,7 @@ from tiny_models import write_tiny
 from carryall.cli import carryall
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
+from carryall.providers import provider_names
 
 BREAKING_SOURCE = '''
 import onnx_ir as ir
@@ -204,3 +205,29 @@ def test_operators_names_are_whole_in_a_narrow_terminal(package: Path, tmp_path:
     result = CliRunner().invoke(carryall, arguments, env={"COLUMNS": str(width)})
     assert "com.microsoft::SkipSimplifiedLayerNormalization" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= width
+
+
+OLD = """<ir_version: 3, opset_import: ["": {opset}]>
+net (float[1, 2, 3, 3] x, float[2] s) => (float[1, 2, 3, 3] y) <float[2] s = {{1, 2}}> {{
+    i = Identity(x) n = BatchNormalization <spatial = {spatial}> (i, s, s, s, s)
+    y = Dropout <ratio = 0.5> (n) }}"""
+
+
+@pytest.mark.parametrize("target", ["portable", *provider_names()])
+def test_a_model_that_is_no_decoder_needs_no_context_and_no_logits(target: str, tmp_path: Path) -> None:
+    ir.save(ir.from_onnx_text(OLD.format(opset=7, spatial=1)), tmp_path / "net.onnx")
+    result = run("optimize", tmp_path / "net.onnx", tmp_path / "out.onnx", "--target", target, "--verify")
+    assert result.exit_code == 0, result.output
+    made = ir.load(tmp_path / "out.onnx")
+    assert made.opset_imports[""] == 18
+    assert [node.op_type for node in made.graph] == ["BatchNormalization"]
+
+
+def test_a_model_that_cannot_be_raised_keeps_its_opset_and_the_report_says_why(tmp_path: Path) -> None:
+    ir.save(ir.from_onnx_text(OLD.format(opset=8, spatial=0)), tmp_path / "net.onnx")
+    result = run("optimize", tmp_path / "net.onnx", tmp_path / "out.onnx", "--explain")
+    assert result.exit_code == 0, result.output
+    assert "the model keeps opset 8: statistics of each position" in " ".join(result.stdout.split())
+    made = ir.load(tmp_path / "out.onnx")
+    assert made.opset_imports[""] == 8
+    assert [node.op_type for node in made.graph] == ["BatchNormalization"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -54,3 +55,23 @@ def test_functions_lose_theirs_too() -> None:
     assert RemoveIdentitiesPass()(model).modified
     (function,) = model.functions.values()
     assert [node.op_type for node in function] == ["Abs"]
+
+
+@pytest.mark.parametrize("body", ["y = Dropout(x)", "y = Dropout(x, half)", "y, m = Dropout(x, half, off)"])
+def test_a_dropout_outside_of_training_drops_nothing(body: str) -> None:
+    text = "g (float[2, 3] a) => (float[2, 3] z) { x = Neg(a) %s z = Abs(y) }"
+    model = graph(text % body, half=np.float32(0.5), off=np.array(False))
+    assert apply(RemoveIdentitiesPass(), model) == []
+    assert [node.op_type for node in model.graph] == ["Neg", "Abs"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["y = Dropout(x, half, on)", "y = Dropout(x, half, t)", "d, m = Dropout(x) y = Where(m, d, x)"],
+    ids=["training", "perhaps training", "a mask that is read"],
+)
+def test_any_other_dropout_stays(body: str) -> None:
+    text = f"g (float[2, 3] a, bool t) => (float[2, 3] z) {{ x = Neg(a) {body} z = Abs(y) }}"
+    model = graph(text, half=np.float32(0.5), on=np.array(True))
+    apply(RemoveIdentitiesPass(), model)
+    assert "Dropout" in [node.op_type for node in model.graph]

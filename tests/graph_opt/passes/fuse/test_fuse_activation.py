@@ -30,3 +30,38 @@ def test_another_function_stays() -> None:
     model = graph(f"{SIGNATURE} {{ t = Tanh(x) y = Mul(t, half) }}", **GIVEN)
     apply(FuseActivationPass(), model)
     assert [node.op_type for node in model.graph] == ["Tanh", "Mul"]
+
+
+CLIPPED = "g (float[N] x) => (float[N] y) <float[N] a, float[N] c, float[N] m>"
+HARD = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6), "sixth": np.float32(1 / 6)}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)", "y = HardSwish(x)"),
+        ("a = Add(three, x) c = Clip(a, zero, six) m = Mul(c, sixth) y = Mul(m, x)", "y = HardSwish(x)"),
+        ("c = HardSigmoid <alpha = 0.16666667> (x) y = Mul(x, c)", "y = HardSwish(x)"),
+        ("a = Add(x, three) c = Clip(a, zero, six) y = Div(c, six)",
+         "y = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x)"),
+    ],
+)  # fmt: skip
+def test_hard_swish_and_hard_sigmoid(body: str, expected: str) -> None:
+    model = graph(f"{CLIPPED} {{ {body} }}", **HARD)
+    apply(FuseActivationPass(), model)
+    assert_same(model, graph(f"{CLIPPED} {{ {expected} }}"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Add(x, three) c = Clip(a, zero, three) m = Mul(x, c) y = Div(m, six)",
+        "a = Add(x, six) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)",
+        "c = HardSigmoid <alpha = 0.2> (x) y = Mul(x, c)",
+        "a = Add(x, three) y = Clip(a, zero, six)",
+    ],
+)
+def test_other_clipped_functions_stay(body: str) -> None:
+    model, before = (graph(f"{CLIPPED} {{ {body} }}", **HARD) for _ in range(2))
+    apply(FuseActivationPass(), model)
+    assert_same(model, before)

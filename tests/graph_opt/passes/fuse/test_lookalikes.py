@@ -11,7 +11,7 @@ from graph_asserts import evaluate, graph
 
 from carryall.graph_opt.graph.load import check_model
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.pipelines import portable_passes
+from carryall.graph_opt.pipeline.pipelines import model_passes, portable_passes
 
 RNG = np.random.default_rng(0)
 SMALL = RNG.standard_normal((2, 3)).astype(np.float32)
@@ -22,18 +22,19 @@ MANY = "g (float[n] x) => (float[m] y)"
 BIAS = RNG.standard_normal((2, 1, 5, 5)).astype(np.float32)
 
 
-def optimized(model: ir.Model) -> ir.Model:
-    result, _ = run(ir.from_proto(ir.to_proto(model)), portable_passes(), debug=True)
+def optimized(model: ir.Model, passes: list[ir.passes.PassBase] | None = None) -> ir.Model:
+    result, _ = run(ir.from_proto(ir.to_proto(model)), passes or portable_passes(), debug=True)
     check_model(result, "optimized")
     return result
 
 
 def unchanged(model: ir.Model, feed: dict[str, Any]) -> list[str]:
-    """Insist on equal results; return the operators that are left."""
+    """Insist on equal results of both lists; return the operators that the decoders' leaves."""
     after = optimized(model)
-    for expected, found in zip(evaluate(model, feed), evaluate(after, feed), strict=True):
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for result in (after, optimized(model, model_passes())):
+        for expected, found in zip(evaluate(model, feed), evaluate(result, feed), strict=True):
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     return [node.op_type for node in after.graph]
 
 

@@ -111,3 +111,30 @@ def test_the_contracts_head_on_a_quantized_table_is_no_near_miss() -> None:
         p = Gemm <transB = 1> (f, t) y = Reshape(p, back)"""
     given = GIVEN | {"codes": np.ones(W.T.shape, np.int8), "scales": np.ones(W.shape[0], np.float32)}
     assert apply(GemmToMatMulPass(), graph(FLAT % body, **given)) == []
+
+
+SHARED = """g (float[N, S, 4] x) => (float[N, S, 4] y, float[N, S, 2] z, float[N, S, 6] o)
+    <float[N, S, 6] p, float[N, S, 6] q> {
+    p0 = MatMul(x, w) p = Add(p0, b) a, c = Split <axis = -1> (p, sizes)
+    u = Neg(x) q0 = MatMul(u, w) q = Add(q0, b) %s y = Add(a, d) z = Add(c, e) o = Identity(%s) }"""
+
+
+def test_a_weight_of_several_layers_is_cut_once() -> None:
+    """A5 of the findings: layers that share one weight made as many copies of its parts."""
+    model = graph(SHARED % ("d, e = Split <axis = -1> (q, sizes)", "x"), **GIVEN)
+    assert apply(SplitProjectionsPass(), model) == []
+    products = [node for node in model.graph if node.op_type == "MatMul"]
+    assert len(products) == 4
+    assert len({node.inputs[1] for node in products}) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["d = Slice(q, i0, i4, last) i1 = Constant <value_ints = [5]> () e = Slice(q, i1, far, last)", None],
+    ids=["cut elsewhere", "read whole"],
+)
+def test_a_weight_that_others_read_otherwise_is_not_cut(other: str | None) -> None:
+    body = (other, "x") if other else ("d = Identity(a) e = Identity(c)", "q")
+    model = graph(SHARED % body, **GIVEN)
+    assert apply(SplitProjectionsPass(), model) == ["other readers of its weight do not cut it alike"]
+    assert sum(node.op_type == "MatMul" for node in model.graph) == 2

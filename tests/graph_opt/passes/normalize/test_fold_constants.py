@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.passes.normalize.fold_constants import FoldConstantsPass
@@ -45,3 +46,12 @@ def test_a_matrix_that_is_read_both_ways_is_stored_once() -> None:
     model = graph(text, w=np.ones((3, 4), np.float32))
     reason = "its matrix is read as it stands as well, as that of a tied head"
     assert apply(FoldTransposesPass(), model) == [reason]
+
+
+@pytest.mark.parametrize(("growth", "left"), [(None, ["Abs", "Add"]), (64, ["Expand", "Abs", "Add"])])
+def test_a_result_may_be_kept_from_growing(growth: int | None, left: list[str]) -> None:
+    text = """g (float[100] x) => (float[100] y) {
+        w = Expand(one, shape) u = Abs(x) y = Add(u, w) }"""
+    model = graph(text, one=np.ones(1, np.float32), shape=np.array([100]))
+    apply(FoldConstantsPass(growth=growth), model)
+    assert [node.op_type for node in model.graph] == left

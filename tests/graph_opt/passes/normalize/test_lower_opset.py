@@ -11,7 +11,7 @@ from carryall.errors import GraphError
 from carryall.graph_opt.lower.older_opset import OlderOpsetPass
 from carryall.graph_opt.passes.normalize.lower_opset import LowerOpsetPass, WriteSwishPass
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.pipelines import portable_passes
+from carryall.graph_opt.pipeline.pipelines import model_passes, portable_passes
 
 SIGNATURE = "g (float[2, 3] x) => (float[2, 3] y)"
 
@@ -81,3 +81,40 @@ def test_swish_is_written_in_its_canonical_form(alpha: str) -> None:
 def test_swish_of_an_unknown_type_stays() -> None:
     newer = model("h = Unknown(x) s = Swish<alpha = 2.0>(h) y = Cast<to = 1>(s)", 24)
     assert apply(WriteSwishPass(), newer) == ["the type of its alpha is not known"]
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "claimed"),
+    [
+        ("y = Relu(x)", 11, 18),
+        ("y = Relu(x)", 20, 20),
+        ("y = Relu(x)", 28, 23),
+        ("y = Gelu(x)", 20, 20),
+        ("h = Relu(x) y = CumProd(h, i)", 26, 26),
+    ],
+)
+def test_a_graph_that_is_no_decoder_claims_the_oldest_opset_that_holds_it(
+    body: str, given: int, claimed: int
+) -> None:
+    found = model(body, given, "g (float[2, 3] x, int64 i) => (float[2, 3] y)")
+    result, report = run(found, model_passes(), debug=True)
+    assert result.opset_imports[""] == claimed
+    assert [refusal for _, refusal in report.refusals] == []
+
+
+def test_what_was_fused_counts() -> None:
+    given = {"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
+    body = "d = Div(x, root) e = Erf(d) f = Add(e, one) p = Mul(x, f) y = Mul(p, half)"
+    found = graph(f"{SIGNATURE} {{ {body} }}", **given)
+    found.opset_imports[""] = 18
+    result, _ = run(found, model_passes())
+    assert [node.op_type for node in result.graph] == ["Gelu"]
+    assert result.opset_imports[""] == 20
+
+
+def test_grids_of_another_meaning_are_not_lowered() -> None:
+    found = model(
+        "y = GridSample(x, g)", 18, "g (float[1, 1, 4, 4] x, float[1, 2, 2, 2] g) => (float[1, 1, 2, 2] y)"
+    )
+    result, _ = run(found, model_passes())
+    assert result.opset_imports[""] == 20

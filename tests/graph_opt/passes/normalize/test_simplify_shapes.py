@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.analysis.probe_sizes import PROBES
@@ -60,3 +61,22 @@ def test_a_graph_with_a_short_table_is_tried_with_few_tokens() -> None:
     model = graph(f"{INPUTS} => (float[b, 2, p, 4] y) {{ {body} }}", **given)
     facts = ShapeFacts(model.graph)
     assert facts.symbolic(model.graph[-2].outputs[0]) == [1, 1, "past", 4]
+
+
+def test_axes_of_other_graphs_are_known_by_their_own_names() -> None:
+    """Without the contract, input_ids may have any axes; one without a name has a size of its own."""
+    text = """g (int64[rows, words] input_ids, int64[rows, words] types, float[n, h, w] picture) =>
+        (int64[rows, words] y, int64[3] z) { s = Shape(input_ids) e = Expand(types, s) y = Add(input_ids, e)
+        z = Shape(picture) }"""
+    model = graph(text)
+    model.graph.inputs[2].shape = ir.Shape([None, None, None])
+    apply(SimplifyShapesPass(decoder=False), model)
+    assert [node.op_type for node in model.graph] == ["Add", "Shape"]
+
+
+def test_graphs_that_take_no_small_pictures_are_known_too() -> None:
+    text = """g (float[n, 3, h, w] x) => (float[n, 3, a, b] y) {
+        c = AveragePool <kernel_shape = [9, 9]> (x) s = Shape(c) r = Reshape(c, s) y = Relu(r) }"""
+    model = graph(text)
+    apply(SimplifyShapesPass(decoder=False), model)
+    assert [node.op_type for node in model.graph] == ["AveragePool", "Relu"]

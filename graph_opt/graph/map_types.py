@@ -1,0 +1,74 @@
+"""Values that are maps, which onnx_ir has no type for: read without their types, written with them.
+
+Classifiers made from scikit-learn return a sequence of maps. A map is never looked at by a pass, so its type
+need not be known while a graph is worked on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+_KEY = "carryall.map_types"  # in ir.Model.meta, which is not written
+
+
+def load_with_maps(path: Path) -> ir.Model:
+    """Load an ONNX file; values that are maps are of no type, and the model remembers theirs."""
+    proto = onnx.load(path, load_external_data=False)
+    kept: dict[str, onnx.TypeProto] = {}
+    for value in _values(proto.graph):
+        if _holds_map(value.type):
+            kept[value.name] = onnx.TypeProto()
+            kept[value.name].CopyFrom(value.type)
+            value.ClearField("type")
+    model = ir.from_proto(proto)
+    ir.external_data.set_base_dir(model.graph, os.path.dirname(path))
+    model.meta[_KEY] = kept
+    return model
+
+
+def has_maps(path: Path) -> bool:
+    """Return whether a value of an ONNX file is a map.
+
+    Raises:
+        Exception: the file is no ONNX; protobuf raises several kinds.
+    """
+    return any(_holds_map(value.type) for value in _values(onnx.load(path, load_external_data=False).graph))
+
+
+def restore_map_types(model: ir.Model, path: Path) -> None:
+    """Write the types of maps into the file ``path``, to which ``model`` has been saved."""
+    kept: dict[str, onnx.TypeProto] = model.meta.get(_KEY, {})
+    if not kept:
+        return
+    proto = onnx.load(path, load_external_data=False)
+    for value in _values(proto.graph):
+        if value.name in kept and value.type.WhichOneof("value") is None:
+            value.type.CopyFrom(kept[value.name])
+    onnx.save(proto, path)
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.input
+    yield from graph.output
+    yield from graph.value_info
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                yield from _values(inner)
+
+
+def _holds_map(type_: onnx.TypeProto) -> bool:
+    match type_.WhichOneof("value"):
+        case "map_type":
+            return True
+        case "sequence_type":
+            return _holds_map(type_.sequence_type.elem_type)
+        case "optional_type":
+            return _holds_map(type_.optional_type.elem_type)
+        case _:
+            return False

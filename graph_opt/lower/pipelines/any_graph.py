@@ -1,0 +1,23 @@
+"""The list that lowers a portable graph that is no decoder to a target's kernels."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...passes.fuse.fuse_attention import FuseAttentionPass
+from ...passes.normalize.simplify_shapes import SimplifyShapesPass
+from ..attention.multi_head_attention import MultiHeadAttentionPass
+from ..kernels import Kernels
+from ..older_opset import OlderOpsetPass
+
+
+def graph_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
+    """Return the passes, in order.
+
+    Args:
+        kernels: what the target's kernels take.
+    """
+    passes: list[ir.passes.PassBase] = []
+    if kernels.multi_head_attention:
+        passes += [FuseAttentionPass(plain=True), MultiHeadAttentionPass(), SimplifyShapesPass(decoder=False)]
+    return [*passes, OlderOpsetPass(kernels.opset)]

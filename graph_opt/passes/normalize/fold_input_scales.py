@@ -1,0 +1,161 @@
+"""What scales and shifts every channel in front of a convolution -> its weight and bias.
+
+    Conv(x * s + t, W, b)  -> Conv(x, W * s, b + sum(W * t))     where nothing is padded
+                           -> Conv(x + t / s, W * s, b)          where zeros are, which a term must not reach
+
+Learnable scales behind activations, and the normalization of pictures, are of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from ...analysis.channel_changes import Channels, Vector, change_of_channels
+from ...graph.edit import (
+    add_initializer,
+    insert,
+    int_attribute,
+    remove_unused,
+    sole_consumer,
+    text_attribute,
+    weight,
+)
+from ...graph.lazy import Array, lazy, shape_of
+from ..base import EveryGraphPass
+from .fold_scales import FLOATS
+
+_LARGEST_SHIFT = 1e3  # of the channels' own scale; beyond, adding it would lose digits
+
+
+class FoldInputScalesPass(EveryGraphPass):
+    """Fold constant factors and terms of each input channel into the convolution behind them."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Look at every convolution with a constant weight."""
+        for node in list(graph):
+            if node.op_type != "Conv" or node.domain or node.graph is not graph:
+                continue
+            matrix = weight(node.inputs[1])
+            if matrix is None or matrix.dtype not in FLOATS:
+                continue
+            source, factors, terms, changes = _changes(node, matrix)
+            if source is None or changes == 0:
+                continue
+            if node.inputs[1] is not None and len(node.inputs[1].uses()) > 1:
+                self.refuse(node, "its weight has other readers, and would be stored twice")
+                continue
+            reason = self._fold(graph, node, source, (factors, terms), changes)
+            if reason is not None:
+                self.refuse(node, reason)
+
+    def _fold(
+        self, graph: ir.Graph, node: ir.Node, source: ir.Value, by: tuple[Vector, Vector], changes: int
+    ) -> str | None:
+        """Fold all, or factors only where zeros are padded; return why not."""
+        factors, terms = by
+        matrix, old = weight(node.inputs[1]), node.inputs[0]
+        bias = weight(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+        if matrix is None or node.inputs[1] is None or old is None:
+            raise AssertionError("unreachable: the weight was checked")
+        name, dtype = node.inputs[1].name, matrix.dtype.numpy()
+        x = source
+        if not terms.any():
+            pass
+        elif not _pads(node):
+            if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
+                return "its bias is not constant"
+            shift = lazy(_shifted(node, matrix, bias, terms), matrix.dtype, (shape_of(matrix)[0],))
+            node.resize_inputs(3)
+            node.replace_input_with(2, add_initializer(graph, f"{name}.shift", shift))
+        else:
+            with np.errstate(all="ignore"):
+                rest = terms / factors
+            if changes < 2 or not (np.abs(rest) <= _LARGEST_SHIFT).all():
+                return "zeros are padded behind a term, which they must not reach"
+            content = _column(rest, len(shape_of(matrix))).astype(dtype)
+            added = insert(node, "Add", [source, add_initializer(graph, f"{name}.before", content)])
+            x = added.outputs[0]
+            x.type, x.shape = old.type, old.shape
+        if (factors != 1).any():
+            scaled = _per_input(node, matrix, factors)
+            node.replace_input_with(1, add_initializer(graph, f"{name}.scaled", scaled))
+        node.replace_input_with(0, x)
+        remove_unused(graph, old.producer())
+        self.fired += 1
+        return None
+
+
+def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None, Vector, Vector, int]:
+    """Return what is changed in front of a convolution, by which factors and terms, in how many nodes."""
+    shape = shape_of(matrix)
+    count = shape[1] * int_attribute(node, "group", 1)
+    channels = Channels(count, len(shape) - 2, len(shape))
+    factors, terms = np.ones(count), np.zeros(count)
+    best, reader = (node.inputs[0], factors, terms, 0), node
+    value, found = node.inputs[0], 0
+    while value is not None and sole_consumer(value) is reader:
+        producer = value.producer()
+        if producer is None or producer.graph is not node.graph:
+            break
+        operands = [x for x in producer.inputs if x is not None and weight(x) is None]
+        change = change_of_channels(producer, operands[0], channels) if len(operands) == 1 else None
+        if change is None or not np.isfinite(change[0]).all():
+            break
+        factors, terms = factors * change[0], terms + factors * change[1]
+        found, value, reader = found + 1, operands[0], producer
+        if _keeps_rank(value, channels):
+            best = (value, factors, terms, found)
+    return best
+
+
+def _keeps_rank(value: ir.Value, channels: Channels) -> bool:
+    """Return whether a value has all axes, and all channels: constants may have widened it."""
+    if value.shape is None or len(value.shape) != channels.rank:
+        return False
+    size = value.shape[channels.rank - 1 - channels.behind]
+    return size == channels.count
+
+
+def _pads(node: ir.Node) -> bool:
+    pads = node.attributes.get("pads")
+    if text_attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return True
+    return pads is not None and any(pads.as_ints())
+
+
+def _grouped(node: ir.Node, shape: tuple[int, ...], numbers: Vector) -> tuple[tuple[int, ...], Array]:
+    """Return a shape [groups, outputs, inputs, ...] of the weight, and numbers that broadcast to it."""
+    group = int_attribute(node, "group", 1)
+    parts = (group, shape[0] // group, *shape[1:])
+    return parts, numbers.reshape(group, 1, shape[1], *[1] * (len(shape) - 2))
+
+
+def _per_input(node: ir.Node, matrix: ir.TensorProtocol, factors: Vector) -> ir.LazyTensor:
+    shape = shape_of(matrix)
+    parts, wide = _grouped(node, shape, factors)
+    narrow = wide.astype(matrix.dtype.numpy())
+    return lazy(lambda: (matrix.numpy().reshape(parts) * narrow).reshape(shape), matrix.dtype, shape)
+
+
+def _shifted(
+    node: ir.Node, matrix: ir.TensorProtocol, bias: ir.TensorProtocol | None, terms: Vector
+) -> Callable[[], Array]:
+    shape = shape_of(matrix)
+    parts, wide = _grouped(node, shape, terms)
+
+    def compute() -> Array:
+        sums = (matrix.numpy().astype(np.float64).reshape(parts) * wide).reshape(shape[0], -1).sum(-1)
+        total = sums if bias is None else bias.numpy() + sums
+        return np.asarray(total, matrix.dtype.numpy())
+
+    return compute
+
+
+def _column(numbers: Vector, rank: int) -> Array:
+    """Return one number a channel in a shape that broadcasts to what a convolution reads; one if all are."""
+    if (numbers == numbers[0]).all():
+        return np.asarray(numbers[0])
+    return numbers.reshape(-1, *[1] * (rank - 2))
