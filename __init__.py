@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .runtime.tasks.export import ExportReport, export
     from .runtime.tasks.optimize import OptimizeReport, optimize
     from .runtime.tasks.quantize import QuantizationWarning, QuantizeReport, quantize
+    from .runtime.tasks.quantize_any import quantize_any
     from .runtime.tasks.verify import VerificationReport, verify
     from .runtime.types.outputs import CompletionOutput, RequestOutput
     from .runtime.types.sampling_params import SamplingParams
@@ -72,6 +73,7 @@ _HOME = {
     "export": ".runtime.tasks.export",
     "optimize": ".runtime.tasks.optimize",
     "quantize": ".runtime.tasks.quantize",
+    "quantize_any": ".runtime.tasks.quantize_any",
     "verify": ".runtime.tasks.verify",
 }
 
@@ -109,6 +111,7 @@ __all__ = [
     "export",
     "optimize",
     "quantize",
+    "quantize_any",
     "verify",
 ]
 

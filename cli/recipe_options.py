@@ -16,12 +16,12 @@ Command = Callable[..., Any]
 
 
 def recipe_options(function: Command) -> Command:
-    """Add an option for each field, and hand them over as one argument, ``recipe``."""
+    """Add an option for each field, and hand their values over as one argument, ``settings``."""
     names = [one.name for one in dataclasses.fields(QuantizationRecipe)]
 
     @functools.wraps(function)
     def gather(**given: Any) -> Any:
-        return function(recipe=QuantizationRecipe(**{name: given.pop(name) for name in names}), **given)
+        return function(settings={name: given.pop(name) for name in names}, **given)
 
     command: Command = gather
     for one in reversed(dataclasses.fields(QuantizationRecipe)):
@@ -37,7 +37,7 @@ def _option(one: dataclasses.Field[Any]) -> Callable[[Command], Command]:
     if one.name == "budget":
         return click.option(flag, metavar="BITS", callback=_bits, help=text)
     if one.name == "calibration":
-        return click.option(flag, type=click.Path(dir_okay=False, exists=True), help=text)
+        return click.option(flag, type=click.Path(exists=True), help=text)
     if one.type == "bool":
         return click.option(flag, is_flag=True, help=text)
     return click.option(

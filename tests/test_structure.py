@@ -31,6 +31,7 @@ graph_opt.compare graph_opt.pipeline graph_opt.quantize.calibration
 graph_opt.quantize.algorithms
 graph_opt.quantize.formats
 graph_opt.quantize.search
+graph_opt.quantize.any_model
 graph_opt.quantize
 graph_opt.lower
 graph_opt.lower.attention graph_opt.lower.norms graph_opt.lower.outputs graph_opt.lower.products

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...runtime.tasks.quantize import quantize
+from ...runtime.tasks.quantize_any import is_any_model
 from ..options import json_option, quiet_option
 from ..progress import phases
+from ..quantize_any import any_model_options, check_unused, quantize_file
 from ..recipe_options import recipe_options
 
 
@@ -17,6 +20,7 @@ from ..recipe_options import recipe_options
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_options
+@any_model_options
 @click.option(
     "--report",
     "report_file",
@@ -26,7 +30,13 @@ from ..recipe_options import recipe_options
 @json_option
 @quiet_option
 def command(
-    source: str, out: Path, recipe: QuantizationRecipe, report_file: Path | None, as_json: bool, quiet: bool
+    source: str,
+    out: Path,
+    settings: dict[str, Any],
+    report_file: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **any_model: Any,
 ) -> None:
     """Make a model smaller and faster by storing its weights, and its KV cache, in few bits.
 
@@ -43,7 +53,14 @@ def command(
         carryall quantize qwen3 qwen3-int8 --method int8-dynamic --smooth
         carryall quantize qwen3 qwen3-int8 --method int8-static --smooth --calibration prompts.jsonl
         carryall quantize qwen3 qwen3-fp16 --method fp16 --report price.html
+        carryall quantize detector.onnx small.onnx --method int8-static --calibration photos/ --image-std 0.5
     """
     with phases(quiet=quiet or as_json) as tell:
-        found = quantize(source, out, recipe, report=report_file, progress=tell)
+        if is_any_model(source, settings["method"]):
+            quantize_file(
+                source, out, settings, report=report_file, as_json=as_json, progress=tell, **any_model
+            )
+            return
+        check_unused(any_model, settings["calibration"])
+        found = quantize(source, out, QuantizationRecipe(**settings), report=report_file, progress=tell)
     click.echo(found.to_json() if as_json else str(found))

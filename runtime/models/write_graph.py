@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
+from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.writing import hide_scratch, writing
@@ -99,3 +100,36 @@ def _write_file(model: ir.Model, out: Path) -> None:
             data.unlink(missing_ok=True)  # which was not there before, see check_output
             hide_scratch(error, Path(folder), out.parent)
             raise
+
+
+_LARGEST_FILE = 1 << 30  # bytes of weights in the model's own file; protobuf ends at 2 GB
+
+
+def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
+    """Write a graph as one file, weights beside it only where they are many; nothing is left if that fails.
+
+    Args:
+        model: the graph.
+        out: the file, which must not exist.
+        at_most: bytes that the result may have.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        UsageError: the result is larger.
+    """
+    stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
+    data = _data_file(out).name if stored > _LARGEST_FILE else None
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        ir.save(model, Path(folder, out.name), external_data=data)
+        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights' file first
+        size = sum(file.stat().st_size for file in files)
+        if size > at_most:
+            raise UsageError(
+                f"the result would be larger than the source, {size} bytes instead of {at_most}: too little "
+                "of the model can be quantized in this way; try another --method"
+            )
+        for file in files:
+            file.rename(out.with_name(file.name))
+    return size

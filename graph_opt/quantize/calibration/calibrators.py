@@ -9,6 +9,7 @@ Deep Learning Inference", https://arxiv.org/abs/2004.09602, compare them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,23 +77,35 @@ class Histogram:
         return np.arange(0.5, _BINS) * (self.top / _BINS)
 
 
-Calibrator = Callable[[Histogram], float]
+Steps = Callable[[float], float]  # limit of the magnitudes -> width of a level
 
 
-def min_max(histogram: Histogram) -> float:
+def symmetric(limit: float) -> float:
+    """Width of a level where positive and negative values have as many: int8 with zero point 0."""
+    return limit / LEVELS
+
+
+class Calibrator(Protocol):
+    """Returns the magnitude beyond which values are clipped."""
+
+    def __call__(self, histogram: Histogram, steps: Steps = symmetric) -> float:
+        """``steps`` says how wide a level is for a limit."""
+
+
+def min_max(histogram: Histogram, steps: Steps = symmetric) -> float:
     """The largest magnitude seen."""
     return max(histogram.largest, _SMALLEST)
 
 
-def percentile(histogram: Histogram) -> float:
+def percentile(histogram: Histogram, steps: Steps = symmetric) -> float:
     """The magnitude that 99.99 % of the values do not exceed."""
     below = np.cumsum(histogram.counts)
     index = int(np.searchsorted(below, below[-1] * (_PERCENTILE / 100)))
     return _within(histogram, (index + 1) * histogram.top / _BINS)
 
 
-def entropy(histogram: Histogram) -> float:
-    """The range whose 128 levels, clipped values in the last one, diverge least from the histogram.
+def entropy(histogram: Histogram, steps: Steps = symmetric) -> float:
+    """The range whose levels, clipped values in the last one, diverge least from the histogram.
 
     Two things differ from the published procedure, which clips far too much of values that are mostly near
     zero, as in MLPs: they count as if they were as frequent as their neighbours, since zero stays exact (so
@@ -101,17 +114,22 @@ def entropy(histogram: Histogram) -> float:
     counts = histogram.counts.reshape(_ENTROPY_BINS, -1).sum(axis=1)
     edges = _edges(counts, at_least=LEVELS + 1)
     counts[0] = min(counts[:2])
-    divergences = {edge: _divergence(counts.astype(np.float64), edge) for edge in edges}
+    width = histogram.top / _ENTROPY_BINS
+    divergences = {
+        edge: _divergence(counts.astype(np.float64), edge, round(edge * width / steps(edge * width)))
+        for edge in edges
+    }
     best = min(divergences, key=divergences.__getitem__)
-    return _within(histogram, best * histogram.top / _ENTROPY_BINS)
+    return _within(histogram, best * width)
 
 
-def mse(histogram: Histogram) -> float:
+def mse(histogram: Histogram, steps: Steps = symmetric) -> float:
     """The range of least squared error, clipping included."""
     centers, errors = histogram.centers, {}
     for edge in _edges(histogram.counts, at_least=1):
-        scale = edge * histogram.top / _BINS / LEVELS
-        rounded = np.minimum(np.rint(centers / scale), LEVELS) * scale
+        limit = edge * histogram.top / _BINS
+        scale = steps(limit)
+        rounded = np.minimum(np.rint(centers / scale), round(limit / scale)) * scale
         errors[edge] = float(histogram.counts @ (centers - rounded) ** 2)
     return _within(histogram, min(errors, key=errors.__getitem__) * histogram.top / _BINS)
 
@@ -136,9 +154,9 @@ def _edges(counts: Counts, at_least: int) -> list[int]:
     return sorted({*np.geomspace(first, last, _CANDIDATES).astype(int).tolist(), last})
 
 
-def _divergence(counts: Reals, edge: int) -> float:
-    """Return KL(values | what int8 leaves of them): levels spread over bins, clipped ones in the last."""
-    levels = np.rint((np.arange(edge) + 0.5) * (LEVELS / edge)).astype(np.int64)
+def _divergence(counts: Reals, edge: int, count: int) -> float:
+    """Return KL(values | what so many levels leave of them), spread over bins, clipped ones in the last."""
+    levels = np.rint((np.arange(edge) + 0.5) * (count / edge)).astype(np.int64)
     kept = counts[:edge]
     used = kept > 0
     shares = np.bincount(levels, used)

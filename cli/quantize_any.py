@@ -1,0 +1,131 @@
+"""``carryall quantize`` for ONNX files that are no decoders: calibrated on tensors or images, not on text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from ..graph_opt.quantize.any_model.images import LAYOUTS, ImageOptions
+from ..graph_opt.quantize.any_model.options import IntegerOptions
+from ..graph_opt.quantize.recipe import QuantizationRecipe
+from ..progress import Progress
+from ..runtime.tasks.quantize_any import quantize_any
+from .options import human_bytes, print_json
+
+_SETTINGS = ("method", "calibration", "calibrator", "max_error")  # of a recipe, for these models too
+Command = Callable[..., Any]
+
+
+def any_model_options(command: Command) -> Command:
+    """Add the options that only models other than decoders take; the command gets them as ``any_model``."""
+    numbers = _Numbers()
+    for option in (
+        click.option(
+            "--min-snr", type=float, help="No decoder, int8-static: decibels every output must reach."
+        ),
+        click.option("--exclude", multiple=True, help="No decoder: a weight that stays float; repeatable."),
+        click.option(
+            "--dynamic-conv", is_flag=True, help="No decoder, int8-dynamic: convolutions too, often slower."
+        ),
+        click.option("--image-scale", type=float, help="Factor of pixels from 0 to 255.  [default: 1/255]"),
+        click.option(
+            "--image-mean", type=numbers, help="Subtracted from scaled pixels, such as 0.5,0.5,0.5."
+        ),
+        click.option("--image-std", type=numbers, help="What the difference is divided by."),
+        click.option("--image-layout", type=click.Choice(LAYOUTS), help="Order of axes.  [default: auto]"),
+        click.option("--image-size", type=numbers, help="HEIGHT,WIDTH where the model leaves them open."),
+        click.option("--image-bgr", is_flag=True, help="Blue first."),
+    ):
+        command = option(command)
+    return command
+
+
+class _Numbers(click.ParamType[tuple[float, ...]]):
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Read numbers between commas."""
+        try:
+            return value if isinstance(value, tuple) else tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"'{value}' is no list of numbers such as 0.5,0.5,0.5", param, ctx)
+
+
+def check_unused(given: Mapping[str, Any], calibration: str | None) -> None:
+    """Refuse options of other models for a decoder.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for name, value in given.items():
+        if value not in (None, False, ()):
+            raise UsageError(f"--{name.replace('_', '-')} is for ONNX files that are no decoders")
+    if calibration is not None and Path(calibration).is_dir():
+        raise UsageError(f"{calibration} is a folder; a decoder is calibrated on a text")
+
+
+def quantize_file(
+    source: str,
+    out: Path,
+    settings: Mapping[str, Any],
+    *,
+    report: Path | None,
+    as_json: bool,
+    progress: Progress,
+    min_snr: float | None,
+    exclude: tuple[str, ...],
+    dynamic_conv: bool,
+    **image: Any,
+) -> None:
+    """Quantize one ONNX file into another, and print the report.
+
+    Raises:
+        UsageError: an option has no effect, the samples do not fit, or the result would be larger.
+        OutputExistsError: ``out`` exists.
+    """
+    for one in dataclasses.fields(QuantizationRecipe):
+        if one.name not in _SETTINGS and settings[one.name] != one.default:
+            flag = one.name.replace("_", "-")
+            raise UsageError(f"--{flag} is for models that generate tokens, and {source} is none")
+    given = {
+        "calibrator": settings["calibrator"],
+        "max_error": settings["max_error"],
+        "min_snr": min_snr,
+        "exclude": exclude or None,
+        "convolutions": dynamic_conv or None,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    found = quantize_any(
+        source,
+        out,
+        settings["method"],
+        calibration=settings["calibration"],
+        options=IntegerOptions(**chosen) if chosen else None,
+        images=_images(image),
+        report=report,
+        progress=progress,
+    )
+    if as_json:
+        print_json(found.to_dict())
+        return
+    click.echo(found.to_text())
+    sizes = f"{human_bytes(found.bytes_before)} -> {human_bytes(found.bytes_after)}"
+    click.echo(f"{found.path}: {found.method}, {sizes}, {found.seconds:.1f} s")
+
+
+def _images(image: Mapping[str, Any]) -> ImageOptions | None:
+    given = {
+        name.removeprefix("image_"): value for name, value in image.items() if value not in (None, False)
+    }
+    if "size" in given:
+        if len(given["size"]) != 2 or min(given["size"]) < 1:
+            raise UsageError("--image-size is HEIGHT,WIDTH, such as 224,224")
+        given["size"] = tuple(int(side) for side in given["size"])
+    return ImageOptions(**given) if given else None

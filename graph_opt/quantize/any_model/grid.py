@@ -1,0 +1,114 @@
+"""8-bit grids: which real numbers the 256 levels of a tensor stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ....errors import GraphError
+from ...graph.lazy import Array
+
+LOWEST, HIGHEST = (
+    -127,
+    127,
+)  # of weights: -128 is left out, so that no product with it overflows a pair of 16 bits
+_SMALLEST_SCALE = 1e-30  # a normal number in float32, and so is its reciprocal
+_MAX_INT32 = float(2**31 - 1)
+_BIAS_LEVELS = 2**24  # of a bias whose weights are all 0
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One scale and zero point in all: level q stands for (q - zero_point) * scale.
+
+    Attributes:
+        scale: positive.
+        zero_point: the level that stands for 0.
+        dtype: UINT8 or INT8.
+    """
+
+    scale: float
+    zero_point: int
+    dtype: ir.DataType
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest level."""
+        return (0, 255) if self.dtype == ir.DataType.UINT8 else (-128, 127)
+
+    def round(self, values: Floats) -> Floats:
+        """Return the nearest values of the grid, as QuantizeLinear and DequantizeLinear do."""
+        scale = np.float32(self.scale)
+        levels = np.clip(np.rint(values / scale) + self.zero_point, *self.limits)
+        result: Floats = ((levels - self.zero_point) * scale).astype(np.float32)
+        return result
+
+
+def grid(low: float, high: float, dtype: ir.DataType) -> Grid:
+    """Return the finest grid that holds 0 and all from ``low`` to ``high``.
+
+    UINT8 has a zero point of its own; INT8 is symmetric, its zero point 0.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    if dtype == ir.DataType.INT8:
+        return Grid(_usable(max(-low, high) / HIGHEST), 0, dtype)
+    scale = _usable((high - low) / 255)
+    return Grid(scale, round(-low / scale), dtype)
+
+
+def _usable(scale: float) -> float:
+    return float(np.float32(max(scale, _SMALLEST_SCALE)))
+
+
+def channel_scales(
+    content: Array, axis: int, bias: Floats | None = None, input_scale: float | None = None
+) -> Floats:
+    """Return one scale a channel for int8 values of a weight.
+
+    Args:
+        content: the weight, float.
+        axis: counts channels.
+        bias: [channels]; kernels store it as int32 of the scale input_scale * result, so that a channel's
+            scale must be large enough for it.
+        input_scale: that of the layer's input.
+
+    Returns:
+        [channels], positive; a channel of zeros has the largest of the others, so that its bias stays exact.
+
+    Raises:
+        GraphError: the weight holds NaN or infinity.
+    """
+    others = tuple(index for index in range(content.ndim) if index != axis % content.ndim)
+    largest = np.abs(content).max(axis=others, initial=0).astype(np.float64)
+    if not np.isfinite(largest).all():
+        raise GraphError("it holds NaN or infinity")
+    scales = np.maximum(largest / HIGHEST, _SMALLEST_SCALE)
+    if bias is not None and input_scale is not None:
+        sizes = np.abs(bias.astype(np.float64)) / input_scale
+        scales = np.maximum(scales, sizes / (_MAX_INT32 / 2))
+        usual = scales[largest > 0].max(initial=0) or sizes.max(initial=0) / _BIAS_LEVELS or 1.0
+    else:
+        usual = scales[largest > 0].max(initial=0) or 1.0
+    result: Floats = np.where(largest > 0, scales, np.maximum(scales, usual)).astype(np.float32)
+    return result
+
+
+def round_weight(content: Array, axis: int, scales: Floats) -> npt.NDArray[np.int8]:
+    """Return the levels of a weight, of its shape."""
+    shape = [-1 if index == axis % content.ndim else 1 for index in range(content.ndim)]
+    levels = np.rint(content.astype(np.float32) / scales.reshape(shape))
+    result: npt.NDArray[np.int8] = np.clip(levels, LOWEST, HIGHEST).astype(np.int8)
+    return result
+
+
+def round_bias(bias: Floats, input_scale: float, scales: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
+    """Return the levels [channels] of a bias that is added to integer sums, and what one level stands for."""
+    steps = (np.float32(input_scale) * scales).astype(np.float32)
+    steps = np.maximum(steps, np.float32(_SMALLEST_SCALE))
+    levels = np.clip(np.rint(bias.astype(np.float64) / steps), -_MAX_INT32, _MAX_INT32)
+    return levels.astype(np.int32), steps

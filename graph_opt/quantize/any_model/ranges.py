@@ -1,0 +1,72 @@
+"""Grids of activations from calibration samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ...graph.lazy import Array
+from ..calibration.calibrators import CALIBRATORS, Histogram
+from .grid import Grid, grid
+from .values import Feed, float_values
+
+
+@dataclass(slots=True)
+class Range:
+    """What was seen of one value.
+
+    Attributes:
+        low: the smallest number, at most 0.
+        high: the largest, at least 0.
+        magnitudes: all of them.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    magnitudes: Histogram = field(default_factory=Histogram)
+
+    def add(self, values: Array) -> None:
+        """Count more values, which must be finite."""
+        if values.size:
+            self.low = min(self.low, float(values.min()))
+            self.high = max(self.high, float(values.max()))
+            self.magnitudes.add(values)
+
+    def grid(self, calibrator: str, dtype: ir.DataType) -> Grid:
+        """Return the grid whose limits a calibrator chooses.
+
+        A grid with a zero point of its own spends its levels on what the limit leaves of both signs: zero is
+        a level, so positive and negative values are rounded alike, and one histogram of magnitudes serves.
+        """
+        choose = CALIBRATORS[calibrator]
+        if dtype == ir.DataType.INT8:
+            limit = choose(self.magnitudes)
+        else:
+            limit = choose(self.magnitudes, lambda limit: self._width(limit) / 255)
+        return grid(max(self.low, -limit), min(self.high, limit), dtype)
+
+    def _width(self, limit: float) -> float:
+        return max(min(self.high, limit) + min(-self.low, limit), limit)  # limit alone where all are zeros
+
+
+def value_ranges(model: Path, names: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Range]:
+    """Measure values of a saved float graph on samples, as many of them at a time as fit into memory.
+
+    Raises:
+        GraphError: a value holds NaN or infinity, or the graph cannot run.
+    """
+    found = {name: Range() for name in names}
+    if not names:
+        return found
+    for _, values in float_values(model, names, feeds):
+        for name, content in values.items():
+            found[name].add(content)
+    return found
+
+
+def grids(ranges: Mapping[str, Range], calibrator: str, dtype: ir.DataType) -> dict[str, Grid]:
+    """Return the grid of each value."""
+    return {name: one.grid(calibrator, dtype) for name, one in ranges.items()}

@@ -1,0 +1,129 @@
+"""What quantizing a graph did, and what it costs: the error of every layer and of every output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...graph.lazy import Array
+
+_MOST_DECIBELS = 200.0  # of equal tensors
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFidelity:
+    """How near an output of the quantized model is to the float one's, over all samples.
+
+    Attributes:
+        snr: energy of the float output over that of the error, in decibels; 200 where they are equal.
+        cosine: of the angle between both.
+        max_error: largest difference, relative to the largest float value.
+    """
+
+    snr: float
+    cosine: float
+    max_error: float
+
+
+@dataclass(slots=True, kw_only=True)
+class GraphQuantizationReport:
+    """What was done to one model.
+
+    Attributes:
+        method: "int8-static", "int8-dynamic", "fp16" or "bf16".
+        samples: what the model was calibrated and measured on; None where it was not.
+        calibrator: how ranges of activations were chosen, None where they were not.
+        layer_errors: by quantized weight, the root mean square error of its layers, relative to their output.
+        tables: weights stored in int8 that rows are looked up in.
+        left_float: by weight, why it was not quantized.
+        outputs: fidelity of each float output, on samples that were not calibrated on if there are enough.
+        time: of a run, relative to the float model's, on onnxruntime's CPU provider; None if not measured.
+        bytes_before: of the file or its weights.
+        bytes_after: the same of the result.
+        notes: what else a user should know.
+        path: where the result was written; empty if it was not.
+        seconds: that it took.
+    """
+
+    method: str
+    samples: str | None = None
+    calibrator: str | None = None
+    layer_errors: dict[str, float] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    left_float: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, OutputFidelity] = field(default_factory=dict)
+    time: float | None = None
+    bytes_before: int = 0
+    bytes_after: int = 0
+    notes: list[str] = field(default_factory=list)
+    path: str = ""
+    seconds: float = 0.0
+
+    @property
+    def worst_output(self) -> OutputFidelity | None:
+        """The output with the lowest signal-to-noise ratio, None if no output was compared."""
+        return min(self.outputs.values(), key=lambda one: one.snr, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return dataclasses.asdict(self)
+
+    def to_text(self) -> str:
+        """Return the report for a terminal, a few lines."""
+        reasons = Counter(self.left_float.values())
+        lines = [f"{self.method}: {len(self.left_float)} weights or values left float"]
+        if self.layer_errors or self.tables:
+            lines[0] = (
+                f"{self.method}: {len(self.layer_errors)} weights of layers, {len(self.tables)} tables; "
+                f"{len(self.left_float)} left float"
+            )
+        lines += [f"left float: {count} x {reason}" for reason, count in reasons.most_common()]
+        if self.samples is not None:
+            lines.append(f"calibrated on {self.samples}")
+        if self.layer_errors:
+            name = max(self.layer_errors, key=self.layer_errors.__getitem__)
+            lines.append(f"largest layer error: {100 * self.layer_errors[name]:.2g} % at {name}")
+        for name, one in self.outputs.items():
+            lines.append(
+                f"output {name}: SNR {one.snr:.1f} dB, cosine {one.cosine:.6f}, "
+                f"largest error {100 * one.max_error:.2g} % of the largest value"
+            )
+        if self.time is not None:
+            lines.append(f"time of a run on this CPU: {self.time:.2f} of the float model's")
+        return "\n".join([*lines, *self.notes])
+
+
+def output_fidelity(
+    exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]
+) -> dict[str, OutputFidelity]:
+    """Compare float outputs over samples; those that are no floats, or whose shapes differ, are left out.
+
+    Args:
+        exact: by name, one mapping a sample.
+        found: the same of the other model.
+    """
+    result: dict[str, OutputFidelity] = {}
+    for name in exact[0] if exact else ():
+        pairs = [(one[name], two[name]) for one, two in zip(exact, found, strict=True)]
+        if all(a.dtype.kind == "f" and a.shape == b.shape for a, b in pairs):
+            left, right = (
+                np.concatenate([pair[side].reshape(-1) for pair in pairs]).astype(np.float64)
+                for side in (0, 1)
+            )
+            if left.size and np.isfinite(left).all():
+                result[name] = _fidelity(left, right)
+    return result
+
+
+def _fidelity(exact: Array, found: Array) -> OutputFidelity:
+    error, energy = float(((exact - found) ** 2).sum()), float((exact**2).sum())
+    snr = _MOST_DECIBELS if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
+    norms = float(np.linalg.norm(exact) * np.linalg.norm(found))
+    cosine = 1.0 if error == 0 else float(exact @ found) / max(norms, 1e-300)
+    largest = float(np.abs(exact).max())
+    return OutputFidelity(snr, cosine, float(np.abs(exact - found).max()) / max(largest, 1e-30))

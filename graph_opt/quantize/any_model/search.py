@@ -1,0 +1,202 @@
+"""The search for the best static quantization: which calibrator, corrected biases or not, which layers float.
+
+Every candidate is written and run: what a layer's own error does to the outputs is not known beforehand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ....progress import Progress as Progress
+from ...graph.lazy import Array
+from ..calibration.calibrators import CALIBRATORS
+from .grid import Floats, Grid
+from .layers import Layer, find_layers
+from .options import ACTIVATIONS, AUTO, IntegerOptions, exempt
+from .placement import CARRIED
+from .ranges import grids, value_ranges
+from .report import output_fidelity
+from .static import StaticGraphPass, quantized_values
+from .switches import output_noise
+from .twin import LayerError, static_errors
+from .values import Feed, GraphValues
+
+_MEASURED = 6  # samples that layers are measured on, the first ones
+_DOMINANT = 8  # layers that make as much noise together as all
+_SWITCHED = 2  # samples that single layers are quantized on
+_JUDGED = 8  # samples that candidates are compared on, the last ones
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to quantize a model.
+
+    Attributes:
+        calibrator: how ranges were chosen.
+        grids: of all quantized values.
+        biases: by the name of a layer's output, those to take instead of its own.
+        errors: by weight, of all layers that might be quantized.
+        left_float: by weight, why it is not.
+        carried: operators between layers that are computed in integers.
+    """
+
+    calibrator: str
+    grids: Mapping[str, Grid]
+    biases: Mapping[str, Floats]
+    errors: Mapping[str, float]
+    left_float: dict[str, str]
+    carried: Collection[str]
+
+    @property
+    def quantizer(self) -> StaticGraphPass:
+        """The pass that does it."""
+        return StaticGraphPass(self.grids, exclude=self.left_float, carried=self.carried, biases=self.biases)
+
+    @property
+    def layer_errors(self) -> dict[str, float]:
+        """Errors of the layers that are quantized."""
+        return {name: error for name, error in self.errors.items() if name not in self.left_float}
+
+
+class StaticSearch:
+    """Finds the best candidate for a saved float graph.
+
+    Args:
+        model: the graph.
+        feeds: samples.
+        options: what is asked for.
+        progress: told about every sample that layers are measured on.
+    """
+
+    def __init__(
+        self, model: Path, feeds: Sequence[Feed], options: IntegerOptions, progress: Progress | None
+    ) -> None:
+        self._model = model
+        self._feeds = feeds
+        self._options = options
+        self._progress = progress
+        graph = ir.load(model).graph
+        self._layers, refused = find_layers([graph])
+        self._exempt = exempt(self._layers, refused, options, convolutions=True)
+        self._carried: Collection[str] = CARRIED if options.carry else ()
+        names = quantized_values(graph, exclude=self._exempt, carried=self._carried)
+        self._ranges = value_ranges(model, names, feeds)
+
+    def best(self) -> Candidate:
+        """Return the candidate nearest to the float outputs; more of its layers float if ``min_snr`` asks."""
+        options = self._options
+        chosen = list(CALIBRATORS) if options.calibrator == AUTO else [options.calibrator]
+        candidates = [self._candidate(calibrator) for calibrator in chosen]
+        best = candidates[0] if len(candidates) == 1 else max(candidates, key=self.snr)
+        if options.calibrator == AUTO and best.biases:
+            plain = self._candidate(best.calibrator, correct=False)
+            best = max((best, plain), key=self.snr)
+        if options.float_share == 0 and self.reaches_target(best):
+            return best
+        noise = output_noise(
+            self._model,
+            self._feeds[-_SWITCHED:],
+            best.grids,
+            exclude=best.left_float,
+            biases=best.biases,
+            progress=self._progress,
+        )
+        spared = _without(
+            best, dominant(noise, options.float_share), "it alone makes much of the outputs' error"
+        )
+        best = max((best, spared), key=self.snr)
+        return best if self.reaches_target(best) else self._fewer(best, noise)
+
+    def reaches_target(self, candidate: Candidate) -> bool:
+        """Return whether all outputs are as near to the float ones as asked."""
+        return self._options.min_snr is None or self.snr(candidate) >= self._options.min_snr
+
+    def snr(self, candidate: Candidate) -> float:
+        """Return the lowest signal-to-noise ratio of an output, in decibels."""
+        model = ir.load(self._model)
+        candidate.quantizer(model)
+        reader = GraphValues(model, list(self._expected[0]), self._model.parent)
+        found = output_fidelity(self._expected, [reader.run(feed) for feed in self._feeds[-_JUDGED:]])
+        return min((one.snr for one in found.values()), default=0.0)
+
+    @functools.cached_property
+    def _expected(self) -> list[dict[str, Array]]:
+        model = ir.load(self._model)
+        reader = GraphValues(model, [str(one.name) for one in model.graph.outputs], self._model.parent)
+        return [reader.run(feed) for feed in self._feeds[-_JUDGED:]]
+
+    def _candidate(self, calibrator: str, *, correct: bool = True) -> Candidate:
+        found = grids(self._ranges, calibrator, ACTIVATIONS[self._options.activations])
+        errors, biases = self._errors(found, {}), {}
+        if correct and self._options.correct_biases:
+            biases = _corrected(self._layers, errors)
+            errors = self._errors(found, biases)
+        relative = {name: error.relative for name, error in errors.items()}
+        left = {**self._exempt, **self._options.vetoed(relative)}
+        return Candidate(calibrator, found, biases, relative, left, self._carried)
+
+    def _errors(self, found: Mapping[str, Grid], biases: Mapping[str, Floats]) -> dict[str, LayerError]:
+        return static_errors(
+            self._model,
+            self._feeds[:_MEASURED],
+            found,
+            exclude=self._exempt,
+            biases=biases,
+            progress=self._progress,
+        )
+
+    def _fewer(self, candidate: Candidate, noise: Mapping[str, float]) -> Candidate:
+        """Return the candidate with the fewest more float layers that reaches the target, by bisection.
+
+        Layers go in the order of what each alone does to the outputs. If all must go, the last is kept.
+        """
+        kept = candidate.layer_errors
+        order = sorted((name for name in noise if name in kept), key=noise.__getitem__, reverse=True)
+        reason = f"without it the outputs would not reach {self._options.min_snr:g} dB"
+
+        low, high = 0, len(order) - 1  # low is not enough, high is, as far as is known
+        while high - low > 1:
+            middle = (low + high) // 2
+            enough = self.reaches_target(_without(candidate, order[:middle], reason))
+            low, high = (low, middle) if enough else (middle, high)
+        return _without(candidate, order[:high], reason)
+
+
+def dominant(noise: Mapping[str, float], share: float) -> list[str]:
+    """Return the layers that each make an eighth or more of the noise that is left without those before.
+
+    Args:
+        noise: of single layers; energies of small errors add up.
+        share: of the layers, that may be returned at most.
+    """
+    order = sorted(noise, key=noise.__getitem__, reverse=True)
+    left, found = sum(noise.values()), []
+    for name in order[: int(len(order) * share)]:
+        if noise[name] * _DOMINANT < left:
+            break
+        found.append(name)
+        left -= noise[name]
+    return found
+
+
+def _without(candidate: Candidate, names: Iterable[str], reason: str) -> Candidate:
+    return replace(candidate, left_float={**candidate.left_float, **dict.fromkeys(names, reason)})
+
+
+def _corrected(layers: Iterable[Layer], errors: Mapping[str, LayerError]) -> dict[str, Floats]:
+    """Return new biases by the name of a layer's output; a product without one gets none, it costs a node."""
+    found: dict[str, Floats] = {}
+    for layer in layers:
+        name = str(layer.output.name)
+        shift = errors[layer.name].shifts.get(name) if layer.name in errors else None
+        bias = layer.bias_content()
+        if shift is None or (bias is None and layer.node.op_type == "MatMul"):
+            continue
+        found[name] = shift if bias is None else (bias + shift).astype(np.float32)
+    return found

@@ -1,0 +1,124 @@
+"""What quantizing one layer alone does to a model's outputs.
+
+The float graph gets a quantized copy of every layer and a switch, an input of the graph, that chooses between
+both. So one session serves for all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ....progress import Progress
+from ...graph.lazy import Array
+from .grid import Floats, Grid
+from .layers import Layer, by_weight, find_layers
+from .placement import layer_end, place
+from .static import StaticWriter, grid_initializers, grids_of
+from .values import Feed, GraphValues
+
+_SMALLEST = 1e-30
+
+
+def output_noise(
+    model: Path,
+    feeds: Sequence[Feed],
+    grids: Mapping[str, Grid],
+    *,
+    exclude: Collection[str] = (),
+    biases: Mapping[str, Floats] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """Measure each weight of a saved float graph.
+
+    Args:
+        model: the float graph.
+        feeds: samples.
+        grids: of all quantized values.
+        exclude: weights whose layers stay float.
+        biases: as ``StaticGraphPass`` takes them.
+        progress: told about every layer.
+
+    Returns:
+        By weight, the energy of the error relative to that of the output, of the worst output.
+    """
+    loaded = ir.load(model)
+    outputs = [str(output.name) for output in loaded.graph.outputs]
+    switches = _add_switches(loaded, grids, frozenset(exclude), dict(biases or {}))
+    reader = GraphValues(loaded, outputs, model.parent)
+    off = {name: np.array(False) for name in switches.values()}
+    exact = [reader.run({**feed, **off}) for feed in feeds]
+    found: dict[str, float] = {}
+    for number, (weight, switch) in enumerate(switches.items()):
+        on = {**off, switch: np.array(True)}
+        found[weight] = _noise(exact, [reader.run({**feed, **on}) for feed in feeds])
+        if progress is not None:
+            progress(number + 1, len(switches), weight)
+    return found
+
+
+def _add_switches(
+    model: ir.Model, grids: Mapping[str, Grid], exclude: Collection[str], biases: Mapping[str, Floats]
+) -> dict[str, str]:
+    """Add copies and switches to a graph; return the switches' names by weight."""
+    graph = model.graph
+    for node in graph:
+        node.name = None  # a copy would have its layer's
+    layers = [layer for layer in find_layers([graph])[0] if layer.name not in exclude]
+    placement = place(graph, layers, carried=())
+    known = grids_of(placement, grids)
+    writer = StaticWriter(graph, layers, known, biases)
+    ends = {layer: layer_end(layer) for layer in layers if layer.node.op_type == "Conv"}
+    names: dict[str, str] = {}
+    for number, (factor, group) in enumerate(by_weight(layers).items()):
+        switch = ir.Value(
+            name=f"carryall/switch_{number}", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])
+        )
+        graph.inputs.append(switch)
+        names[str(factor.name)] = str(switch.name)
+        for layer in group:
+            x = layer.node.inputs[0] or layer.x  # what chooses for the layer before
+            copy = writer.write(layer, _rounded(graph, x, known[layer.x], layer.node))
+            if layer in ends:
+                copy = _rounded(graph, copy, known[ends[layer]], layer.node)
+            _choose(graph, switch, copy, layer)
+    return names
+
+
+def _rounded(graph: ir.Graph, value: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
+    parameters = grid_initializers(graph, value, grid)
+    down = ir.node("QuantizeLinear", [value, *parameters])
+    up = ir.node("DequantizeLinear", [down.outputs[0], *parameters])
+    graph.insert_before(before, [down, up])
+    return up.outputs[0]
+
+
+def _choose(graph: ir.Graph, switch: ir.Value, copy: ir.Value, layer: Layer) -> None:
+    output = layer.output
+    node = ir.node("Where", [switch, copy, output])
+    maker = output.producer()
+    if maker is None:
+        return
+    graph.insert_after(maker, node)
+    result, called = node.outputs[0], output.name
+    for use in list(output.uses()):
+        if use.node is not node:
+            use.node.replace_input_with(use.idx, result)
+    for index, one in enumerate(graph.outputs):
+        if one is output:
+            output.name, result.name = f"{called}.float", called
+            result.type, result.shape = output.type, output.shape
+            graph.outputs[index] = result
+
+
+def _noise(exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> float:
+    worst = 0.0
+    for name in exact[0]:
+        pairs = [(a[name].astype(np.float64), b[name]) for a, b in zip(exact, found, strict=True)]
+        if exact[0][name].dtype.kind == "f" and all(a.shape == b.shape for a, b in pairs):
+            error = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+            worst = max(worst, error / max(sum(float((a**2).sum()) for a, _ in pairs), _SMALLEST))
+    return worst

@@ -1,0 +1,113 @@
+"""Runs a float graph on named tensors and hands out its inner values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ....errors import GraphError, UsageError
+from ...graph.lazy import Array
+from ..search.layerwise import open_session
+
+Feed = Mapping[str, Array]
+MAX_BYTES = 256 << 20  # of values held at a time
+_SIZE = ".number_of_elements"
+
+
+class GraphValues:
+    """A session that returns values of a graph by name, and nothing else.
+
+    Args:
+        model: the graph; its outputs are replaced.
+        names: values of its main graph.
+        folder: where its external weights lie.
+
+    Raises:
+        GraphError: a value is not in the graph, or onnxruntime cannot run it.
+        MissingExtraError: onnxruntime is not installed.
+    """
+
+    def __init__(self, model: ir.Model, names: Sequence[str], folder: Path) -> None:
+        self.names = list(names)
+        values = {value.name: value for value in model.graph.inputs}
+        values |= {value.name: value for node in model.graph for value in node.outputs}
+        unknown = [name for name in self.names if name not in values]
+        if unknown:
+            raise GraphError(f"the graph has no value '{unknown[0]}'")
+        model.graph.outputs.clear()
+        model.graph.outputs.extend(values[name] for name in self.names)
+        try:
+            self._session: Any = open_session(model, folder)
+        except UsageError:
+            raise
+        except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+            raise GraphError(f"onnxruntime's CPU provider cannot run the graph: {error}") from error
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Return the values for one sample.
+
+        Raises:
+            GraphError: the run failed.
+        """
+        try:
+            results = self._session.run(self.names, dict(feed))
+        except Exception as error:  # see above
+            raise GraphError(f"the float model cannot run on a calibration sample: {error}") from error
+        return dict(zip(self.names, results, strict=True))
+
+
+def float_values(
+    model: Path, names: Sequence[str], feeds: Sequence[Feed], max_bytes: int = MAX_BYTES
+) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield (sample's number, some of the values), until every value of every sample was there once.
+
+    Args:
+        model: a saved graph.
+        names: float values of its main graph.
+        feeds: samples.
+        max_bytes: of values held at a time, by their sizes on the first sample.
+
+    Raises:
+        GraphError: a value holds NaN or infinity; see ``GraphValues`` for others.
+    """
+    for group in _groups(_sizes(model, names, feeds[0]), max_bytes):
+        reader = GraphValues(ir.load(model), group, model.parent)
+        for number, feed in enumerate(feeds):
+            values = reader.run(feed)
+            for name, value in values.items():
+                if not np.isfinite(value).all():
+                    raise GraphError(
+                        f"value {name} of the float model holds NaN or infinity on calibration sample "
+                        f"{number}; check that sample and the model"
+                    )
+            yield number, values
+
+
+def _sizes(model: Path, names: Sequence[str], feed: Feed) -> dict[str, int]:
+    """Return the number of elements of each value on one sample."""
+    loaded = ir.load(model)
+    values = {value.name: value for value in loaded.graph.inputs}
+    values |= {value.name: value for node in loaded.graph for value in node.outputs}
+    for name in names:
+        node = ir.node("Size", [values[name]])
+        node.outputs[0].name = f"{name}{_SIZE}"
+        loaded.graph.append(node)
+    reader = GraphValues(loaded, [f"{name}{_SIZE}" for name in names], model.parent)
+    return {name.removesuffix(_SIZE): int(size) for name, size in reader.run(feed).items()}
+
+
+def _groups(sizes: Mapping[str, int], max_bytes: int) -> Iterator[list[str]]:
+    group: list[str] = []
+    held = 0
+    for name, size in sizes.items():
+        if group and held + 4 * size > max_bytes:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += 4 * size
+    if group:
+        yield group
