@@ -92,7 +92,8 @@ def _quantized(
     if method in ("fp16", "bf16"):
         if options is not None:
             raise UsageError(
-                f"--calibrator, --max-error, --min-snr, --exclude and --dynamic-conv are for int8, not for {method}"
+                "--calibrator, --max-error, --min-snr, --exclude and --dynamic-conv are for int8, "
+                f"not for {method}"
             )
         return convert_half(model, method, samples)
     run = quantize_static if method == "int8-static" else quantize_dynamic
