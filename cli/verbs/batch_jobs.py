@@ -93,7 +93,12 @@ def report(job: str, output: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
 @quiet_option
 def retry_failed(job: str, as_json: bool, quiet: bool) -> int:
-    """Answer the failed lines of JOB again, and write its output anew."""
+    """Answer the failed lines of JOB again, and write its output anew.
+
+    \b
+    Example:
+        carryall batch retry-failed results.jsonl
+    """
     from .batch import run_job
 
     spec, count = drop_failed(job)

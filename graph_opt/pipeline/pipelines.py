@@ -72,6 +72,7 @@ def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.
         *lowering,
         ResidualSumsPass(),
         *_tidy(),
+        common.NameFixPass(),  # names of inlined functions may be those of values in a body
         LowestOpsetPass(raised),
     ]
 
