@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, past_name, present_name
 from .config import DecoderConfig, RopeConfig
 from .graph import GraphWriter
 from .rope import rope_tables
@@ -27,11 +28,11 @@ class Decoder(GraphWriter):
         self.config = config
         self.checkpoint = checkpoint
         tokens = ("batch", "sequence")
-        self.input_ids = self.input("input_ids", ir.DataType.INT64, tokens)
-        self.attention_mask = self.input("attention_mask", ir.DataType.INT64, ("batch", TOTAL))
-        self.position_ids = self.input("position_ids", ir.DataType.INT64, tokens)
+        self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
+        self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, ("batch", TOTAL))
+        self.position_ids = self.input(POSITION_IDS, ir.DataType.INT64, tokens)
         self.past = [
-            (self._kv_input(f"past_key_values.{layer}.key"), self._kv_input(f"past_key_values.{layer}.value"))
+            (self._kv_input(past_name(layer, "key")), self._kv_input(past_name(layer, "value")))
             for layer in range(config.num_layers)
         ]
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
@@ -72,10 +73,10 @@ class Decoder(GraphWriter):
 
     def finish(self, logits: ir.Value) -> ir.Model:
         """Make the outputs and return the model."""
-        self.output(logits, "logits", ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
+        self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
-                self.output(value, f"present.{layer}.{kind}", ir.DataType.FLOAT, self._kv_shape(TOTAL))
+                self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(TOTAL))
         return self.model()
 
     def _kv_input(self, name: str) -> ir.Value:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 
+from ..contract import CONTEXT_LENGTH
 from ..errors import CheckpointError, UnsupportedModelError
 from ..progress import Progress
 from . import models
@@ -68,7 +69,7 @@ def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
     check_layer_count(normalised, checkpoint)
     net = Decoder(normalised, checkpoint)
     model = net.finish(module.build(net))
-    model.metadata_props["context_length"] = str(context_length)
+    model.metadata_props[CONTEXT_LENGTH] = str(context_length)
     unused = net.checkpoint.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")

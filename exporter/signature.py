@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ..contract import LOGITS, PAST_KEY
 from ..errors import GraphError
-
-_PAST = re.compile(r"past_key_values\.(\d+)\.key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,8 @@ class DecoderSignature:
         Raises:
             GraphError: it has no such inputs and outputs.
         """
-        caches = [value for value in model.graph.inputs if _PAST.fullmatch(value.name or "")]
-        logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
+        caches = [value for value in model.graph.inputs if PAST_KEY.fullmatch(value.name or "")]
+        logits = next((value for value in model.graph.outputs if value.name == LOGITS), None)
         if logits is None or not caches:
             raise GraphError(
                 "the graph is no decoder with an explicit cache: "

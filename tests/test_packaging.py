@@ -14,6 +14,7 @@ FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime", "sto
 FILES = (
     "__init__.py",
     "__main__.py",
+    "contract.py",
     "errors.py",
     "logs.py",
     "options.py",

@@ -135,8 +135,29 @@ def test_no_import_points_upward(folder: str) -> None:
     assert wrong == set()
 
 
-def test_errors_import_nothing_of_carryall() -> None:
-    assert [found for found in imports(ROOT / "errors.py") if found.startswith(".")] == []
+@pytest.mark.parametrize("name", ["errors.py", "contract.py"])
+def test_the_bottom_imports_nothing_of_carryall(name: str) -> None:
+    assert [found for found in imports(ROOT / name) if found.startswith(".")] == []
+
+
+# Names that mean nothing else; ``logits`` and ``input_ids`` are words of other interfaces too.
+CONTRACT = (
+    *("past_key_values", "seqlens_k", "total_sequence_length", "cache_rows"),
+    *("logits_positions", "last_hidden_state", "sliding_windows"),
+)
+
+
+def test_names_of_the_contract_are_spelled_once() -> None:
+    """In code, not in docstrings and sentences."""
+    found = [
+        (path.relative_to(ROOT).as_posix(), node.value)
+        for folder in ("exporter", "graph_opt", "providers", "runtime/models")
+        for path in modules(folder)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value
+        if any(name in node.value for name in CONTRACT)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize("folder", PURE)

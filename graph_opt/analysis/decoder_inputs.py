@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, is_past
 from ..graph.edit import insert, shared_constant, static_size
 
 LOWEST = float(np.finfo(np.float32).min)
-_SHAPES = {"attention_mask": ["batch", "total"], "position_ids": ["batch", "sequence"]}
+_SHAPES = {ATTENTION_MASK: ["batch", "total"], POSITION_IDS: ["batch", "sequence"]}
 
 
 def is_decoder(graph: ir.Graph) -> bool:
     """Return whether a graph turns token ids into logits."""
-    ids = any(value.name == "input_ids" for value in graph.inputs)
-    return ids and any(value.name == "logits" for value in graph.outputs)
+    ids = any(value.name == INPUT_IDS for value in graph.inputs)
+    return ids and any(value.name == LOGITS for value in graph.outputs)
 
 
 def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
@@ -24,12 +25,12 @@ def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
 
 def first_cache(graph: ir.Graph) -> ir.Value | None:
     """Return the first cache among a graph's inputs; all are of one length."""
-    return next((value for value in graph.inputs if str(value.name).startswith("past_key_values.")), None)
+    return next((value for value in graph.inputs if is_past(value.name)), None)
 
 
 def fixed_tokens(graph: ir.Graph) -> str | None:
     """Say that a decoder takes a fixed number of tokens, and what to do, or return None."""
-    tokens = static_size(find_input(graph, "input_ids"), 1) if is_decoder(graph) else None
+    tokens = static_size(find_input(graph, INPUT_IDS), 1) if is_decoder(graph) else None
     if tokens is None:
         return None
     return (
@@ -91,7 +92,7 @@ class CausalMasks:
     def real(self) -> ir.Value:
         """Return which keys are no padding, [batch, 1, 1, total]."""
         if self._real is None:
-            given = decoder_input(self._graph, "attention_mask")
+            given = decoder_input(self._graph, ATTENTION_MASK)
             axes = shared_constant(self._graph, "mask.axes", np.array([1, 2], np.int64))
             real = self._op("Unsqueeze", self._op("Cast", given, to=int(ir.DataType.BOOL)), axes)
             self._real = _annotated(real, ["batch", 1, 1, "total"], ir.DataType.BOOL)
@@ -99,7 +100,7 @@ class CausalMasks:
 
     def _write(self, window: int | None) -> ir.Value:
         """Query i of the new tokens stands at index past + i."""
-        ids = find_input(self._graph, "input_ids")
+        ids = find_input(self._graph, INPUT_IDS)
         if ids is None:
             raise ValueError("the graph has no input_ids")
         zero, one = (

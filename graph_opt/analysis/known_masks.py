@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import ATTENTION_MASK, INPUT_IDS
 from ...errors import GraphError
 from ..graph.edit import insert, int_attribute, shared_constant
 from . import probe
@@ -23,7 +24,7 @@ def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
     numbers = numbers_above(mask)
     if any(number > _LARGEST_WINDOW for number in numbers):
         return f"its mask computes with {max(numbers)}, too large to evaluate"
-    length, padded = max([_SHORT, *(n + 2 for n in numbers)]), find_input(graph, "attention_mask") is not None
+    length, padded = max([_SHORT, *(n + 2 for n in numbers)]), find_input(graph, ATTENTION_MASK) is not None
     try:
         return probe.mask_meaning(graph, mask, length, padded=padded)
     except GraphError as error:
@@ -66,7 +67,7 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: 
     causal = bool(int_attribute(node, "is_causal", 0))
     if given is None:
         return masks.additive() if causal else None
-    hides_padding = any(value.name == "attention_mask" for value in probe.inputs_of(given))
+    hides_padding = any(value.name == ATTENTION_MASK for value in probe.inputs_of(given))
     hidden = ([masks.visible()] if causal else []) + ([masks.real()] if padding and not hides_padding else [])
     if given.dtype != ir.DataType.BOOL and not hidden:
         return given
@@ -86,7 +87,7 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: 
 
 def is_one_way(graph: ir.Graph, mask: ir.Value) -> bool:
     """Return whether a mask is what ``CausalMasks`` would write of the graph's inputs."""
-    inputs = [find_input(graph, "input_ids"), find_input(graph, "attention_mask"), first_cache(graph)]
+    inputs = [find_input(graph, INPUT_IDS), find_input(graph, ATTENTION_MASK), first_cache(graph)]
     copies = [ir.val(str(x.name), x.dtype, x.shape) for x in inputs if x is not None]
     if len(copies) < len(inputs):
         return False

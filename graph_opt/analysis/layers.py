@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ...contract import HIDDEN_STATES, INPUT_IDS, LOGITS, PAST, PRESENT
 from ...errors import GraphError, UsageError
 from ..graph.edit import insert, nodes_of, replace, static_size, weight
 from ..passes.base import GraphPass
 
-HIDDEN_STATES = "hidden_states"
-_CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\.(?:key|value)")
+_CACHE = re.compile(rf"(?:{PAST}|{PRESENT})\.(\d+)\.(?:key|value)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +137,12 @@ def _alive(graph: ir.Graph) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
 
 
 def _is_ids(value: ir.Value | None) -> bool:
-    return value is not None and value.is_graph_input() and value.name == "input_ids"
+    return value is not None and value.is_graph_input() and value.name == INPUT_IDS
 
 
 def _give_out(graph: ir.Graph, states: ir.Value) -> None:
     """Let ``states`` be the graph's output ``logits``, in fp32."""
-    logits = next((value for value in graph.outputs if value.name == "logits"), None)
+    logits = next((value for value in graph.outputs if value.name == LOGITS), None)
     producer = None if logits is None else logits.producer()
     if logits is None or producer is None:
         raise GraphError("the graph has no output 'logits'; only decoder graphs have layers")

@@ -5,7 +5,6 @@ Masks and rope tables have endless written forms; their values on probe inputs a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS
 from ...errors import GraphError
 from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
 
-_PAST_KEY = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _BLOCKED = -1e4  # a mask entry at or below this hides its key
 _PRODUCTS = frozenset({"Attention", "Gemm", "GroupQueryAttention", "MatMul"})
 _SEED = 0
@@ -80,13 +79,13 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
         GraphError: the value depends on more than ``position_ids``.
     """
     probe = Probe(graph, value)
-    if probe.input_names - {"position_ids"}:
+    if probe.input_names - {POSITION_IDS}:
         raise GraphError(
             f"rope table '{value.name}' depends on {sorted(probe.input_names)}, not on positions only"
         )
     positions = np.arange(context_length, dtype=np.int64)[None]
     try:
-        table = probe({"position_ids": positions}).astype(np.float32)
+        table = probe({POSITION_IDS: positions}).astype(np.float32)
     except GraphError as error:
         raise GraphError(
             f"rope table '{value.name}' cannot be made for {context_length} positions; if the model stores a "
@@ -120,10 +119,10 @@ class _Case:
         batch, total = len(self.padding), self.past + self.new
         mask = (np.arange(total) >= np.array(self.padding)[:, None]).astype(np.int64)
         positions = np.maximum(mask.cumsum(1) - 1, 0)[:, self.past :]
-        feed: dict[str, Array] = {"attention_mask": mask, "position_ids": positions}
-        feed["input_ids"] = np.ones((batch, self.new), np.int64)
+        feed: dict[str, Array] = {ATTENTION_MASK: mask, POSITION_IDS: positions}
+        feed[INPUT_IDS] = np.ones((batch, self.new), np.int64)
         for value in inputs:
-            if _PAST_KEY.fullmatch(str(value.name)):
+            if CACHE.fullmatch(str(value.name)):
                 shape = (batch, static_size(value, 1) or 1, self.past, static_size(value, 3) or 1)
                 feed[str(value.name)] = np.broadcast_to(np.zeros((), np.float32), shape)
         return feed
@@ -155,7 +154,7 @@ def mask_meaning(
     if _is_of_activations(mask):
         return "the mask is computed from what the model computes, or takes its sizes from there"
     probe = Probe(graph, mask)
-    unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(n)}
+    unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not CACHE.fullmatch(n)}
     if unknown:
         return f"the mask depends on {sorted(unknown)}"
     cached, fixed = has_caches(graph), fixed_tokens(graph)
@@ -193,10 +192,10 @@ def _is_of_activations(mask: ir.Value) -> bool:
 def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
     """Return whether a condition on the rows of a mask, computed with no weights, holds for no real token."""
     probe = Probe(graph, condition)
-    if {name for name in probe.input_names if name not in _KNOWN_INPUTS and not _PAST_KEY.fullmatch(name)}:
+    if {name for name in probe.input_names if name not in _KNOWN_INPUTS and not CACHE.fullmatch(name)}:
         return False
     cases = _cases(None, 16, has_caches(graph), fixed_tokens(graph))
-    padded = any(value.name == "attention_mask" for value in graph.inputs)
+    padded = any(value.name == ATTENTION_MASK for value in graph.inputs)
     for case in cases if padded else map(_Case.unpadded, cases):
         found = probe(case.feed(probe.inputs))
         _, real = case.visible(None)
@@ -211,17 +210,17 @@ def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
     return True
 
 
-_KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "input_ids"})
+_KNOWN_INPUTS = frozenset({ATTENTION_MASK, POSITION_IDS, INPUT_IDS})
 
 
 def has_caches(graph: ir.Graph) -> bool:
     """Return whether a decoder takes a past."""
-    return any(_PAST_KEY.fullmatch(str(value.name)) for value in graph.inputs)
+    return any(CACHE.fullmatch(str(value.name)) for value in graph.inputs)
 
 
 def fixed_tokens(graph: ir.Graph) -> int | None:
     """Return how many new tokens a graph was traced for, if it takes no other number."""
-    return next((static_size(value, 1) for value in graph.inputs if value.name == "input_ids"), None)
+    return next((static_size(value, 1) for value in graph.inputs if value.name == INPUT_IDS), None)
 
 
 def sample_lengths(graph: ir.Graph) -> tuple[int, int]:

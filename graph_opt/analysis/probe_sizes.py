@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import INPUT_IDS
 from ..graph.edit import static_size
 from ..graph.lazy import bits_of
 from .small_contents import MAX_CONTENT
@@ -58,7 +59,7 @@ class Reach(Enum):
 
 def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
     """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays."""
-    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    ids = next(value for value in graph.inputs if value.name == INPUT_IDS)
     cached = any(value.shape is not None and len(value.shape) == _CACHE_RANK for value in graph.inputs)
     batch, new = static_size(ids, 0), static_size(ids, 1)
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0

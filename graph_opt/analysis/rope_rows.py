@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ..graph.edit import insert, static_size
 from .decoder_inputs import decoder_input
 from .probe import Probe, sample_lengths
@@ -33,7 +34,7 @@ class RopeRows:
             table: cos or sin.
             positions: [batch, sequence]; the graph's ``position_ids`` if None.
         """
-        positions = positions if positions is not None else decoder_input(self._graph, "position_ids")
+        positions = positions if positions is not None else decoder_input(self._graph, POSITION_IDS)
         key = (table, positions)
         if key not in self._rows:
             self._rows[key] = self._unflattened(table, positions) or _gathered(before, table, positions)
@@ -60,9 +61,9 @@ class RopeRows:
         past, new = sample_lengths(self._graph)
         positions = np.arange(past, past + new)[None] + np.arange(_BATCH)[:, None]
         feed: dict[str, Array] = {
-            "attention_mask": np.ones((_BATCH, past + new), np.int64),
-            "input_ids": positions,
-            "position_ids": positions,
+            ATTENTION_MASK: np.ones((_BATCH, past + new), np.int64),
+            INPUT_IDS: positions,
+            POSITION_IDS: positions,
         }
         for needed in probe.inputs:
             sizes = (_BATCH, static_size(needed, 1) or 1, past, static_size(needed, 3) or 1)

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import SchemaError
 
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ..graph.lazy import bits_of
 from .known_shapes import shape_of_result, type_of_result
 from .probe_sizes import PROBES, Reach, axis_name, decoder_sizes, sizes_of_names
@@ -24,9 +25,9 @@ Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
 
 _AXES = {
-    "input_ids": ("batch", "sequence"),
-    "position_ids": ("batch", "sequence"),
-    "attention_mask": ("batch", "total"),
+    INPUT_IDS: ("batch", "sequence"),
+    POSITION_IDS: ("batch", "sequence"),
+    ATTENTION_MASK: ("batch", "total"),
 }
 _CACHE_AXES = ("batch", "heads", "past", "head_dim")
 
@@ -46,7 +47,7 @@ class ShapeFacts:
     """
 
     def __init__(self, graph: ir.Graph, *, far: bool = True, decoder: bool = True) -> None:
-        follows = decoder and any(value.name == "input_ids" for value in graph.inputs)
+        follows = decoder and any(value.name == INPUT_IDS for value in graph.inputs)
         self._axes = _AXES if follows else {}
         self._imports = [
             onnx.OperatorSetIdProto(domain=name, version=number)

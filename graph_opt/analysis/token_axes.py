@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
 from ..graph.edit import constant, int_attribute
 from .probe_sizes import Sizes
 from .shape_facts import ShapeFacts
@@ -52,9 +53,9 @@ class TokenAxes:
     def __init__(self, graph: ir.Graph) -> None:
         self._facts = ShapeFacts(graph)
         self.sizes = self._facts.probes
-        self.axes = {value: Axis(1) for value in graph.inputs if value.name in ("input_ids", "position_ids")}
+        self.axes = {value: Axis(1) for value in graph.inputs if value.name in (INPUT_IDS, POSITION_IDS)}
         self._varying = {value for value in graph.inputs if value not in self.axes}
-        logits = next(value for value in graph.outputs if value.name == "logits")
+        logits = next(value for value in graph.outputs if value.name == LOGITS)
         needed = _upstream(logits)
         for node in graph:
             if node in needed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import onnx_ir as ir
 
+from ...contract import is_past
 from ..graph.lazy import Array
 
 # Above what another order of float32 sums costs: 1e-7 a sum, times depth and conditioning of a network.
@@ -86,8 +87,4 @@ def rounds_activations(model: ir.Model) -> bool:
 
 
 def _is_quantized_cache(value: ir.Value) -> bool:
-    return (
-        str(value.name).startswith("past_key_values.")
-        and value.dtype is not None
-        and value.dtype.is_integer()
-    )
+    return is_past(value.name) and value.dtype is not None and value.dtype.is_integer()

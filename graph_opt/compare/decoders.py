@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...contract import LOGITS
 from ...errors import UsageError
 from ...progress import Progress
 from ..graph.lazy import Array
@@ -229,8 +230,8 @@ def decoder_report(comparer: Comparer, names: tuple[str, str], bars: Bars, *, ro
         max_error=MAX_ERROR if bars.max_error is None else bars.max_error,
         max_mismatch=bars.max_mismatch,
     )
-    logits = replace(comparer.logits.result(resolved), kind="logits")
-    outputs = {"logits": logits} | {name: one.result(resolved) for name, one in comparer.caches.items()}
+    logits = replace(comparer.logits.result(resolved), kind=LOGITS)
+    outputs = {LOGITS: logits} | {name: one.result(resolved) for name, one in comparer.caches.items()}
     return VerifyReport(
         reference=names[0],
         candidate=names[1],

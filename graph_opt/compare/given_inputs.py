@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...contract import ATTENTION_MASK, INPUT_IDS
 from ...errors import UsageError
 from ..graph.lazy import Array
 from .sample_inputs import Feed, Sample
@@ -33,8 +34,8 @@ def token_rows(feed: Mapping[str, Array]) -> list[list[int]]:
     Raises:
         UsageError: the mask does not fit the tokens, or hides a whole row.
     """
-    ids = np.atleast_2d(feed["input_ids"])
-    real = np.atleast_2d(feed.get("attention_mask", np.ones_like(ids))) != 0
+    ids = np.atleast_2d(feed[INPUT_IDS])
+    real = np.atleast_2d(feed.get(ATTENTION_MASK, np.ones_like(ids))) != 0
     if real.shape != ids.shape or not real.size or not real.any(axis=1).all():
         raise UsageError("attention_mask must have the shape of input_ids, and a token in every row")
     return [row[kept].tolist() for row, kept in zip(ids, real, strict=True)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ...contract import PAST, PRESENT
 from ..graph.edit import constant, int_attribute, static_size
 
 # Operators that hand on the values of their first input, in another shape or type.
@@ -134,7 +135,7 @@ def _next_state(graph: ir.Graph, value: ir.Value) -> str | None:
     if value.dtype is None or not value.dtype.is_floating_point() or value.shape is None:
         return None
     name = str(value.name)
-    wanted = {name.replace("past_key_values", "present"), name.replace("past", "present")} - {name}
+    wanted = {name.replace(PAST, PRESENT), name.replace("past", PRESENT)} - {name}
     fitting = [one for one in graph.outputs if one.dtype in (None, value.dtype) and _fits(one, value)]
     named = [str(one.name) for one in fitting if one.name in wanted]
     named += [

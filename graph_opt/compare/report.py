@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...contract import LOGITS
 from ...errors import VerificationError
 from .bars import Bars
 from .tally import OutputResult
@@ -127,7 +128,7 @@ class VerifyReport:
         return "\n".join(lines)
 
     def _main(self) -> list[OutputResult]:
-        logits = [one for one in self.outputs.values() if one.kind == "logits"]
+        logits = [one for one in self.outputs.values() if one.kind == LOGITS]
         return logits or list(self.outputs.values())
 
     def _tokens_line(self, tokens: TokenResult) -> str:
@@ -136,7 +137,7 @@ class VerifyReport:
             f"KL {tokens.kl:.2g} at most, {tokens.mean_kl:.2g} on average; "
             f"logits differ by {self.max_abs:.2g} at most"
         )
-        caches = {name: one for name, one in self.outputs.items() if one.kind != "logits"}
+        caches = {name: one for name, one in self.outputs.items() if one.kind != LOGITS}
         if not caches:
             return text
         worst = _worst(caches)

@@ -17,6 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...contract import (
+    ATTENTION_MASK,
+    CACHE_ROWS,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+    is_past,
+    present_of,
+)
 from ...errors import GraphError, MissingExtraError, UsageError
 from ..graph.lazy import Array
 from ..graph.load import load_model, read_model
@@ -24,7 +36,7 @@ from ..passes.importing.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
-_TOKENS = {"input_ids", "attention_mask", "position_ids"}
+_TOKENS = {INPUT_IDS, ATTENTION_MASK, POSITION_IDS}
 _CACHE_TYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -92,7 +104,7 @@ class GraphRunner(abc.ABC):
     @property
     def vocab_size(self) -> int | str:
         """Size of the logits' last axis; a name where the graph leaves it open."""
-        size: int | str = self.session.get_outputs()[self.outputs.index("logits")].shape[-1]
+        size: int | str = self.session.get_outputs()[self.outputs.index(LOGITS)].shape[-1]
         return size
 
     @abc.abstractmethod
@@ -161,7 +173,7 @@ class PortableRunner(GraphRunner):
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
-        if "attention_mask" not in self.inputs or "seqlens_k" in self.inputs:
+        if ATTENTION_MASK not in self.inputs or SEQLENS_K in self.inputs:
             return self.forward(rows)
         pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
         lengths = [past[self.cache_names[0]].shape[2] for past in pasts]
@@ -172,10 +184,10 @@ class PortableRunner(GraphRunner):
         width = max(map(len, rows.values()))
         mask = np.concatenate([_ones(lengths, max(lengths)), _ones(map(len, rows.values()), width)], axis=1)
         feed = {
-            "input_ids": np.stack([_padded(tokens, width, axis=0) for tokens in rows.values()]),
-            "attention_mask": mask,
-            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, max(lengths) :],
-            "logits_positions": np.broadcast_to(np.arange(width), (len(rows), width)).copy(),
+            INPUT_IDS: np.stack([_padded(tokens, width, axis=0) for tokens in rows.values()]),
+            ATTENTION_MASK: mask,
+            POSITION_IDS: np.maximum(mask.cumsum(1) - 1, 0)[:, max(lengths) :],
+            LOGITS_POSITIONS: np.broadcast_to(np.arange(width), (len(rows), width)).copy(),
         }
         feed = {name: value for name, value in feed.items() if name in self.inputs} | past
         with running(self.name):
@@ -185,7 +197,7 @@ class PortableRunner(GraphRunner):
             self._caches[row] = {
                 name: results[_present(name)][number : number + 1][:, :, kept] for name in self.cache_names
             }
-        return {row: results["logits"][number, -len(rows[row]) :] for number, row in enumerate(rows)}
+        return {row: results[LOGITS][number, -len(rows[row]) :] for number, row in enumerate(rows)}
 
     def fill(self, row: int, content: Mapping[str, Array]) -> None:
         """See ``GraphRunner``."""
@@ -201,18 +213,18 @@ class PortableRunner(GraphRunner):
         start = past[self.cache_names[0]].shape[2]
         total = start + len(tokens)
         feed = {
-            "input_ids": tokens[None],
-            "attention_mask": np.ones((1, total), np.int64),
-            "position_ids": np.arange(start, total)[None],
-            "seqlens_k": np.array([total - 1], np.int32),
-            "total_sequence_length": np.array(total, np.int32),
-            "logits_positions": np.arange(len(tokens))[None],
+            INPUT_IDS: tokens[None],
+            ATTENTION_MASK: np.ones((1, total), np.int64),
+            POSITION_IDS: np.arange(start, total)[None],
+            SEQLENS_K: np.array([total - 1], np.int32),
+            TOTAL_SEQUENCE_LENGTH: np.array(total, np.int32),
+            LOGITS_POSITIONS: np.arange(len(tokens))[None],
         }
         feed = {name: value for name, value in feed.items() if name in self.inputs} | past
         with running(self.name):
             results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
         self._caches[row] = {name: results[_present(name)] for name in self.cache_names}
-        logits: Logits = results["logits"][0]
+        logits: Logits = results[LOGITS][0]
         return logits
 
 
@@ -229,7 +241,7 @@ class WholeRunner(GraphRunner):
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
-        if "attention_mask" not in self.inputs:
+        if ATTENTION_MASK not in self.inputs:
             return self.forward(rows)
         for row, tokens in rows.items():
             self._tokens[row] = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
@@ -237,12 +249,12 @@ class WholeRunner(GraphRunner):
         width = max(map(len, whole))
         mask = _ones(map(len, whole), width)
         feed = {
-            "input_ids": np.stack([_padded(ids, width, axis=0) for ids in whole]),
-            "attention_mask": mask,
-            "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
+            INPUT_IDS: np.stack([_padded(ids, width, axis=0) for ids in whole]),
+            ATTENTION_MASK: mask,
+            POSITION_IDS: np.maximum(mask.cumsum(1) - 1, 0),
         }
         with running(self.name):
-            logits = self.session.run(["logits"], {name: feed[name] for name in self.inputs})[0]
+            logits = self.session.run([LOGITS], {name: feed[name] for name in self.inputs})[0]
         return {row: logits[number, -len(rows[row]) :] for number, row in enumerate(rows)}
 
     def cache(self, row: int) -> dict[str, Array]:
@@ -253,12 +265,12 @@ class WholeRunner(GraphRunner):
         ids = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
         self._tokens[row] = ids
         feed = {
-            "input_ids": ids[None],
-            "attention_mask": np.ones((1, len(ids)), np.int64),
-            "position_ids": np.arange(len(ids))[None],
+            INPUT_IDS: ids[None],
+            ATTENTION_MASK: np.ones((1, len(ids)), np.int64),
+            POSITION_IDS: np.arange(len(ids))[None],
         }
         with running(self.name):
-            results = self.session.run(["logits"], {name: feed[name] for name in self.inputs})
+            results = self.session.run([LOGITS], {name: feed[name] for name in self.inputs})
         logits: Logits = results[0][0, -len(tokens) :]
         return logits
 
@@ -309,15 +321,15 @@ class SlotRunner(GraphRunner):
             ids[row - first, : len(tokens)], counts[row - first] = tokens, len(tokens)
         ends = self._lengths[window] + counts
         feed: dict[str, Array] = {
-            "input_ids": ids,
-            "seqlens_k": (ends - 1).astype(np.int32),
-            "total_sequence_length": np.array(ends.max(), np.int32),
-            "logits_positions": np.broadcast_to(np.arange(widest), ids.shape).copy(),
+            INPUT_IDS: ids,
+            SEQLENS_K: (ends - 1).astype(np.int32),
+            TOTAL_SEQUENCE_LENGTH: np.array(ends.max(), np.int32),
+            LOGITS_POSITIONS: np.broadcast_to(np.arange(widest), ids.shape).copy(),
         }
-        if "position_ids" in self.inputs:
-            feed["position_ids"] = self._lengths[window, None] + np.arange(widest)
-        if "cache_rows" in self.inputs:
-            feed["cache_rows"] = np.arange(len(ids))
+        if POSITION_IDS in self.inputs:
+            feed[POSITION_IDS] = self._lengths[window, None] + np.arange(widest)
+        if CACHE_ROWS in self.inputs:
+            feed[CACHE_ROWS] = np.arange(len(ids))
         logits = self._bind_and_run(feed, window)
         for row, tokens in rows.items():
             self._lengths[row] += len(tokens)
@@ -334,7 +346,7 @@ class SlotRunner(GraphRunner):
             buffer = onnxruntime.OrtValue.ortvalue_from_numpy(self._cache[name][window])
             binding.bind_ortvalue_input(name, buffer)
             binding.bind_ortvalue_output(_present(name), buffer)
-        binding.bind_output("logits")
+        binding.bind_output(LOGITS)
         with running(self.name):
             self.session.run_with_iobinding(binding)
         logits: Logits = binding.get_outputs()[-1].numpy()  # in the order they were bound
@@ -347,7 +359,7 @@ def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | No
     names = {value.name for value in session.get_inputs()}
     if names <= _TOKENS:
         return WholeRunner(model, session, name)
-    if "seqlens_k" in names and "attention_mask" not in names:
+    if SEQLENS_K in names and ATTENTION_MASK not in names:
         return SlotRunner(model, session, name, slots=slots, max_length=max_length)
     return PortableRunner(model, session, name)
 
@@ -355,8 +367,8 @@ def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | No
 def is_decoder(graph: ir.Graph) -> bool:
     """Return whether a graph follows one of the two contracts, or turns all tokens into logits."""
     inputs = {str(value.name) for value in graph.inputs}
-    logits = next((value for value in graph.outputs if value.name == "logits"), None)
-    if logits is None or "input_ids" not in inputs:
+    logits = next((value for value in graph.outputs if value.name == LOGITS), None)
+    if logits is None or INPUT_IDS not in inputs:
         return False
     of_tokens = logits.shape is not None and len(logits.shape) == 3
     return any(map(_is_cache, inputs)) or (inputs <= _TOKENS and of_tokens)
@@ -374,8 +386,8 @@ def _ones(lengths: Iterable[int], width: int) -> Tokens:
 
 
 def _is_cache(name: str) -> bool:
-    return name.startswith("past_key_values.")
+    return is_past(name)
 
 
 def _present(name: str) -> str:
-    return name.replace("past_key_values", "present")
+    return present_of(name)

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
 from ...errors import UsageError
 from ...progress import Progress
 from ..analysis.probe import fixed_tokens, has_caches
@@ -169,13 +170,13 @@ def _plan(
                 "give a shorter prompt, or fewer --steps"
             )
         return Plan(prompts=prompts, steps=steps, reach=reach, context_length=longest, width=width)
-    size = next((static_size(output, -1) for output in graphs[0].outputs if output.name == "logits"), None)
+    size = next((static_size(output, -1) for output in graphs[0].outputs if output.name == LOGITS), None)
     if size is None:
         raise UsageError("the vocabulary of the graph has no fixed size; give --inputs")
     if longest is not None:
         steps = min(steps, max(longest // 2, 1))
     count = _PROMPT_TOKENS if longest is None else max(min(_PROMPT_TOKENS, longest - steps), 1)
-    rows = changed_rows(models[0].graph, models[1].graph).get("input_ids", [])
+    rows = changed_rows(models[0].graph, models[1].graph).get(INPUT_IDS, [])
     drawn = _random_tokens(size, rows, seed)
     long = max(count, min(longest or 0, _MOST_TOKENS, _WORK // max(_weight_bytes(models[0]), 1)))
     others = [list(itertools.islice(drawn, length)) for length in (long, count, count, count)]
@@ -208,13 +209,13 @@ def _context(models: Sequence[ir.Model], given: int | None) -> int | None:
     for model in models:
         text = model.metadata_props.get(_CONTEXT_KEY) or model.graph.metadata_props.get(_CONTEXT_KEY)
         stated.append(int(text) if text and text.isdigit() else None)
-        stated += [one.bound for one in input_facts(model.graph) if one.name == "position_ids"]
+        stated += [one.bound for one in input_facts(model.graph) if one.name == POSITION_IDS]
     return min((length for length in stated if length is not None), default=None)
 
 
 def _is_decoder(graph: ir.Graph) -> bool:
     """Return whether a graph turns tokens into logits over a vocabulary."""
-    size = next((static_size(output, -1) for output in graph.outputs if output.name == "logits"), None)
+    size = next((static_size(output, -1) for output in graph.outputs if output.name == LOGITS), None)
     fewest = _FEWEST_TOKENS if has_caches(graph) else _FEWEST_WITHOUT_CACHE
     return is_decoder(graph) and (size is None or size >= fewest)
 
@@ -232,7 +233,7 @@ def _name(model: Path | ir.Model, role: str) -> str:
 
 
 def _has_tokens(samples: Sequence[Sample]) -> bool:
-    return all("input_ids" in sample.feed for sample in samples)
+    return all(INPUT_IDS in sample.feed for sample in samples)
 
 
 @contextmanager

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 import onnx_ir as ir
 
+from ...contract import (
+    ATTENTION_MASK,
+    CACHE,
+    CACHE_ROWS,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+)
 from ..analysis.decoder_inputs import first_cache, is_decoder
 from ..passes.importing.token_names import TokenNamesPass
 from .canonical import canonical_passes
 
-_CACHE = re.compile(r"past_key_values\.\d+\.(key|value)")
-_TOKENS = frozenset({"input_ids", "attention_mask", "position_ids"})
+_TOKENS = frozenset({INPUT_IDS, ATTENTION_MASK, POSITION_IDS})
 # What parts of a split model take, and graphs lowered to slots.
-_OTHERS = frozenset({"hidden_states", "seqlens_k", "total_sequence_length", "logits_positions", "cache_rows"})
+_OTHERS = frozenset({HIDDEN_STATES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS, CACHE_ROWS})
 
 
 def generates(model: ir.Model) -> bool:
@@ -41,4 +49,4 @@ def _follows_contract(graph: ir.Graph) -> bool:
     if not is_decoder(graph) or first_cache(graph) is None:
         return False
     names = [str(value.name) for value in graph.inputs if not value.is_initializer()]
-    return all(name in _TOKENS | _OTHERS or _CACHE.fullmatch(name) for name in names)
+    return all(name in _TOKENS | _OTHERS or CACHE.fullmatch(name) for name in names)

@@ -10,22 +10,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...contract import (
+    CACHE_ROWS,
+    CONTEXT_LENGTH,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    SEQLENS_K,
+    SLIDING_WINDOWS,
+    TOP_LOGITS,
+    TOTAL_SEQUENCE_LENGTH,
+    is_past,
+    present_of,
+)
 from ...errors import GraphError
 from .kv_memory import KVSpec
-
-INPUT_IDS = "input_ids"
-HIDDEN_STATES = "hidden_states"
-SEQLENS_K = "seqlens_k"
-TOTAL_LENGTH = "total_sequence_length"
-POSITIONS = "logits_positions"
-POSITION_IDS = "position_ids"
-CACHE_ROWS = "cache_rows"
-LOGITS = "logits"
-LAST_HIDDEN_STATE = "last_hidden_state"
-TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
-_PAST, _PRESENT = "past_key_values.", "present."
-CONTEXT_LENGTH = "context_length"  # keys in the model's metadata
-SLIDING_WINDOWS = "sliding_windows"
 
 TYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
@@ -66,11 +68,6 @@ class SlotGraph:
         return sum(spec.bytes_per_token for spec in self.caches.values())
 
 
-def present_name(past: str) -> str:
-    """The output that continues the KV input ``past``, in the same buffer."""
-    return _PRESENT + past.removeprefix(_PAST)
-
-
 def read_slot_graph(session: Any, source: str) -> SlotGraph:
     """Read the contract of a lowered graph from its session.
 
@@ -85,12 +82,10 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     outputs = {value.name: value for value in session.get_outputs()}
     windows = _windows(session, source)
     caches = {
-        name: _cache_spec(value, source, windows.get(name))
-        for name, value in inputs.items()
-        if name.startswith(_PAST)
+        name: _cache_spec(value, source, windows.get(name)) for name, value in inputs.items() if is_past(name)
     }
-    wanted = {INPUT_IDS, SEQLENS_K, TOTAL_LENGTH, POSITIONS}
-    produced = {LOGITS, *(present_name(name) for name in caches)}
+    wanted = {INPUT_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS}
+    produced = {LOGITS, *(present_of(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
     known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, CACHE_ROWS}
     problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]

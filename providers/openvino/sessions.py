@@ -9,11 +9,19 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
+from ...contract import (
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    present_of,
+)
 from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.pipelines.paged import PagedLayer
 from ..base import KVEviction
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
-from ..kv.slot_graph import LAST_HIDDEN_STATE, LOGITS, present_name
 from ..runners.explicit_runner import ExplicitGraph
 from ..runners.paged_runner import Logits, PagedBatch
 from .model import one_line
@@ -47,7 +55,7 @@ class OpenVinoPagedSession:
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
         if batch.last_hidden_states is not None:
             batch.last_hidden_states[:] = self._request.get_tensor(LAST_HIDDEN_STATE).data[:, 0]
-        logits: Logits = self._request.get_tensor("logits").data[:, 0]
+        logits: Logits = self._request.get_tensor(LOGITS).data[:, 0]
         return logits
 
     def _feed(self, name: str, array: npt.NDArray[Any]) -> None:
@@ -114,10 +122,10 @@ class OpenVinoExplicitSession:
                 self._request.set_tensor(name, openvino.Tensor(array))
             for name, tensor in zip(self.graph.caches, past, strict=True):
                 batch, heads, length, size = tensor.shape
-                shape = [batch, heads, length + feeds["input_ids"].shape[1], size]
+                shape = [batch, heads, length + feeds[INPUT_IDS].shape[1], size]
                 present.append(openvino.Tensor(tensor.element_type, openvino.Shape(shape)))
                 self._request.set_tensor(name, tensor)
-                self._request.set_tensor(present_name(name), present[-1])
+                self._request.set_tensor(present_of(name), present[-1])
             self._request.infer()
         except RuntimeError as error:
             raise ProviderRuntimeError(f"a run of one row failed: {one_line(error)}") from error
@@ -159,9 +167,9 @@ def _rows_are_whole(keys: Any, values: Any, layer: PagedLayer) -> bool:
 def _feeds(batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
     sizes = [len(table) for table in batch.tables]
     feeds: dict[str, npt.NDArray[Any]] = {
-        "input_ids": batch.input_ids[:, None],
-        "position_ids": batch.position_ids[:, None],
-        "logits_positions": batch.logits_positions,
+        INPUT_IDS: batch.input_ids[:, None],
+        POSITION_IDS: batch.position_ids[:, None],
+        LOGITS_POSITIONS: batch.logits_positions,
         "past_lens": batch.past_lens,
         "subsequence_begins": batch.begins,
         "block_indices": np.concatenate(batch.tables).astype(np.int32),
@@ -169,5 +177,5 @@ def _feeds(batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
         "max_context_len": np.array(batch.max_context, np.int32),
     }
     if batch.hidden_states is not None:
-        feeds["hidden_states"] = batch.hidden_states[:, None]
+        feeds[HIDDEN_STATES] = batch.hidden_states[:, None]
     return feeds

@@ -14,15 +14,15 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
 from ...errors import ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import TOTAL_LENGTH, present_name
 from . import ort
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
 
 # The kernels read this input on the host, whatever the device (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
-_ON_HOST = frozenset({TOTAL_LENGTH})
+_ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
 _GRAPH_ID = "gpu_graph_id"  # a run option; -1 neither captures nor replays
 
 
@@ -73,7 +73,7 @@ class DeviceMemory(SlotMemory):
         for past in self._specs:
             self._bind(binding.bind_input, binding.bind_ortvalue_input, past, past, first, count)
             self._bind(
-                binding.bind_output, binding.bind_ortvalue_output, present_name(past), past, first, count
+                binding.bind_output, binding.bind_ortvalue_output, present_of(past), past, first, count
             )
 
     def bind_step(
@@ -158,7 +158,7 @@ class DeviceMemory(SlotMemory):
 
     def _copy_into(self, binding: Any, target: int) -> None:
         for name in self._specs:
-            output = present_name(name)
+            output = present_of(name)
             self._bind(binding.bind_output, binding.bind_ortvalue_output, output, name, target, 1)
         try:
             self._copier.run_with_iobinding(binding)
@@ -215,7 +215,7 @@ def _copy_model(specs: Mapping[str, KVSpec], length: int) -> bytes:
         shape = [1, spec.heads, length, spec.width]
         inputs.append(ir.val(name, ir.DataType.from_numpy(spec.dtype), shape))
         node = ir.node("Identity", [inputs[-1]])
-        node.outputs[0].name = present_name(name)
+        node.outputs[0].name = present_of(name)
         node.outputs[0].type, node.outputs[0].shape = inputs[-1].type, inputs[-1].shape
         nodes.append(node)
     outputs = [node.outputs[0] for node in nodes]

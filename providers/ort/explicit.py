@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, is_past, present_of
 from ...errors import GraphError, ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, TYPES, present_name
+from ..kv.slot_graph import TYPES
 from ..runners.explicit_runner import ExplicitGraph, Logits, known_size
 from . import ort
 from .device_memory import Device
 from .slot_memory import shared_value
-
-_PAST = "past_key_values."
 
 
 class OrtExplicitSession:
@@ -45,7 +44,7 @@ class OrtExplicitSession:
                 binding.bind_ortvalue_input(name, value)
             binding.bind_output(LOGITS, "cpu")
             for name in self.graph.caches:
-                binding.bind_output(present_name(name), self._device.name, self._device.index)
+                binding.bind_output(present_of(name), self._device.name, self._device.index)
             self._session.run_with_iobinding(binding)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
@@ -68,9 +67,9 @@ def _read(session: Any, source: str) -> ExplicitGraph:
     caches = {
         name: KVSpec(value.shape[1], value.shape[3], np.dtype(TYPES[value.type]))
         for name, value in inputs.items()
-        if name.startswith(_PAST)
+        if is_past(name)
     }
-    lacking = [name for name in (LOGITS, *map(present_name, caches)) if name not in outputs]
+    lacking = [name for name in (LOGITS, *map(present_of, caches)) if name not in outputs]
     if not caches or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")

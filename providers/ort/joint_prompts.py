@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import (
+    CACHE_ROWS,
+    INPUT_IDS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+)
 from ..base import Row
-from ..kv.slot_graph import CACHE_ROWS, INPUT_IDS, POSITION_IDS, POSITIONS, SEQLENS_K, TOTAL_LENGTH
 
 
 def can_join(row: Row) -> bool:
@@ -35,8 +42,8 @@ def joint_feeds(rows: Sequence[Row], positions: Sequence[int] | None) -> dict[st
     feeds: dict[str, npt.NDArray[Any]] = {
         INPUT_IDS: np.stack([np.pad(row.tokens, (0, size - len(row.tokens))) for row in rows]),
         SEQLENS_K: (starts + size - 1).astype(np.int32),
-        TOTAL_LENGTH: np.array(starts.max() + size, np.int32),
-        POSITIONS: np.maximum(counts[:, None] + np.arange(-wanted, 0), 0),
+        TOTAL_SEQUENCE_LENGTH: np.array(starts.max() + size, np.int32),
+        LOGITS_POSITIONS: np.maximum(counts[:, None] + np.arange(-wanted, 0), 0),
         CACHE_ROWS: np.array([row.slot for row in rows]),
     }
     if positions is not None:

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import (
+    CONTEXT_LENGTH,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+    is_past,
+)
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LOGITS, POSITIONS, TYPES
+from ..kv.slot_graph import TYPES
 from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import Logits, PagedBatch
 from . import ort
@@ -60,7 +69,7 @@ def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]
         GraphError: the graph has no paged cache, or layers with different numbers of KV heads.
     """
     inputs = {value.name: value for value in session.get_inputs()}
-    past = {name: value for name, value in inputs.items() if name.startswith("past_key_values.")}
+    past = {name: value for name, value in inputs.items() if is_past(name)}
     if not past or TABLE not in inputs:
         raise GraphError(f"{source} has no paged KV cache; lower it with provider.passes()")
     heads = {value.shape[2] for value in past.values()}
@@ -133,8 +142,8 @@ class OrtPagedSession:
         bounds = [int(np.diff(batch.begins).max()), batch.max_context]
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: batch.input_ids[:, None],
-            "position_ids": batch.position_ids[:, None],
-            POSITIONS: batch.logits_positions,
+            POSITION_IDS: batch.position_ids[:, None],
+            LOGITS_POSITIONS: batch.logits_positions,
             BEGINS: batch.begins,
             PAST: batch.past_lens,
             TABLE: table,

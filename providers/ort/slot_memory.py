@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...contract import present_of
 from ...errors import ProviderRuntimeError
 from ..base import KVEviction
 from ..kv.kv_memory import KVMemory, KVSpec
-from ..kv.slot_graph import present_name
 from . import ort
 
 Array = npt.NDArray[Any]
@@ -155,7 +155,7 @@ class HostMemory(SlotMemory):
         for past, buffer in self._kv.buffers.items():
             value = shared_value(buffer[first : first + count])
             binding.bind_ortvalue_input(past, value)
-            binding.bind_ortvalue_output(present_name(past), value)
+            binding.bind_ortvalue_output(present_of(past), value)
 
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool

@@ -18,25 +18,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ProviderRuntimeError, UsageError
-from ..base import BestLogits, KVEviction, Row, RunnerConfig, RunnerInfo, check_rows, rows_in_cache
-from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import (
+from ...contract import (
     CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
+    LOGITS_POSITIONS,
     LOGSUMEXP,
     POSITION_IDS,
-    POSITIONS,
     SEQLENS_K,
     TOP_LOGITS,
     TOP_TOKEN_IDS,
-    TOTAL_LENGTH,
-    SlotGraph,
-    read_slot_graph,
+    TOTAL_SEQUENCE_LENGTH,
 )
+from ...errors import ProviderRuntimeError, UsageError
+from ..base import BestLogits, KVEviction, Row, RunnerConfig, RunnerInfo, check_rows, rows_in_cache
+from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import SlotGraph, read_slot_graph
 from . import ort
 from .joint_prompts import can_join, joint_feeds
 from .slot_memory import BoundRun, HostMemory, SlotMemory
@@ -260,7 +259,7 @@ class SlotRunner:
         """
         positions = None if self._positions is None else [row.start + self._dropped[row.slot] for row in rows]
         feeds = joint_feeds(rows, positions)
-        ids, wanted = feeds[INPUT_IDS], feeds[POSITIONS].shape[1]
+        ids, wanted = feeds[INPUT_IDS], feeds[LOGITS_POSITIONS].shape[1]
         logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
         run = self._bound(kind, 0, self._kv.slots)
@@ -291,8 +290,8 @@ class SlotRunner:
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             SEQLENS_K: np.array([row.start + end - 1], np.int32),
-            TOTAL_LENGTH: np.array(row.start + end, np.int32),
-            POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
+            TOTAL_SEQUENCE_LENGTH: np.array(row.start + end, np.int32),
+            LOGITS_POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
         if self._cache_rows is not None:
             feeds[CACHE_ROWS] = self._cache_rows[:1]
@@ -338,8 +337,8 @@ class SlotRunner:
             feeds: dict[str, npt.NDArray[Any]] = {
                 INPUT_IDS: self._ids[part],
                 SEQLENS_K: self._lengths[part],
-                TOTAL_LENGTH: self._total,
-                POSITIONS: self._first_position[part],
+                TOTAL_SEQUENCE_LENGTH: self._total,
+                LOGITS_POSITIONS: self._first_position[part],
             }
             if self._cache_rows is not None:
                 feeds[CACHE_ROWS] = self._cache_rows[:count]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ...graph_opt.graph.load import read_model
 from ...storage.hashes import FolderHashes
 
@@ -48,8 +49,8 @@ class ShapeRange:
 
 def input_shapes(model: Path) -> dict[str, list[int | str]]:
     """Shapes of a portable graph's inputs, with the contract's names for what is not fixed."""
-    names = {"input_ids": ("batch", "sequence"), "position_ids": ("batch", "sequence")}
-    names["attention_mask"] = ("batch", "total")
+    names = {INPUT_IDS: ("batch", "sequence"), POSITION_IDS: ("batch", "sequence")}
+    names[ATTENTION_MASK] = ("batch", "total")
     found: dict[str, list[int | str]] = {}
     for value in read_model(model).graph.inputs:
         axes = names.get(str(value.name), ("batch", "", "past", ""))

@@ -13,12 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import ATTENTION_MASK, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ..base import Row, RunnerConfig, RunnerInfo, check_rows
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import HIDDEN_STATES, INPUT_IDS, POSITIONS
-
-_MASK, _POSITION_IDS = "attention_mask", "position_ids"
 
 Logits = npt.NDArray[np.float32]
 
@@ -166,9 +164,9 @@ class ExplicitRunner:
         wanted = np.arange(min(first, end - 1) - begin, end - begin, dtype=np.int64)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
-            _MASK: np.ones((1, total), np.int64),
-            _POSITION_IDS: np.arange(start, total, dtype=np.int64)[None],
-            POSITIONS: wanted[None],
+            ATTENTION_MASK: np.ones((1, total), np.int64),
+            POSITION_IDS: np.arange(start, total, dtype=np.int64)[None],
+            LOGITS_POSITIONS: wanted[None],
         }
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]

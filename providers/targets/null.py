@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...contract import LOGITS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...options import Checked, option
@@ -263,7 +264,7 @@ class NullProvider(Provider):
 
 def _vocab_size(model: Path) -> int:
     outputs = read_model(model).graph.outputs
-    logits = next((value for value in outputs if value.name == "logits"), None)
+    logits = next((value for value in outputs if value.name == LOGITS), None)
     if logits is None:
         raise GraphError(f"{model} is no decoder: it has no output named logits")
     size = logits.shape[-1] if logits.shape is not None else None

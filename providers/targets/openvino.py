@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
+from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LAST_HIDDEN_STATE, is_past
 from ...errors import (
     GraphError,
     MissingExtraError,
@@ -16,9 +17,8 @@ from ...errors import (
     ProviderUnavailableError,
     UsageError,
 )
-from ...graph_opt.analysis.layers import HIDDEN_STATES
 from ...graph_opt.graph.edit import static_size
-from ...graph_opt.lower.outputs.hidden_states import LAST_HIDDEN_STATE, LastHiddenStatePass
+from ...graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
 from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ...options import Checked, option
@@ -29,7 +29,6 @@ from ..kv.kv_memory import KVSpec
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
 from ..runners.paged_runner import PagedRunner
 
-_PAST = "past_key_values."
 _PROPERTIES = {
     "inference_precision": "INFERENCE_PRECISION_HINT",
     "performance_hint": "PERFORMANCE_HINT",
@@ -125,7 +124,7 @@ class OpenVinoProvider(Provider):
         shapes = {
             port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
             for port in compiled.inputs
-            if port.get_any_name().startswith(_PAST)
+            if is_past(port.get_any_name())
         }
         types = {port.get_any_name(): port.element_type for port in compiled.inputs}
         block_bytes = sum(
@@ -232,12 +231,12 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
             f"{path} is not lowered to a paged cache (no input '{missing[0]}'); lower it with "
             "provider.passes()"
         )
-    known = int(model.metadata_props["context_length"])
+    known = int(model.metadata_props[CONTEXT_LENGTH])
     if config.context_length is not None and config.context_length > known:
         raise UsageError(f"context length {config.context_length} exceeds the {known} of {path}")
     shape = model.graph.outputs[0].shape
     vocab_size = known_size(shape[-1] if shape is not None else None, str(path))
-    lookup = next((node for node, _ in inputs["input_ids"].uses() if node.op_type == "Gather"), None)
+    lookup = next((node for node, _ in inputs[INPUT_IDS].uses() if node.op_type == "Gather"), None)
     num_tokens = None if lookup is None else static_size(lookup.inputs[0], 0)
     hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
     int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
@@ -262,7 +261,7 @@ def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
     return {
         name: KVSpec(static_size(value, 1) or 0, static_size(value, 3) or 0, value.dtype.numpy())
         for name, value in inputs.items()
-        if name.startswith(_PAST) and value.dtype is not None
+        if is_past(name) and value.dtype is not None
     }
 
 

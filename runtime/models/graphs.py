@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ...contract import CONTEXT_LENGTH
 from ...exporter.config import context_lengths, read_config, read_json
 from ...exporter.export import export_model
 from ...exporter.package import DATA_FILE, MODEL_FILE, Package
@@ -57,7 +58,7 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
         return Package.open(path).record.default_context_length
     if path.is_dir():
         return context_lengths(read_config(path))[1]
-    stated = model.metadata_props.get("context_length")
+    stated = model.metadata_props.get(CONTEXT_LENGTH)
     if stated is not None:
         return int(stated)
     beside = path.parent / CONFIG_FILE

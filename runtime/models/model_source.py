@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...contract import SEQLENS_K
 from ...errors import GraphError, ModelNotFoundError, PackageError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
@@ -34,7 +35,7 @@ from ...progress import Progress
 from ...storage.hashes import content_key
 from .cache import cache_key, cached_folder
 
-_LOWERED_INPUTS = ("seqlens_k", "block_indices")
+_LOWERED_INPUTS = (SEQLENS_K, "block_indices")
 _EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract import PAST_KEY
 from ...errors import CarryallError, UsageError
 from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
 from ...options import declared
@@ -23,7 +24,6 @@ _PART = re.compile(
     r"(?P<provider>\w+)(?P<process>@process)?(:(?P<device>[\w.]+))?:(?P<first>\d+)-(?P<last>\d+)"
 )
 _LAYERS = re.compile(r":\d+-\d+$")
-_CACHE = re.compile(r"past_key_values\.(\d+)\.key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def split_runner(
     Raises:
         UsageError: the split is wrong, or the model was lowered as a whole.
     """
-    caches = [str(value.name) for value in files.graph.graph.inputs if _CACHE.fullmatch(str(value.name))]
+    caches = [str(value.name) for value in files.graph.graph.inputs if PAST_KEY.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))
     graphs = [_lower(files, part, part.config(config), progress) for part in parts]
     runners: list[Runner] = []

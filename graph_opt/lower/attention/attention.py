@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ....contract import CONTEXT_LENGTH, POSITION_IDS, SEQLENS_K, SLIDING_WINDOWS, TOTAL_SEQUENCE_LENGTH
 from ...analysis import probe
 from ...graph.edit import (
     MICROSOFT,
@@ -25,9 +26,6 @@ from ...graph.edit import (
 )
 from ...passes.base import GraphPass
 from ..kernels import Kernels
-
-SEQLENS_K = "seqlens_k"
-TOTAL_LENGTH = "total_sequence_length"
 
 
 class GroupQueryAttentionPass(GraphPass):
@@ -48,8 +46,8 @@ class GroupQueryAttentionPass(GraphPass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite ``model`` and note the context length it now has room for."""
         result = super().call(model)
-        model.metadata_props["context_length"] = str(self.context_length)
-        model.metadata_props["sliding_windows"] = json.dumps(_windows(model.graph))
+        model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
+        model.metadata_props[SLIDING_WINDOWS] = json.dumps(_windows(model.graph))
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -93,7 +91,7 @@ class GroupQueryAttentionPass(GraphPass):
             if self.kernels.position_inputs:
                 tables.append(_positions(graph))
             attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(query_rope, "interleaved", 0)}
-        lengths = [_int32_input(graph, SEQLENS_K, ["batch"]), _int32_input(graph, TOTAL_LENGTH, [])]
+        lengths = [_int32_input(graph, SEQLENS_K, ["batch"]), _int32_input(graph, TOTAL_SEQUENCE_LENGTH, [])]
         inputs = [query, key, value, past_key, past_value, *lengths, *tables]
         lowered = insert(node, "GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
         lowered.name = node.name
@@ -136,7 +134,7 @@ class GroupQueryAttentionPass(GraphPass):
 
 
 def _positions(graph: ir.Graph) -> ir.Value:
-    return next(value for value in graph.inputs if value.name == "position_ids")
+    return next(value for value in graph.inputs if value.name == POSITION_IDS)
 
 
 def _attributes(node: ir.Node, meaning: probe.MaskMeaning) -> dict[str, Any]:

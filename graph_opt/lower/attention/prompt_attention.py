@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import CACHE_ROWS, INPUT_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH
 from ...graph.edit import (
     MICROSOFT,
     add_initializer,
@@ -39,9 +40,7 @@ from ...graph.edit import (
 )
 from ...graph.lazy import Array
 from ...passes.base import GraphPass
-from .attention import SEQLENS_K, TOTAL_LENGTH
 
-CACHE_ROWS = "cache_rows"
 _WORTHWHILE = 16  # queries of one row; for fewer the int8 kernel is as fast
 _NO_SINK = np.float32(-1e30)
 _SINK, _NUM_INPUTS = 11, 14  # GroupQueryAttention's inputs
@@ -151,7 +150,7 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
     if CACHE_ROWS not in inputs:
         inputs[CACHE_ROWS] = ir.val(CACHE_ROWS, ir.DataType.INT64, ["batch"])
         graph.inputs.append(inputs[CACHE_ROWS])
-    ids, slots, int32, int64 = inputs["input_ids"], inputs[CACHE_ROWS], ir.DataType.INT32, ir.DataType.INT64
+    ids, slots, int32, int64 = inputs[INPUT_IDS], inputs[CACHE_ROWS], ir.DataType.INT32, ir.DataType.INT64
 
     def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
         return insert(first, op_type, operands, attributes).outputs[0]
@@ -164,7 +163,7 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
     several = op("And", op("Greater", batch, one), op("Greater", size, one))
     is_prompt = op("Or", several, op("GreaterOrEqual", size, held("worthwhile", _WORTHWHILE)))
     ends = op("Add", op("Cast", inputs[SEQLENS_K], to=int(int64)), one)
-    fresh = op("Equal", size, op("Cast", inputs[TOTAL_LENGTH], to=int(int64)))
+    fresh = op("Equal", size, op("Cast", inputs[TOTAL_SEQUENCE_LENGTH], to=int(int64)))
     ends = op("Where", fresh, op("Expand", size, batch), ends)  # padded prompts end at different tokens
     steps = [shared_constant(graph, f"prompt.scalar_{step}", np.array(step, np.int64)) for step in (0, 1)]
     offsets = op("Range", steps[0], op("Squeeze", size, held("axis", 0)), steps[1])

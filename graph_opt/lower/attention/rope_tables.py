@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....contract import CONTEXT_LENGTH, POSITION_IDS
 from ...analysis import probe
 from ...graph.edit import add_initializer, insert, nodes_of
 from ...passes.base import GraphPass
@@ -26,7 +27,7 @@ class RopeTablesPass(GraphPass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite ``model`` and note the context length it now has room for."""
         result = super().call(model)
-        model.metadata_props["context_length"] = str(self.context_length)
+        model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -49,7 +50,7 @@ class RopeTablesPass(GraphPass):
         dtype = angle.dtype or ir.DataType.FLOAT
         content = probe.rope_table(graph, angle, self.context_length).astype(dtype.numpy())
         table = add_initializer(graph, f"{angle.name}_table", ir.tensor(content))
-        positions = next(value for value in graph.inputs if value.name == "position_ids")
+        positions = next(value for value in graph.inputs if value.name == POSITION_IDS)
         row = insert(graph[0], "Gather", [table, positions]).outputs[0]
         row.type, row.shape = ir.TensorType(dtype), angle.shape
         return row

@@ -6,19 +6,25 @@ still needs them then gets them from the cache lengths.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    POSITION_IDS,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+    is_past,
+    is_present,
+)
 from ....errors import GraphError
 from ...graph.edit import MICROSOFT, insert, nodes_of, replace, shared_constant
 from ...passes.base import GraphPass
-from .attention import SEQLENS_K, TOTAL_LENGTH
 
 _AXES = (("zero", 0), ("one", 1))
-_CACHE = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
 
 
 class SlotInputsPass(GraphPass):
@@ -51,16 +57,16 @@ class SlotInputsPass(GraphPass):
             if len(node.inputs) < 5 or node.inputs[3] is None:
                 raise GraphError(f"attention {node.name} has no KV cache, so it cannot go on from a slot's")
         inputs = {str(value.name): value for value in graph.inputs}
-        positions = inputs.get("position_ids")
-        unwanted = ["attention_mask", "position_ids"]
+        positions = inputs.get(POSITION_IDS)
+        unwanted = [ATTENTION_MASK, POSITION_IDS]
         if positions is not None and positions.uses() and self.position_inputs:
-            unwanted.remove("position_ids")
+            unwanted.remove(POSITION_IDS)
         elif positions is not None and positions.uses():
             compute = _positions if self.padded_prompts else _last_positions
             replace(positions, compute(graph, inputs))
         _drop(graph, [value for name, value in inputs.items() if name in unwanted])
         for value in [*graph.inputs, *graph.outputs]:
-            if _CACHE.fullmatch(str(value.name)) and value.shape is not None:
+            if (is_past(value.name) or is_present(value.name)) and value.shape is not None:
                 value.shape = ir.Shape([value.shape[0], value.shape[1], "max_length", value.shape[3]])
         self.fired += 1
 
@@ -91,10 +97,10 @@ def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
     def op(op_type: str, *operands: ir.Value, **attributes: int) -> ir.Value:
         return insert(first, op_type, operands, attributes).outputs[0]
 
-    length = op("Squeeze", op("Shape", inputs["input_ids"], start=1, end=2), zero)
+    length = op("Squeeze", op("Shape", inputs[INPUT_IDS], start=1, end=2), zero)
     last = op("Unsqueeze", op("Cast", inputs[SEQLENS_K], to=int(ir.DataType.INT64)), one)
     on_cache = op("Sub", op("Add", last, one), length)
-    total = op("Cast", inputs[TOTAL_LENGTH], to=int(ir.DataType.INT64))
+    total = op("Cast", inputs[TOTAL_SEQUENCE_LENGTH], to=int(ir.DataType.INT64))
     start = op("Where", op("Equal", length, total), zero, on_cache)
     return op("Add", start, op("Range", scalar_zero, length, scalar_one))
 
@@ -111,7 +117,7 @@ def _last_positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
 
     zero, one = (shared_constant(graph, f"slots.{name}", np.array([size])) for name, size in _AXES)
     scalar_one = shared_constant(graph, "slots.scalar_one", np.array(1, np.int64))
-    length = op("Squeeze", op("Shape", inputs["input_ids"], start=1, end=2), zero)
+    length = op("Squeeze", op("Shape", inputs[INPUT_IDS], start=1, end=2), zero)
     offsets = op("Range", op("Sub", scalar_one, length), scalar_one, scalar_one)
     last = op("Unsqueeze", op("Cast", inputs[SEQLENS_K], to=int(ir.DataType.INT64)), one)
     return op("Add", last, offsets)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....contract import LAST_HIDDEN_STATE, LOGITS
 from ....errors import GraphError
 from ...graph.edit import insert, remove_unused, replace, static_size, weight
 from ...passes.base import GraphPass
 from .logits import find_head
-
-LAST_HIDDEN_STATE = "last_hidden_state"
 
 
 class LastHiddenStatePass(GraphPass):
@@ -27,7 +26,7 @@ class LastHiddenStatePass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Add the output."""
-        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         hidden, head = find_head(logits) if logits is not None else (None, [])
         if hidden is None or not head or hidden.is_graph_output():
             return
@@ -54,7 +53,7 @@ class HiddenStatesPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Put the hidden states in the logits' place, and drop the head."""
-        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs have hidden states")
         hidden, head = find_head(logits)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import LOGITS, LOGITS_POSITIONS
 from ....errors import GraphError
 from ...graph.edit import insert, shared_constant, weight
 from ...passes.base import GraphPass
 
-LOGITS_POSITIONS = "logits_positions"
 _HEAD = frozenset({"Add", "Cast", "Div", "Gemm", "Identity", "MatMul", "Mul", "Reshape", "Tanh"})
 
 
@@ -25,7 +25,7 @@ class SelectLogitsPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Put GatherND between the last norm and the head."""
-        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs can be lowered to slots")
         hidden, head = find_head(logits)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import LOGITS, LOGSUMEXP, TOP_LOGITS, TOP_TOKEN_IDS
 from ....errors import GraphError
 from ...graph.edit import shared_constant, static_size
 from ...passes.base import GraphPass
-
-TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 
 
 class TopLogitsPass(GraphPass):
@@ -33,7 +32,7 @@ class TopLogitsPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Append TopK, and a log-sum-exp written out: not all targets have a fast kernel for it."""
-        logits = next((value for value in graph.outputs if value.name == "logits"), None)
+        logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         size = static_size(logits, -1)
         if logits is None or logits.shape is None or size is None:
             raise GraphError("the graph has no output 'logits' of a known vocabulary, so none are the best")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....contract import LOGITS_POSITIONS
 from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace, weight
 from ...passes.base import GraphPass
-from .logits import LOGITS_POSITIONS
 
 _ROWWISE = frozenset({"Add", "Cast", "Div", "Gelu", "MatMul", "Mul", "Relu", "Sigmoid", "Sub", "Tanh"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})

@@ -16,9 +16,17 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ....contract import (
+    ATTENTION_MASK,
+    CONTEXT_LENGTH,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+)
 from ....errors import GraphError
 from ...analysis import probe
-from ...analysis.layers import HIDDEN_STATES
 from ...graph.edit import (
     add_initializer,
     float_attribute,
@@ -36,7 +44,7 @@ from ..any_tokens import AnyTokensPass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
-from ..outputs.logits import LOGITS_POSITIONS, SelectLogitsPass
+from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass
 from ..products.weight_only_products import WeightOnlyProductsPass
@@ -146,7 +154,7 @@ class PagedAttentionPass(GraphPass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite ``model`` and note the context length it now has room for, and whether KV may be 8 bits."""
         result = super().call(model)
-        model.metadata_props["context_length"] = str(self.context_length)
+        model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
         model.metadata_props[INT8_CACHE] = str(int(bool(self.scales.by_cache)))
         return result
 
@@ -244,11 +252,11 @@ class PagedInputsPass(GraphPass):
         for value in [*graph.inputs, *graph.outputs]:
             if value in caches and value.shape is not None:
                 value.shape = self.form.cache_shape(value.shape[1], value.shape[3])
-            elif value.name in ("input_ids", "position_ids"):
+            elif value.name in (INPUT_IDS, POSITION_IDS):
                 value.shape = ir.Shape(["tokens", 1])
             elif value.name == HIDDEN_STATES and value.shape is not None:
                 value.shape = ir.Shape(["tokens", 1, value.shape[-1]])
-            elif value.name == "attention_mask":
+            elif value.name == ATTENTION_MASK:
                 _drop(graph, value)
         self.fired += 1
 
@@ -278,7 +286,7 @@ class FlatLogitsPass(GraphPass):
             replace(gather.outputs[0], rows)
             remove_unused(graph, gather)
             self.fired += 1
-        logits = next(value for value in graph.outputs if value.name == "logits")
+        logits = next(value for value in graph.outputs if value.name == LOGITS)
         vocab_size = static_size(logits, -1)
         for node in nodes_of(graph, "Reshape"):
             if vocab_size is not None and _is_shaped_by(node, wanted):

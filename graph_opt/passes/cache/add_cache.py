@@ -7,13 +7,13 @@ tokens can come from outside.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import PRESENT_CACHE, past_name, present_name
 from ...analysis.decoder_inputs import CausalMasks, first_cache, fixed_tokens, is_decoder
 from ...analysis.known_masks import joined_mask, known_meaning
 from ...analysis.probe import MaskMeaning
@@ -22,7 +22,6 @@ from ...analysis.token_axes import Mixed, TokenAxes
 from ...graph.edit import insert, int_attribute, nodes_of, replace
 from ..base import GraphPass
 
-_PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
 _KINDS = ("key", "value")
 
 
@@ -88,7 +87,7 @@ class AddCachePass(GraphPass):
             replace(node.outputs[0], made.outputs[0])
             graph.remove(node, safe=True)
             for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
-                name = f"present.{number}.{kind}"
+                name = present_name(number, kind)
                 new.type, new.shape = given.type, _with_length(given, "total")
                 _return(graph, new, name, old.get(name))
             self.fired += 1
@@ -121,7 +120,7 @@ def _returned(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | st
     """Return the outputs that are keys and values already, by name."""
     found: dict[str, ir.Value] = {}
     for output in graph.outputs:
-        named = _PRESENT.fullmatch(str(output.name))
+        named = PRESENT_CACHE.fullmatch(str(output.name))
         if named is None:
             continue
         number, kind = int(named[1]), named[2]
@@ -149,7 +148,7 @@ def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
 def _pasts(number: int, layer: _Layer) -> list[ir.Value]:
     return [
         ir.val(
-            f"past_key_values.{number}.{kind}",
+            past_name(number, kind),
             layer.operand(kind).dtype or ir.DataType.FLOAT,
             ["batch", layer.heads, "past", size],
         )

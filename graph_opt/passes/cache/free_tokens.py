@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS
 from ...analysis.decoder_inputs import find_input, first_cache, fixed_tokens
 from ...analysis.known_masks import is_one_way
 from ...analysis.probe_sizes import PROBES
@@ -26,7 +27,7 @@ class FreeTokensPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Write the shapes of everything on the way from tokens to logits anew."""
-        ids = find_input(graph, "input_ids")
+        ids = find_input(graph, INPUT_IDS)
         tokens, fixed = static_size(ids, 1), fixed_tokens(graph)
         if ids is None or fixed is None or tokens != 1:
             if fixed is not None and first_cache(graph) is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, past_name, present_of
 from ...analysis.decoder_inputs import is_decoder
 from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace, static_size
 from ..base import GraphPass
@@ -47,7 +48,7 @@ class LiftStaticCachePass(GraphPass):
                 _lift(graph, node, layer, writes)
                 self.fired += 1
         for value in [value for value in graph.inputs if not value.uses()]:
-            if value.name not in ("input_ids", "attention_mask", "position_ids"):
+            if value.name not in (INPUT_IDS, ATTENTION_MASK, POSITION_IDS):
                 graph.inputs.remove(value)
 
 
@@ -95,7 +96,7 @@ def _lift(graph: ir.Graph, node: ir.Node, layer: int, writes: tuple[_Write, _Wri
     graph.remove(node, safe=True)
     for past, present, write in zip(pasts, made.outputs[1:], writes, strict=True):
         graph.inputs[list(graph.inputs).index(write.cache)] = past
-        present.name = str(past.name).replace("past_key_values", "present")
+        present.name = present_of(str(past.name))
         axes = list(past.shape or ())
         present.type, present.shape = past.type, ir.Shape([*axes[:2], "total", axes[3]])
         old = write.node.outputs[0]
@@ -105,6 +106,6 @@ def _lift(graph: ir.Graph, node: ir.Node, layer: int, writes: tuple[_Write, _Wri
 
 
 def _past(layer: int, kind: str, write: _Write, heads: int) -> ir.Value:
-    name = f"past_key_values.{layer}.{kind}"
+    name = past_name(layer, kind)
     size = (static_size(write.cache, -1) or 0) // heads
     return ir.val(name, write.cache.dtype or ir.DataType.FLOAT, ["batch", heads, "past", size])

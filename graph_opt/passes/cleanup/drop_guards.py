@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK
 from ....errors import GraphError
 from ...analysis.decoder_inputs import is_decoder
 from ...analysis.probe import never_holds
@@ -72,7 +73,7 @@ def _is_of_masks(condition: ir.Value) -> bool:
         node, tensor = value.producer(), weight(value)
         if tensor is not None and tensor.size > _SMALL:
             return False
-        if value.is_graph_input() and value.name != "attention_mask":
+        if value.is_graph_input() and value.name != ATTENTION_MASK:
             return False
         if node is not None and node not in seen:
             seen.add(node)

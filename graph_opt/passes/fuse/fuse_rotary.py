@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS
 from ....errors import GraphError
 from ...analysis.head_layout import head_sizes, join_heads, split_heads
 from ...analysis.probe import Probe
@@ -189,13 +190,13 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str | None:
     """Say why half of a table does not say all, or None; the table is evaluated on some positions."""
     probe = Probe(graph, table)
-    unknown = {name for name in probe.input_names if name in ("input_ids", "logits")}
+    unknown = {name for name in probe.input_names if name in (INPUT_IDS, LOGITS)}
     if unknown:
         return f"the angles depend on {sorted(unknown)}"
     batch, length = _POSITIONS.shape
     feed: dict[str, Array] = {
-        "position_ids": _POSITIONS,
-        "attention_mask": np.ones((batch, length), np.int64),
+        POSITION_IDS: _POSITIONS,
+        ATTENTION_MASK: np.ones((batch, length), np.int64),
     }
     for value in probe.inputs:
         if str(value.name) not in feed:

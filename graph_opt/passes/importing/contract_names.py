@@ -11,21 +11,22 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK, INPUT_IDS, LOGITS, PAST, POSITION_IDS, PRESENT
 from ...analysis.decoder_inputs import is_decoder
 from ...graph.edit import take_name
 from ..base import GraphPass
 
-_CONTRACT = re.compile(r"(past_key_values|present)\.\d+\.(key|value)")
+_CONTRACT = re.compile(rf"({PAST}|{PRESENT})\.\d+\.(key|value)")
 _LAYER_THEN_KIND = re.compile(r"(?:^|.*[._])(\d+)[._]?(key|value|k|v)s?")
 _KIND_THEN_LAYER = re.compile(r".*?(key|value|k|v)s?(?:_cache|_values)?[._](\d+)")
 _RANK = 4
 _AXES = {
-    "input_ids": ("batch", "sequence"),
-    "position_ids": ("batch", "sequence"),
-    "attention_mask": ("batch", "total"),
-    "past_key_values": ("batch", None, "past", None),
-    "logits": ("batch", "sequence", None),
-    "present": ("batch", None, "total", None),
+    INPUT_IDS: ("batch", "sequence"),
+    POSITION_IDS: ("batch", "sequence"),
+    ATTENTION_MASK: ("batch", "total"),
+    PAST: ("batch", None, "past", None),
+    LOGITS: ("batch", "sequence", None),
+    PRESENT: ("batch", None, "total", None),
 }
 
 
@@ -44,7 +45,7 @@ class ContractNamesPass(GraphPass):
                 self.fired += 1
 
     def _rename_caches(self, graph: ir.Graph) -> None:
-        for values, prefix in ((graph.inputs, "past_key_values"), (graph.outputs, "present")):
+        for values, prefix in ((graph.inputs, PAST), (graph.outputs, PRESENT)):
             found = {value: name for value in values if (name := _name(value, prefix)) is not None}
             if len(set(found.values())) < len(found):
                 self.refuse(graph[0], f"two of its caches would be called {prefix}.N.key")

@@ -6,13 +6,13 @@ positions and padding from its inputs. Both agree on every real token.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS
 from ...analysis.decoder_inputs import CausalMasks, is_decoder
 from ...analysis.head_layout import split_heads
 from ...analysis.probe import Probe, has_caches, sample_lengths
@@ -32,7 +32,6 @@ from ..base import GraphPass
 
 _INPUTS = 14
 _LATER_INPUTS = ("head sink", "quantization scale", "quantization scale", "q or k norm")
-_CACHE = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _misfit(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None]) -> st
     if int_attribute(node, "smooth_softmax", 0) > 0 or int_attribute(node, "qk_output", 0):
         return "it smooths its softmax or returns its scores"
     for past in inputs[3:5] if has_caches(graph) else ():
-        if past is None or not past.is_graph_input() or not _CACHE.fullmatch(str(past.name)):
+        if past is None or not past.is_graph_input() or not CACHE.fullmatch(str(past.name)):
             return "its cache is no input past_key_values.N of the graph"
     if int_attribute(node, "do_rotary", 0) and (inputs[7] is None or inputs[8] is None):
         return "it rotates without tables"
@@ -122,13 +121,13 @@ def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
         return "its cache lengths are an input of the graph"
     probe, (past, new) = Probe(graph, lengths), sample_lengths(graph)
     mask = np.ones((2, past + new), np.int64)
-    cases = [mask] if "attention_mask" not in probe.input_names else [mask, mask.copy()]
+    cases = [mask] if ATTENTION_MASK not in probe.input_names else [mask, mask.copy()]
     cases[-1][1, past + new // 2 :] = 1 if len(cases) == 1 else 0
     for case in cases:
         feed: dict[str, Any] = {
-            "attention_mask": case,
-            "input_ids": mask[:, :new],
-            "position_ids": mask[:, :new],
+            ATTENTION_MASK: case,
+            INPUT_IDS: mask[:, :new],
+            POSITION_IDS: mask[:, :new],
         }
         for value in probe.inputs:
             sizes = (2, static_size(value, 1) or 1, past, static_size(value, 3) or 1)

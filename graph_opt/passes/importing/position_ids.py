@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS, POSITION_IDS
 from ...analysis.shape_facts import ShapeFacts
 from ...graph.edit import insert, shared_constant
 from ..base import GraphPass
-
-_NAME = "position_ids"
 
 
 class PositionIdsPass(GraphPass):
@@ -22,13 +21,13 @@ class PositionIdsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Let angles and position tables read the input."""
         names = {value.name for value in graph.inputs}
-        if _NAME in names or "input_ids" not in names:
+        if POSITION_IDS in names or INPUT_IDS not in names:
             return
         facts = ShapeFacts(graph, far=False)  # contents are known of short sequences
         readers = [(node, found) for node in graph if (found := _counted(facts, node)) is not None]
         if not readers:
             return
-        positions = ir.val(_NAME, ir.DataType.INT64, ["batch", "sequence"])
+        positions = ir.val(POSITION_IDS, ir.DataType.INT64, ["batch", "sequence"])
         graph.inputs.append(positions)
         for node, (rank, axis) in readers:
             node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, rank, axis))

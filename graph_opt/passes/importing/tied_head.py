@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS, LOGITS
 from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace, shared_constant, weight
 from ...graph.lazy import shape_of, transpose
 from ..base import GraphPass
@@ -56,12 +57,12 @@ def _turned(value: ir.Value | None) -> ir.Value | None:
 
 def _embedding(graph: ir.Graph) -> ir.Node | None:
     found = (node for node in nodes_of(graph, "Gather") if node.inputs[1] is not None)
-    return next((node for node in found if node.inputs[1] and node.inputs[1].name == "input_ids"), None)
+    return next((node for node in found if node.inputs[1] and node.inputs[1].name == INPUT_IDS), None)
 
 
 def _head(graph: ir.Graph) -> ir.Node | None:
     """Return the product with a weight that the logits come from."""
-    value = next((value for value in graph.outputs if value.name == "logits"), None)
+    value = next((value for value in graph.outputs if value.name == LOGITS), None)
     for _ in range(8):
         node = value.producer() if value is not None else None
         if node is None or node.domain:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS
 from ...analysis.decoder_inputs import CausalMasks, find_input, is_decoder
 from ...analysis.known_masks import is_one_way, joined_mask, known_meaning
 from ...graph.edit import int_attribute, nodes_of, static_size
@@ -22,7 +23,7 @@ class OneMaskPass(GraphPass):
         """Rewrite what has another mask, none, or a graph without padding."""
         if not is_decoder(graph):
             return
-        one_token = static_size(find_input(graph, "input_ids"), 1) == 1
+        one_token = static_size(find_input(graph, INPUT_IDS), 1) == 1
         masks, made = CausalMasks(graph), dict[tuple[ir.Value | None, bool], ir.Value | None]()
         for node in nodes_of(graph, "Attention"):
             given = node.inputs[3] if len(node.inputs) > 3 else None

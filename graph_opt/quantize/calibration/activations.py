@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past
 from ....errors import GraphError, MissingExtraError, UsageError
 from ....progress import Progress
 from ...graph.lazy import Array
@@ -111,12 +112,12 @@ def fresh_sequence(inputs: Mapping[str, Sequence[Any]], tokens: Tokens, start: i
     """
     count = len(tokens)
     feed: dict[str, Array] = {
-        "input_ids": tokens[None],
-        "attention_mask": np.ones((1, count), np.int64),
-        "position_ids": np.arange(start, start + count)[None],
+        INPUT_IDS: tokens[None],
+        ATTENTION_MASK: np.ones((1, count), np.int64),
+        POSITION_IDS: np.arange(start, start + count)[None],
     }
     for name, shape in inputs.items():
-        if name.startswith("past_key_values."):
+        if is_past(name):
             feed[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
     return {name: value for name, value in feed.items() if name in inputs}
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ....contract import is_past, is_present
 from ....errors import GraphError, UsageError
 from ...graph.edit import insert, nodes_of, shared_constant, weight
 from ...graph.lazy import Array, lazy, shape_of
@@ -35,7 +36,6 @@ _FOLLOWING = _MOVING | {
     *("LayerNormalization", "RMSNormalization", "RotaryEmbedding", "QuantizeLinear", "DequantizeLinear"),
 }
 _AFTER_HEAD = frozenset({"Add", "Div", "Mul", "Reshape", "Tanh"})
-_PAST, _PRESENT = "past_key_values.", "present."
 _MASK = 3  # Attention's input
 
 
@@ -114,7 +114,7 @@ class HalfPrecisionPass(GraphPass):
 
     def _narrowed(self, graph: ir.Graph, node: ir.Node, value: ir.Value, is_mask: bool) -> ir.Value:
         """Return ``value`` in 16 bits, for ``node`` to read."""
-        if value.is_graph_input() and str(value.name).startswith(_PAST):
+        if value.is_graph_input() and is_past(value.name):
             value.type = ir.TensorType(self.dtype)
             self._half.add(value)
             return value
@@ -170,7 +170,7 @@ class HalfPrecisionPass(GraphPass):
     def _widen_outputs(self, graph: ir.Graph) -> None:
         """Give fp32 outputs, in particular logits, back under their names."""
         for index, output in enumerate(graph.outputs):
-            if output not in self._half or str(output.name).startswith(_PRESENT):
+            if output not in self._half or is_present(output.name):
                 continue
             cast = ir.node("Cast", [output], {"to": _FLOAT.value})
             graph.append(cast)

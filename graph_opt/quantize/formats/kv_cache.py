@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ....contract import PAST, is_past, present_of
 from ....errors import GraphError
 from ....progress import Progress
 from ...graph.edit import add_initializer, insert, nodes_of
@@ -24,7 +25,6 @@ from ..calibration.activations import ActivationReader, Tokens, read_windows
 Floats = npt.NDArray[np.float32]
 _LEVELS = np.float32(127)
 _SMALLEST = np.float32(1e-6)  # of a magnitude, so that a channel of zeros has a scale
-_PAST = "past_key_values."
 KV_FORMATS = {"int8": False, "int8-tensor": True}  # by name, whether one scale holds a whole tensor
 
 
@@ -51,7 +51,7 @@ def kv_scales(
         UsageError: the text is too short.
     """
     inputs = [str(value.name) for value in ir.load(model).graph.inputs]
-    presents = {name.replace("past_key_values", "present"): name for name in inputs if name.startswith(_PAST)}
+    presents = {present_of(name): name for name in inputs if is_past(name)}
     if not presents:
         raise GraphError(f"{model} has no KV cache")
     largest: dict[str, Floats] = {}
@@ -92,7 +92,7 @@ class QuantizeKVPass(GraphPass):
             self.fired += 1
 
     def _quantized(self, graph: ir.Graph, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
-        stem = name.replace("past_key_values", "kv_cache")
+        stem = name.replace(PAST, "kv_cache")
         content = np.asarray(self.scales[name], np.float32)
         scale = add_initializer(graph, f"{stem}.scale", content)
         zero = add_initializer(graph, f"{stem}.zero_point", np.zeros_like(content, np.int8))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
@@ -159,7 +160,7 @@ def _summed_axis(node: ir.Node, position: int) -> int | None:
     if node.op_type == "Gemm" and position == 1 and int_attribute(node, "transB", 0):
         return 1
     indices = node.inputs[1] if node.op_type == "Gather" and position == 0 else None
-    if indices is not None and indices.is_graph_input() and indices.name == "input_ids":
+    if indices is not None and indices.is_graph_input() and indices.name == INPUT_IDS:
         return 1 if int_attribute(node, "axis", 0) == 0 else None
     return None
 

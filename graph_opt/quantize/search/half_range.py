@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ....contract import is_present
 from ....progress import Progress
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..formats.half import LARGEST, reached
@@ -51,7 +52,7 @@ def _add_maxima(graph: ir.Graph) -> list[str]:
     names = []
     for node, _ in list(reached(graph)):
         for value in node.outputs:
-            if value.dtype != ir.DataType.FLOAT or str(value.name).startswith("present."):
+            if value.dtype != ir.DataType.FLOAT or is_present(value.name):
                 continue
             magnitudes = ir.node("Abs", [value])
             largest = ir.node("ReduceMax", [magnitudes.outputs[0]], {"keepdims": 0})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import LOGITS
 from ....errors import GraphError
 from ...graph.lazy import Array
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
@@ -87,7 +88,7 @@ class WeightInputs:
 
     def _predict(self, feed: Mapping[str, Array], rounded: Mapping[str, Floats]) -> Floats:
         """Return log-probabilities [tokens, vocabulary]."""
-        logits = self._session.run(["logits"], {**feed, **self._weights, **rounded})[0][0]
+        logits = self._session.run([LOGITS], {**feed, **self._weights, **rounded})[0][0]
         if not np.isfinite(logits).all():
             raise GraphError("the model's logits hold NaN or infinity on the calibration text")
         logits -= logits.max(axis=1, keepdims=True)

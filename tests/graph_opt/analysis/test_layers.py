@@ -12,9 +12,10 @@ import onnxruntime
 import pytest
 from family_cases import write_case
 
+from carryall.contract import HIDDEN_STATES
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.analysis.layers import HIDDEN_STATES, KeepLayersPass, LayerRange, num_layers
+from carryall.graph_opt.analysis.layers import KeepLayersPass, LayerRange, num_layers
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass

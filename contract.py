@@ -1,0 +1,58 @@
+"""Names of graph values and metadata that exporters, passes, lowerings and runners agree on.
+
+``docs/contract.md`` gives their shapes and dtypes. This module imports nothing of carryall.
+"""
+
+from __future__ import annotations
+
+import re
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+POSITION_IDS = "position_ids"
+LOGITS = "logits"
+
+# Only in lowered graphs.
+SEQLENS_K = "seqlens_k"
+TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
+CACHE_ROWS = "cache_rows"
+LOGITS_POSITIONS = "logits_positions"
+LAST_HIDDEN_STATE = "last_hidden_state"
+HIDDEN_STATES = "hidden_states"  # what a later part of a split model takes in place of embedded tokens
+TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
+
+# Keys of a model's metadata.
+CONTEXT_LENGTH = "context_length"
+SLIDING_WINDOWS = "sliding_windows"
+
+# Caches are past_key_values.N.key and .value, and present.N.key and .value.
+PAST, PRESENT = "past_key_values", "present"
+KINDS = ("key", "value")
+PAST_KEY = re.compile(rf"{PAST}\.(\d+)\.key")
+CACHE = re.compile(rf"{PAST}\.(\d+)\.(key|value)")
+PRESENT_CACHE = re.compile(rf"{PRESENT}\.(\d+)\.(key|value)")
+
+
+def past_name(layer: int | str, kind: str) -> str:
+    """The input that holds a layer's cache; ``kind`` is ``key`` or ``value``."""
+    return f"{PAST}.{layer}.{kind}"
+
+
+def present_name(layer: int | str, kind: str) -> str:
+    """The output that holds a layer's grown cache."""
+    return f"{PRESENT}.{layer}.{kind}"
+
+
+def is_past(name: str | None) -> bool:
+    """Whether a value's name is that of a cache input."""
+    return str(name).startswith(f"{PAST}.")
+
+
+def is_present(name: str | None) -> bool:
+    """Whether a value's name is that of a cache output."""
+    return str(name).startswith(f"{PRESENT}.")
+
+
+def present_of(past: str) -> str:
+    """The output that belongs to a cache input."""
+    return past.replace(PAST, PRESENT, 1)
