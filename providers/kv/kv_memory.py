@@ -22,6 +22,8 @@ from ..base import KVEviction
 from .kv_selection import chosen_rows
 
 # The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
+# Tokens behind a sliding window that are freed at a time: several pages, and a multiple of every block.
+TRIM_STEP = 256
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # macOS keeps anonymous pages on MADV_DONTNEED; Windows has neither.
 _GIVE_BACK: int | None = getattr(mmap, "MADV_DONTNEED" if sys.platform == "linux" else "MADV_FREE", None)

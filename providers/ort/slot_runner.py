@@ -34,7 +34,7 @@ from ...contract import (
 )
 from ...errors import ProviderRuntimeError, UsageError
 from ..base import BestLogits, KVEviction, Row, RunnerConfig, RunnerInfo, check_rows, rows_in_cache
-from ..kv.kv_memory import KVSpec
+from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..kv.slot_graph import SlotGraph, read_slot_graph
 from . import ort
 from .joint_prompts import can_join, joint_feeds
@@ -42,7 +42,6 @@ from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
 
 _MAX_BINDINGS = 128
-_TRIM_STEP = 256  # tokens; less would be few pages
 
 Logits = npt.NDArray[np.float32]
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
@@ -89,7 +88,7 @@ class SlotRunner:
             embedding_size=graph.embedding_size,
             evicts_kv=graph.takes_positions and self._kv.evicts_kv,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
-            trim_step=_TRIM_STEP * self._kv.trims,
+            trim_step=TRIM_STEP * self._kv.trims,
             window_bytes_per_token=sum(spec.bytes_per_token for spec in graph.caches.values() if spec.window),
         )
         self._session = session

@@ -25,7 +25,7 @@ from ...options import Checked, option
 from ..base import Provider, Runner, RunnerConfig, RunnerInfo
 from ..host import machine
 from ..kv.block_pool import BlockPool
-from ..kv.kv_memory import KVSpec
+from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
 from ..runners.paged_runner import PagedRunner
 
@@ -38,7 +38,6 @@ _PROPERTIES = {
 _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
 _NUMBER_OR_AUTO = "dynamic_quantization_group"
-_TRIM_STEP = 256  # tokens, a multiple of every device's block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +150,7 @@ class OpenVinoProvider(Provider):
             evicts_kv=on_host and session.rows_are_whole,
             sliding_window=max(windows),
             # Layers share their blocks, so one that sees all positions keeps all of all.
-            trim_step=_TRIM_STEP if all(windows) else 0,
+            trim_step=TRIM_STEP if all(windows) else 0,
             window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
-from .sampling.draw import NUCLEUS
+from .sampling.draw import MOST_SORTED, NUCLEUS
 from .sampling.filters import Filters, Floats, choose, is_kept, weigh
 from .sampling.sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, is_wanted, sample
 from .sampling.sampling_state import SamplingState
@@ -25,7 +25,6 @@ from .schedule.scheduler import StepPlan
 # Relative error of a float32 sum of a vocabulary's exponentials, here or on a device.
 _ROUNDING = 1e-4
 # ``draw`` sorts so many tokens at most; from more of them it draws in another way, with another result.
-_MOST_SORTED = 512
 
 
 def forward(
@@ -121,8 +120,8 @@ def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
         uniform: in [0, 1).
     """
     allowed = min(filters.top_k or best.vocab_size, best.vocab_size)
-    is_nucleus = filters.top_p < 1.0 and allowed == best.vocab_size > _MOST_SORTED
-    count = min(len(best.logits), NUCLEUS if is_nucleus else _MOST_SORTED)
+    is_nucleus = filters.top_p < 1.0 and allowed == best.vocab_size > MOST_SORTED
+    count = min(len(best.logits), NUCLEUS if is_nucleus else MOST_SORTED)
     logits = best.logits[:count]
     if allowed == best.vocab_size <= len(best.logits):
         return None  # ``draw`` has other ways for rows without top-k

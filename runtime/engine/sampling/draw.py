@@ -17,7 +17,7 @@ from .filters import Filters, Floats, choose, is_kept, typical, weigh
 from .top_candidates import Found, Integers, Row, find_above, find_top, in_order
 from .whole_rows import Cumulative, Weights, exclude_top, inverse
 
-_MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
+MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
 NUCLEUS = 64  # candidates that usually hold what top-p keeps
 _MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
 
@@ -93,8 +93,8 @@ class Drawing:
 
     def finish(self) -> Drawn:
         """Draw from what was kept of the rows."""
-        narrow = [each for each in self._short if each.found.counts.max() <= _MOST_SORTED]
-        wide = [[each] for each in self._short if each.found.counts.max() > _MOST_SORTED]
+        narrow = [each for each in self._short if each.found.counts.max() <= MOST_SORTED]
+        wide = [[each] for each in self._short if each.found.counts.max() > MOST_SORTED]
         for some in [narrow, *wide] if narrow else wide:
             filters = [f for each in some for f in each.draws.filters]
             candidates = in_order([each.found for each in some])
@@ -116,7 +116,7 @@ class Drawing:
     def nucleus(self, draws: _Draws) -> None:
         """Keep a few candidates if they hold the wanted share of the whole row's mass, else draw at once."""
         vocab_size = len(draws.rows[0])
-        width = vocab_size if vocab_size <= _MOST_SORTED else NUCLEUS
+        width = vocab_size if vocab_size <= MOST_SORTED else NUCLEUS
         weights = [draws.weights(i) for i in range(len(draws.rows))]
         cumulative = [Cumulative(each.values) for each in weights]
         heaviest = np.array([each.heaviest for each in weights])
@@ -154,7 +154,7 @@ class Drawing:
         ]
         threshold = np.nextafter(np.array(lowest, np.float32), np.float32(-np.inf))
         counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
-        is_few = np.less_equal(counts, _MOST_SORTED)
+        is_few = np.less_equal(counts, MOST_SORTED)
         few, many = np.flatnonzero(is_few).tolist(), np.flatnonzero(~is_few).tolist()
         if few:
             some = draws.those(few)
@@ -222,7 +222,7 @@ def _masses(found: Found, weights: Sequence[Weights]) -> Floats:
 def _draw_typical(row: Row, best: int, filters: Filters, share: float) -> int:
     count = min(filters.top_k or len(row), len(row))
     alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
-    if alone and count == len(row) > _MOST_SORTED:
+    if alone and count == len(row) > MOST_SORTED:
         scaled = whole_rows.scaled_logits(row, filters.temperature, best)
         return whole_rows.draw_typical(scaled, filters.typical_p, share)
     candidates = in_order([find_top([row], np.array([count]))])
