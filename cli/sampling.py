@@ -24,59 +24,99 @@ READABLE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _LENGTH, _REPEATS, _FORM = "Length and number", "Against repetition", "Form of the text (one of these)"
 _STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 _OPTIONS = (
-    _sampling("--temperature", type=float, help="0 takes the likeliest.  [default: the checkpoint's, or 0]"),
-    _sampling("--top-k", type=int, help="Keep this many of the likeliest tokens."),
-    _sampling("--top-p", type=float, help="Keep the likeliest tokens with this total probability."),
-    _sampling("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
-    _sampling("--typical-p", type=float, help="Keep the tokens closest to the expected surprise."),
-    _sampling("--mirostat", type=int, help="2 keeps the surprise of the text constant, instead of filters."),
-    _sampling("--mirostat-tau", type=float, help="Bits of surprise a token that mirostat aims at."),
-    _sampling("--mirostat-eta", type=float, help="How fast mirostat moves its bound."),
     _sampling(
-        "--xtc-probability", type=float, help="How often likely tokens but the least likely are dropped."
+        "--temperature",
+        type=float,
+        help="Sampling temperature; 0 is greedy.  [default: the checkpoint's, or 0]",
     ),
-    _sampling("--xtc-threshold", type=float, help="How likely those are, at least."),
-    _sampling("--seed", type=int, help="Makes sampling reproducible."),
+    _sampling("--top-k", type=int, help="Sample from the K most likely tokens."),
+    _sampling("--top-p", type=float, help="Sample from the most likely tokens with this total probability."),
+    _sampling("--min-p", type=float, help="Drop tokens less likely than this share of the most likely one."),
     _sampling(
-        "--repetition-penalty", type=float, section=_REPEATS, help="Above 1, repeats become less likely."
+        "--typical-p", type=float, help="Locally typical sampling: total probability of the tokens kept."
+    ),
+    _sampling("--mirostat", type=int, help="2 enables Mirostat 2, which replaces top-k, top-p and min-p."),
+    _sampling("--mirostat-tau", type=float, help="Target surprise of Mirostat, in bits per token."),
+    _sampling("--mirostat-eta", type=float, help="Learning rate of Mirostat."),
+    _sampling("--xtc-probability", type=float, help="Probability of applying XTC."),
+    _sampling("--xtc-threshold", type=float, help="Probability from which XTC drops a token."),
+    _sampling("--seed", type=int, help="Seed of the random numbers, for reproducible sampling."),
+    _sampling(
+        "--repetition-penalty",
+        type=float,
+        section=_REPEATS,
+        help="Penalty on tokens that occurred before; above 1 makes them less likely.",
     ),
     _sampling(
-        "--presence-penalty", type=float, section=_REPEATS, help="Subtracted once from tokens generated."
+        "--presence-penalty",
+        type=float,
+        section=_REPEATS,
+        help="Subtracted from the logit of each token generated before.",
     ),
-    _sampling("--frequency-penalty", type=float, section=_REPEATS, help="Subtracted for each occurrence."),
     _sampling(
-        "--no-repeat-ngram-size", type=int, section=_REPEATS, help="No so many tokens occur twice in a row."
+        "--frequency-penalty",
+        type=float,
+        section=_REPEATS,
+        help="Subtracted from a token's logit for each time it was generated.",
     ),
     _sampling(
-        "--dry-multiplier", type=float, section=_REPEATS, help="Penalty on repeating runs of tokens (DRY)."
+        "--no-repeat-ngram-size", type=int, section=_REPEATS, help="Never repeat an n-gram of this length."
     ),
-    _sampling("--dry-base", type=float, section=_REPEATS, help="How it grows with each token repeated."),
-    _sampling("--dry-allowed-length", type=int, section=_REPEATS, help="Shorter runs cost nothing."),
+    _sampling(
+        "--dry-multiplier",
+        type=float,
+        section=_REPEATS,
+        help="Penalty on continuing a repeated sequence (DRY).",
+    ),
+    _sampling(
+        "--dry-base", type=float, section=_REPEATS, help="Growth of the DRY penalty per repeated token."
+    ),
+    _sampling(
+        "--dry-allowed-length",
+        type=int,
+        section=_REPEATS,
+        help="Shortest repeated sequence that DRY penalizes, in tokens.",
+    ),
     _sampling(
         "--max-tokens",
         type=int,
         default=256,
         show_default=True,
         section=_LENGTH,
-        help="Most tokens to generate.",
+        help="Maximum number of tokens to generate.",
     ),
-    _sampling("--min-tokens", type=int, section=_LENGTH, help="No end before so many."),
+    _sampling("--min-tokens", type=int, section=_LENGTH, help="Minimum number of tokens to generate."),
     _sampling(
-        "--stop", multiple=True, metavar="TEXT", section=_LENGTH, help="End before this. May be repeated."
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        section=_LENGTH,
+        help="Stop before this text. May be repeated.",
     ),
-    _sampling("--json-schema", type=READABLE, section=_FORM, help="JSON that this file's schema describes."),
-    _sampling("--json-object", is_flag=True, section=_FORM, help="Any JSON object."),
-    _sampling("--regex", section=_FORM, help="What this regular expression matches."),
-    _sampling("--grammar", type=READABLE, section=_FORM, help="What this file's Lark grammar describes."),
     _sampling(
-        "--choice", multiple=True, metavar="TEXT", section=_FORM, help="One of these; give it repeatedly."
+        "--json-schema",
+        type=READABLE,
+        section=_FORM,
+        help="Generate JSON that matches the schema in this file.",
+    ),
+    _sampling("--json-object", is_flag=True, section=_FORM, help="Generate any JSON object."),
+    _sampling("--regex", section=_FORM, help="Generate text that matches this regular expression."),
+    _sampling(
+        "--grammar", type=READABLE, section=_FORM, help="Generate text of the Lark grammar in this file."
+    ),
+    _sampling(
+        "--choice",
+        multiple=True,
+        metavar="TEXT",
+        section=_FORM,
+        help="Generate one of these texts. May be repeated.",
     ),
 )
 _SAMPLES = (
-    _sampling("-n", type=int, section=_LENGTH, help="How many continuations; their seeds count up."),
-    _sampling("--best-of", type=int, section=_LENGTH, help="Generate so many, show the n likeliest."),
+    _sampling("-n", type=int, section=_LENGTH, help="Number of continuations; their seeds count up."),
+    _sampling("--best-of", type=int, section=_LENGTH, help="Generate this many and show the n most likely."),
     _sampling(
-        "--logprobs", type=int, section=_LENGTH, help="With --json: log-probabilities of so many tokens."
+        "--logprobs", type=int, section=_LENGTH, help="With --json: log-probabilities of this many tokens."
     ),
 )
 
