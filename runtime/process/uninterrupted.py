@@ -28,26 +28,3 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if pending:
             handler(*pending[-1])
-
-
-@contextlib.contextmanager
-def second_interrupt_ends() -> Iterator[None]:
-    """Let the first Ctrl-C do what it does, and the next one end the process at once and in silence.
-
-    Otherwise it arrives in the middle of what the first one undoes, and shows as a traceback of that.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-
-    def first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        handler(number, frame)
-
-    signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is first:
-            signal.signal(signal.SIGINT, handler)

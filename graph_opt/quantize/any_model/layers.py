@@ -46,11 +46,6 @@ class Layer:
         return str(self.weight.name)
 
     @property
-    def channel_axis(self) -> int:
-        """The axis of the output that counts channels."""
-        return 1 if self.node.op_type == "Conv" else -1
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The weight's shape."""
         return shape_of(self.tensor)
