@@ -20,3 +20,11 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARRYALL_CACHE", str(tmp_path_factory.getbasetemp() / "shared-cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """An interrupted command ends the process and leaves SIGINT to the system; here the process goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
