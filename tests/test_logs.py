@@ -143,7 +143,7 @@ for provider in sys.argv[1].split():
         llm.generate("x", SamplingParams(max_tokens=3, structured_output={"json_object": True}))
         if "@" not in provider:
             llm.embed("x")
-import carryall.runtime.service.grpc_server
+import carryall.runtime.service.grpc.server
 """
 
 

@@ -54,6 +54,9 @@ runtime.engine
 runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
+runtime.service.core
+runtime.service.http.openai
+runtime.service.grpc runtime.service.http
 runtime.service
 runtime.batch.inputs
 runtime.batch.jobs

@@ -9,8 +9,8 @@ import click
 
 from ...errors import MissingExtraError
 from ...runtime.process.at_exit import leave_threads
-from ...runtime.service.config import ServerConfig
-from ...runtime.service.served_model import ServedModel, load_served_model
+from ...runtime.service.core.config import ServerConfig
+from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import Chosen, config_options
 from ..options import json_option, print_json, quiet_option

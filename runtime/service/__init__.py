@@ -1,5 +1,5 @@
-"""Serving one engine over the network.
+"""Serving models over the network.
 
-`handler` knows requests and deltas but no transport, `grpc_*` carries them over gRPC, `openai` knows OpenAI's
-JSON shapes, `serve` is the life of the process.
+`core` knows models, requests and deltas but no transport, `grpc` and `http` carry them, `serve` is the life
+of the process.
 """

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from ...errors import EngineClosedError
 from ..process.at_exit import LOADING
-from .config import ServerConfig
-from .grpc_server import GrpcServer
-from .handler import LLMHandler
-from .served_model import ServedModel
+from .core.config import ServerConfig
+from .core.handler import LLMHandler
+from .core.served_model import ServedModel
+from .grpc.server import GrpcServer
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
 from carryall.runtime.api.async_llm import AsyncLLM
-from carryall.runtime.service.config import ServerConfig
-from carryall.runtime.service.grpc_server import GrpcServer
-from carryall.runtime.service.handler import LLMHandler
-from carryall.runtime.service.messages import ModelInfo
-from carryall.runtime.service.served_model import ServedModel
+from carryall.runtime.service.core.config import ServerConfig
+from carryall.runtime.service.core.handler import LLMHandler
+from carryall.runtime.service.core.messages import ModelInfo
+from carryall.runtime.service.core.served_model import ServedModel
+from carryall.runtime.service.grpc.server import GrpcServer
 
 INFO = ModelInfo(
     model="toy", provider="null", vocab_size=256, context_length=4096, max_slots=4, server_version="1.2"

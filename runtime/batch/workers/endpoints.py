@@ -20,8 +20,8 @@ from ...api.embedding import check_pooling, embedding_questions, stacked
 from ...api.requests import Prompt, RequestFactory
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from ...engine.requests.request_group import RequestGroup
-from ...service.messages import Choice, Conversation, Generation, GenerationRequest, Usage
-from ...service.openai import ENDPOINTS
+from ...service.core.messages import Choice, Conversation, Generation, GenerationRequest, Usage
+from ...service.http.openai.endpoints import ENDPOINTS
 from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, BatchLine
 

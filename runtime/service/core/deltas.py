@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
-from ...errors import ProviderRuntimeError, RequestCancelled
-from ..types.outputs import CompletionOutput, RequestOutput
+from ....errors import ProviderRuntimeError, RequestCancelled
+from ...types.outputs import CompletionOutput, RequestOutput
 from .messages import Choice, Delta, Generation, Usage
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 
-from ...errors import EngineClosedError, ServiceUnavailableError
-from ..api.async_llm import AsyncLLM, RequestStream
-from ..api.requests import RENDER_OPTIONS, Prompt
-from ..text.chat_template import check_variables
+from ....errors import EngineClosedError, ServiceUnavailableError
+from ...api.async_llm import AsyncLLM, RequestStream
+from ...api.requests import RENDER_OPTIONS, Prompt
+from ...text.chat_template import check_variables
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, GenerationRequest
 from .served_model import ServedModel

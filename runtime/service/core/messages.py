@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import RequestError
-from ..types.outputs import FinishReason, Logprob, ToolCall
-from ..types.sampling_params import SamplingParams
+from ....errors import RequestError
+from ...types.outputs import FinishReason, Logprob, ToolCall
+from ...types.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

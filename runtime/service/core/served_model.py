@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import CarryallError
-from ...progress import Progress
-from ...providers.placement import Placement
-from ..api.async_llm import AsyncLLM
-from ..engine.engine import EngineConfig
-from ..models.config import ModelConfig
-from ..models.loading import load_for_engine
+from ....errors import CarryallError
+from ....progress import Progress
+from ....providers.placement import Placement
+from ...api.async_llm import AsyncLLM
+from ...engine.engine import EngineConfig
+from ...models.config import ModelConfig
+from ...models.loading import load_for_engine
 from .messages import ModelInfo
 
 

@@ -6,11 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import RequestError
-from ...proto import carryall_pb2 as pb
-from ..types.outputs import FinishReason, Logprob
-from ..types.sampling_params import SamplingParams
-from .messages import Conversation, Delta, GenerationRequest, ModelInfo, Prompt, by_rank, checked_timeout
+from ....errors import RequestError
+from ....proto import carryall_pb2 as pb
+from ...types.outputs import FinishReason, Logprob
+from ...types.sampling_params import SamplingParams
+from ..core.messages import (
+    Conversation,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    by_rank,
+    checked_timeout,
+)
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,

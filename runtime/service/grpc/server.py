@@ -6,11 +6,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ...errors import UsageError
-from ...proto import carryall_pb2, carryall_pb2_grpc
-from .config import ServerConfig
-from .grpc_service import LLMServicer
-from .handler import LLMHandler
+from ....errors import UsageError
+from ....proto import carryall_pb2, carryall_pb2_grpc
+from ..core.config import ServerConfig
+from ..core.handler import LLMHandler
+from .service import LLMServicer
 
 SERVICE = carryall_pb2.DESCRIPTOR.services_by_name["LLM"].full_name
 # Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from ...errors import (
+from ....errors import (
     CarryallError,
     EngineClosedError,
     QueueFullError,
@@ -16,10 +16,10 @@ from ...errors import (
     RequestError,
     ServiceUnavailableError,
 )
-from ...proto import carryall_pb2 as pb
-from ...proto import carryall_pb2_grpc
-from .grpc_messages import from_request, to_model_info, to_response
-from .handler import LLMHandler
+from ....proto import carryall_pb2 as pb
+from ....proto import carryall_pb2_grpc
+from ..core.handler import LLMHandler
+from .messages import from_request, to_model_info, to_response
 
 # The first class that an error belongs to decides.
 STATUS: dict[type[CarryallError], grpc.StatusCode] = {

@@ -18,7 +18,7 @@ from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.prompts import ChatPrompt, Prompt
 from carryall.runtime.models.loading import LoadedModel
-from carryall.runtime.service.deltas import DeltaTracker
+from carryall.runtime.service.core.deltas import DeltaTracker
 from carryall.runtime.text.parsers.base import Message, MessageParser
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.outputs import RequestOutput

@@ -15,9 +15,9 @@ from null_llm import null_llm
 from carryall.errors import EngineClosedError, PackageError, UsageError
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
-from carryall.runtime.service.config import ServerConfig
+from carryall.runtime.service.core.config import ServerConfig
+from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.serve import serve
-from carryall.runtime.service.served_model import ServedModel
 
 CONFIG = ServerConfig(grpc_port=0, grace_seconds=5.0)
 

@@ -213,9 +213,9 @@ def test_variables_whose_names_are_taken_are_refused_by_name(name: str) -> None:
 
     from null_llm import null_llm
 
-    from carryall.runtime.service.handler import LLMHandler
-    from carryall.runtime.service.openai import chat_request
-    from carryall.runtime.service.served_model import ServedModel
+    from carryall.runtime.service.core.handler import LLMHandler
+    from carryall.runtime.service.core.served_model import ServedModel
+    from carryall.runtime.service.http.openai.endpoints import chat_request
 
     async def test() -> None:
         async with null_llm() as llm:

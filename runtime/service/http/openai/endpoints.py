@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import RequestError
-from ..types.outputs import Logprob
-from ..types.sampling_params import SamplingParams
-from .messages import (
+from .....errors import RequestError
+from ....types.outputs import Logprob
+from ....types.sampling_params import SamplingParams
+from ...core.messages import (
     Choice,
     Conversation,
     Generation,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.errors import ProviderRuntimeError, RequestCancelled
-from carryall.runtime.service.deltas import DeltaTracker, collect
-from carryall.runtime.service.messages import Delta
+from carryall.runtime.service.core.deltas import DeltaTracker, collect
+from carryall.runtime.service.core.messages import Delta
 from carryall.runtime.types.outputs import (
     CompletionOutput,
     FinishReason,

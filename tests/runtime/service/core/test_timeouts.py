@@ -12,10 +12,10 @@ from null_llm import null_llm
 from carryall.errors import RequestCancelled
 from carryall.proto import carryall_pb2 as pb
 from carryall.runtime.api.async_llm import AsyncLLM
-from carryall.runtime.service.deltas import collect
-from carryall.runtime.service.handler import LLMHandler
-from carryall.runtime.service.openai import chat_request, completion_request
-from carryall.runtime.service.served_model import ServedModel
+from carryall.runtime.service.core.deltas import collect
+from carryall.runtime.service.core.handler import LLMHandler
+from carryall.runtime.service.core.served_model import ServedModel
+from carryall.runtime.service.http.openai.endpoints import chat_request, completion_request
 
 SECONDS, TOKENS = 0.05, 4000  # of a thousandth of a second each, so that time is up long before
 SLOW: dict[str, Any] = {"max_slots": 1, "step_seconds": 0.001}

@@ -15,9 +15,9 @@ from null_llm import null_llm
 
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.proto import carryall_pb2 as pb
-from carryall.runtime.service.config import ServerConfig
-from carryall.runtime.service.grpc_server import SERVICE, GrpcServer
-from carryall.runtime.service.handler import LLMHandler
+from carryall.runtime.service.core.config import ServerConfig
+from carryall.runtime.service.core.handler import LLMHandler
+from carryall.runtime.service.grpc.server import SERVICE, GrpcServer
 from carryall.runtime.types.sampling_params import SamplingParams
 
 

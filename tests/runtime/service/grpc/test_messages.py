@@ -9,8 +9,8 @@ import pytest
 
 from carryall.errors import RequestError
 from carryall.proto import carryall_pb2 as pb
-from carryall.runtime.service.grpc_messages import from_request, to_response
-from carryall.runtime.service.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.service.grpc.messages import from_request, to_response
 from carryall.runtime.types.outputs import Logprob, ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
 from carryall.runtime.types.structured_output import StructuredOutput

@@ -1,0 +1,1 @@
+"""The service without its transports: requests, deltas, models and errors."""
