@@ -9,7 +9,9 @@
     |   `-- RequestError              one request is at fault; the engine and its neighbours live on
     |       |-- InvalidSamplingError      unknown or out-of-range sampling option
     |       |-- PromptTooLongError        prompt (plus what was asked for) exceeds the context
-    |       `-- ChatTemplateError         missing, broken or forbidden chat template
+    |       |-- ChatTemplateError         missing, broken or forbidden chat template
+    |       |-- UnknownModelError         the service has no model of that name
+    |       `-- UnsupportedTaskError      this model, or this version of carryall, cannot do what is asked
     |-- CheckpointError           source weights missing, truncated or of the wrong shape
     |-- PackageError              a carryall package is incomplete or corrupt
     |-- GraphError                an ONNX graph is not what a pass or a runner needs
@@ -84,6 +86,14 @@ class PromptTooLongError(RequestError):
 
 class ChatTemplateError(RequestError):
     """The chat template is missing, broken, or tried something forbidden."""
+
+
+class UnknownModelError(RequestError):
+    """The service has no model of that name."""
+
+
+class UnsupportedTaskError(RequestError):
+    """This model, or this version of carryall, cannot do what is asked."""
 
 
 class RequestFailedError(CarryallError):

@@ -10,6 +10,7 @@ import click
 from ...errors import MissingExtraError
 from ...runtime.process.at_exit import leave_threads
 from ...runtime.service.core.config import ServerConfig
+from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import Chosen, config_options
@@ -61,31 +62,32 @@ def command(
         carryall serve --config service.toml
     """
     try:
-        from ...runtime.service.serve import serve
+        from ...runtime.service.serve import Addresses, serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
 
     provider = chosen.model.provider
+    name = public_name(chosen.model.model)
 
     def load() -> ServedModel:
         nonlocal provider
         with progress("prepare", quiet=quiet or as_json) as tell:
-            served = load_served_model(chosen.model, engine_config=chosen.engine, progress=tell)
+            served = load_served_model(chosen.model, name=name, engine_config=chosen.engine, progress=tell)
         provider = served.info.provider  # "auto" has become the one that was chosen
         tell_fallbacks(served.fallbacks)
         return served
 
-    def on_ready(address: str) -> None:
+    def on_ready(addresses: Addresses) -> None:
         model = str(chosen.model.model)
         if as_json:
-            print_json({"event": "ready", "grpc": address, "model": model, "provider": provider})
+            print_json({"event": "ready", "grpc": addresses.grpc, "model": model, "provider": provider})
         else:
-            click.echo(f"{model} ({provider}): gRPC on {address}, Ctrl-C stops")
+            click.echo(f"{model} ({provider}): gRPC on {addresses.grpc}, Ctrl-C stops")
 
     config = ServerConfig(host=host, grpc_port=grpc_port, grace_seconds=grace)
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(load, config, on_ready))
+        drained = asyncio.run(serve(ModelRepository.of_one(name, load), config, on_ready))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

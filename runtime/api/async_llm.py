@@ -229,6 +229,29 @@ class AsyncLLM(TextModel):
         """A conversation as a prompt, like ``render_chat``, while the event loop goes on."""
         return await self._in_thread(self.render_chat, messages, **options)
 
+    async def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt, while the event loop goes on.
+
+        Args:
+            prompt: as for ``generate``; a text may be empty here.
+            add_special_tokens: begin a text as the model expects texts to begin.
+
+        Raises:
+            RequestError: it is no prompt, is too long, or names tokens that do not exist.
+        """
+        if isinstance(prompt, str):
+            return await self._in_thread(self._requests.encode, prompt, add_special_tokens=add_special_tokens)
+        return await self._in_thread(self._requests.token_ids, prompt)
+
+    async def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens, while the event loop goes on.
+
+        Raises:
+            RequestError: it is no list of tokens, or one does not exist.
+        """
+        known = await self.token_ids(token_ids) if token_ids else []
+        return await self._in_thread(self.decode, known, skip_special_tokens=skip_special_tokens)
+
     async def _in_thread(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         try:

@@ -3,64 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
 from ...errors import EngineClosedError
-from ..process.at_exit import LOADING
 from .core.config import ServerConfig
-from .core.handler import LLMHandler
-from .core.served_model import ServedModel
+from .core.repository import ModelRepository
 from .grpc.server import GrpcServer
 
 T = TypeVar("T")
 
 
-async def serve(
-    load: Callable[[], ServedModel], config: ServerConfig, on_ready: Callable[[str], None]
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a service listens.
+
+    Args:
+        grpc: ``host:port``.
+    """
+
+    grpc: str
+
+
+async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callable[[Addresses], None]) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
-    The address is bound before the model is loaded, so that a taken port is known in the first second and
+    The addresses are bound before models are loaded, so that a taken port is known in the first second and
     health checks are answered (NOT_SERVING) meanwhile.
 
     Args:
-        load: makes the engine; called in a thread of its own.
+        models: what to load and serve; freed at the end.
         config: where to listen, and how long to drain.
-        on_ready: told the address, `host:port`, once requests are accepted.
+        on_ready: told the addresses once requests are accepted.
 
     Returns:
         Whether all requests ended within the grace period.
 
     Raises:
-        UsageError: the address cannot be bound.
-        CarryallError: the model cannot be loaded.
+        UsageError: an address cannot be bound.
+        CarryallError: a model cannot be loaded.
         EngineClosedError: the engine died.
     """
-    handler = LLMHandler()
-    server = GrpcServer(handler, config)
-    address = await server.start()
-    model: ServedModel | None = None
+    server = GrpcServer(models, config)
+    addresses = Addresses(grpc=await server.start())
     try:
         with _stop_signal() as stop:
-            model = await _unless(stop, _in_thread(load))
-            if model is not None:
-                handler.ready(model)
+            if await _unless(stop, _task(models.load_all())):
                 await server.set_serving()
-                on_ready(address)
-                lost = asyncio.create_task(handler.engine_lost.wait())
-                if await _unless(stop, lost):
+                on_ready(addresses)
+                if await _unless(stop, _task(models.all_lost.wait())):
                     raise EngineClosedError("the engine stopped working; the service ends")
     finally:
-        drained = await server.stop()
-        if model is not None:
-            model.llm.shutdown()
+        await server.set_stopping()
+        drained = await models.drain(config.grace_seconds)
+        await server.stop()
+        models.close()
     return drained
+
+
+def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[bool]:
+    """The work, with True as its result."""
+
+    async def run() -> bool:
+        await work
+        return True
+
+    return asyncio.create_task(run())
 
 
 @contextmanager
@@ -96,18 +108,3 @@ async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
     finally:
         stopping.cancel()
         work.cancel()
-
-
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run ``work`` in a daemon thread, which unlike an executor's does not hold up the process's end."""
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 -- raised again where the result is awaited
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name=LOADING, daemon=True).start()
-    return asyncio.wrap_future(outcome)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +16,8 @@ from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.config import ServerConfig
-from carryall.runtime.service.core.handler import LLMHandler
 from carryall.runtime.service.core.messages import ModelInfo
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.grpc.server import GrpcServer
 
@@ -28,8 +30,8 @@ INFO = ModelInfo(
 class Served:
     """A running server, what is behind it, and a client."""
 
-    server: GrpcServer
-    handler: LLMHandler
+    stop: Callable[[], Coroutine[Any, Any, bool]]
+    models: ModelRepository
     address: str
     stub: Any
     health: Any
@@ -40,22 +42,44 @@ class Served:
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
+def repository(llm: AsyncLLM | None) -> ModelRepository:
+    """A repository whose one model is ``llm``; None never gets loaded."""
+
+    def load() -> ServedModel:
+        if llm is None:
+            threading.Event().wait()
+        assert llm is not None
+        return ServedModel(llm, INFO)
+
+    return ModelRepository.of_one("toy", load)
+
+
 @asynccontextmanager
 async def serving(llm: AsyncLLM | None, **config: Any) -> AsyncIterator[Served]:
     """Serve ``llm`` on a free port; None leaves it loading."""
-    handler = LLMHandler()
-    server = GrpcServer(handler, ServerConfig(**{"grpc_port": 0, "grace_seconds": 0.0, **config}))
+    settings = ServerConfig(**{"grpc_port": 0, "grace_seconds": 0.0, **config})
+    models = repository(llm)
+    server = GrpcServer(models, settings)
     address = await server.start()
+    loading = asyncio.create_task(models.load_all())
     if llm is not None:
-        handler.ready(ServedModel(llm, INFO))
+        await loading
         await server.set_serving()
+
+    async def stop() -> bool:
+        await server.set_stopping()
+        drained = await models.drain(settings.grace_seconds)
+        await server.stop()
+        return drained
+
     async with grpc.aio.insecure_channel(address) as channel:
         stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
         health = health_pb2_grpc.HealthStub(channel)
         try:
-            yield Served(server, handler, address, stub, health)
+            yield Served(stop, models, address, stub, health)
         finally:
-            await server.stop()
+            await stop()
+            loading.cancel()
 
 
 async def code_of(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:

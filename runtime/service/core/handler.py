@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ....errors import EngineClosedError, ServiceUnavailableError
+from ....errors import (
+    EngineClosedError,
+    RequestError,
+    ServiceUnavailableError,
+    UnsupportedTaskError,
+    UsageError,
+)
 from ...api.async_llm import AsyncLLM, RequestStream
-from ...api.requests import RENDER_OPTIONS, Prompt
+from ...api.embedding import Pooling
+from ...api.requests import RENDER_OPTIONS
+from ...api.requests import Prompt as EnginePrompt
+from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
+from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .deltas import DeltaTracker
-from .messages import Conversation, Delta, GenerationRequest
+from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -21,12 +31,16 @@ _FAREWELL_SECONDS = 0.5
 
 
 class LLMHandler:
-    """Serves requests from one engine, from `ready` until `drain`. Lives in one event loop."""
+    """Serves requests from one engine, from `ready` until `drain`. Lives in one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        on_engine_lost: called when a request has met a dead engine.
+    """
+
+    def __init__(self, on_engine_lost: Callable[[], None] = lambda: None) -> None:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
-        self.engine_lost = asyncio.Event()  # set once a request has met a dead engine
+        self._on_engine_lost = on_engine_lost
         self._active = 0
         self._streams: set[RequestStream] = set()
         self._idle = asyncio.Event()
@@ -83,6 +97,82 @@ class LLMHandler:
                 self._streams.discard(stream)
                 stream.cancel()
 
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt.
+
+        Args:
+            prompt: text, token ids, or a conversation, which the chat template writes.
+            add_special_tokens: begin a text as the model expects texts to begin.
+
+        Raises:
+            RequestError: the prompt is at fault, or the model has no tokenizer.
+            ServiceUnavailableError: see ``generate``.
+        """
+        with self._in_progress() as llm:
+            ready = await _prompt(llm, prompt)
+            return await llm.token_ids(ready, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens.
+
+        Raises:
+            RequestError: a token is none of the vocabulary's.
+            ServiceUnavailableError: see ``generate``.
+        """
+        with self._in_progress() as llm:
+            return await llm.text_of(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def embed(
+        self, prompts: Sequence[str | list[int]], *, pooling: Pooling = "last", normalize: bool = True
+    ) -> Embeddings:
+        """Vectors of texts, or of token ids.
+
+        Raises:
+            RequestError: a prompt is at fault.
+            UnsupportedTaskError: the model gives no vectors.
+            ServiceUnavailableError: see ``generate``.
+        """
+        with self._in_progress() as llm:
+            tokens = [await llm.token_ids(prompt) for prompt in prompts]
+            try:
+                vectors = await llm.embed(tokens, pooling=pooling, normalize=normalize)
+            except UsageError as error:
+                if isinstance(error, RequestError):
+                    raise
+                raise UnsupportedTaskError(str(error)) from error
+        return Embeddings(vectors, sum(map(len, tokens)))
+
+    async def score(
+        self, texts: str | Sequence[str], continuations: str | Sequence[str]
+    ) -> list[ContinuationScore]:
+        """How likely continuations are; see ``LLM.score``."""
+        with self._in_progress() as llm:
+            return await llm.score(texts, continuations)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str = RERANK_INSTRUCTION,
+        answers: Sequence[str] = ("yes", "no"),
+    ) -> list[float]:
+        """The probability that each document answers the query; see ``LLM.rerank``."""
+        with self._in_progress() as llm:
+            return await llm.rerank(query, documents, instruction=instruction, answers=answers)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets a last delta with finish_reason "cancelled"."""
+        self.model.llm.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing.
+
+        Raises:
+            ServiceUnavailableError: the model is loading.
+        """
+        return self.model.llm.stats()
+
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests and wait for those in progress, then end what is left with an error.
 
@@ -109,7 +199,7 @@ class LLMHandler:
         try:
             yield self.model.llm
         except EngineClosedError:
-            self.engine_lost.set()
+            self._on_engine_lost()
             raise
         finally:
             self._active -= 1
@@ -117,7 +207,7 @@ class LLMHandler:
                 self._idle.set()
 
 
-async def _prompt(llm: AsyncLLM, prompt: str | list[int] | Conversation) -> Prompt:
+async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
     """A prompt as the engine takes it."""
     if not isinstance(prompt, Conversation):
         return prompt

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ....errors import RequestError
 from ...types.outputs import FinishReason, Logprob, ToolCall
 from ...types.sampling_params import SamplingParams
@@ -108,6 +111,19 @@ class Generation:
     choices: list[Choice]
     usage: Usage
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors of texts.
+
+    Args:
+        vectors: one row a text, float32 [texts, hidden_size].
+        prompt_tokens: how many tokens the texts have in all.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class ServedModel:
 def load_served_model(
     model: str | Path | ModelConfig,
     *,
+    name: str | None = None,
     engine_config: EngineConfig | None = None,
     progress: Progress | None = None,
     **fields: Any,
@@ -39,6 +40,7 @@ def load_served_model(
 
     Args:
         model: as for ``LLM``.
+        name: what clients call it; None takes the name of its package or folder.
         engine_config: how requests are scheduled; None takes the defaults.
         progress: told about every tensor written, as (done, total, name).
         **fields: of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
@@ -49,7 +51,7 @@ def load_served_model(
     loaded, config = load_for_engine(model, engine_config, fields, owner="a served model", progress=progress)
     facts = loaded.runner.info
     info = ModelInfo(
-        model=loaded.name,
+        model=name or loaded.name,
         provider=loaded.provider,
         vocab_size=facts.vocab_size,
         context_length=facts.context_length,

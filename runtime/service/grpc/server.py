@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection
 from ....errors import UsageError
 from ....proto import carryall_pb2, carryall_pb2_grpc
 from ..core.config import ServerConfig
-from ..core.handler import LLMHandler
+from ..core.repository import ModelRepository
 from .service import LLMServicer
 
 SERVICE = carryall_pb2.DESCRIPTOR.services_by_name["LLM"].full_name
@@ -18,10 +18,10 @@ CLOSING_SECONDS = 0.2
 
 
 class GrpcServer:
-    """Serves a handler; healthy from `set_serving` until `stop`."""
+    """Serves the models of a repository; healthy from `set_serving` until `set_stopping`."""
 
-    def __init__(self, handler: LLMHandler, config: ServerConfig) -> None:
-        self._handler = handler
+    def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
+        self._models = models
         self._config = config
         options = [
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -31,7 +31,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
         carryall_pb2_grpc.add_LLMServicer_to_server(  # type: ignore[no-untyped-call]
-            LLMServicer(handler), self._server
+            LLMServicer(models), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -61,16 +61,13 @@ class GrpcServer:
         """Report healthy."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self) -> bool:
-        """Report unhealthy, refuse new requests, wait for those in progress, then cancel what is left.
-
-        Returns:
-            Whether all requests ended within the grace period.
-        """
+    async def set_stopping(self) -> None:
+        """Report unhealthy from now on."""
         await self._health.enter_graceful_shutdown()
-        drained = await self._handler.drain(self._config.grace_seconds)
+
+    async def stop(self) -> None:
+        """Close the port and end what is left; the repository has been drained before."""
         await self._server.stop(CLOSING_SECONDS)
-        return drained
 
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE):

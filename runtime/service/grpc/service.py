@@ -8,35 +8,19 @@ from typing import Any
 
 import grpc
 
-from ....errors import (
-    CarryallError,
-    EngineClosedError,
-    QueueFullError,
-    RequestCancelled,
-    RequestError,
-    ServiceUnavailableError,
-)
+from ....errors import CarryallError
 from ....proto import carryall_pb2 as pb
 from ....proto import carryall_pb2_grpc
-from ..core.handler import LLMHandler
+from ..core.repository import ModelRepository
+from ..core.status import status_of
 from .messages import from_request, to_model_info, to_response
-
-# The first class that an error belongs to decides.
-STATUS: dict[type[CarryallError], grpc.StatusCode] = {
-    RequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ServiceUnavailableError: grpc.StatusCode.UNAVAILABLE,
-    EngineClosedError: grpc.StatusCode.UNAVAILABLE,
-    RequestCancelled: grpc.StatusCode.CANCELLED,
-    CarryallError: grpc.StatusCode.INTERNAL,
-}
 
 
 class LLMServicer(carryall_pb2_grpc.LLMServicer):
-    """Translates between the wire and the handler."""
+    """Translates between the wire and the handler of the model."""
 
-    def __init__(self, handler: LLMHandler) -> None:
-        self._handler = handler
+    def __init__(self, models: ModelRepository) -> None:
+        self._models = models
 
     # Writing to the context instead of yielding: a cancelled call then raises here, and the request is
     # cancelled at once instead of when the generator is collected.
@@ -45,8 +29,9 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
     ) -> None:
         """Stream one request's continuation."""
         async with _errors_as_status(context):
-            wanted = from_request(request, self._handler.model.defaults)
-            async with aclosing(self._handler.generate(wanted)) as deltas:
+            handler = self._models.llm()
+            wanted = from_request(request, handler.model.defaults)
+            async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     await context.write(to_response(delta, wanted.params.logprobs or 0))
 
@@ -55,7 +40,7 @@ class LLMServicer(carryall_pb2_grpc.LLMServicer):
     ) -> pb.GetModelInfoResponse:
         """Describe the loaded model."""
         async with _errors_as_status(context):
-            return to_model_info(self._handler.model.info)
+            return to_model_info(self._models.llm().model.info)
 
 
 @asynccontextmanager
@@ -63,5 +48,4 @@ async def _errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Asyn
     try:
         yield
     except CarryallError as error:
-        code = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        await context.abort(code, str(error))
+        await context.abort(grpc.StatusCode[status_of(error).grpc], str(error))

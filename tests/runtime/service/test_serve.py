@@ -9,20 +9,21 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from grpc_serving import INFO, code_of, read
+from grpc_serving import code_of, read, repository
 from null_llm import null_llm
 
 from carryall.errors import EngineClosedError, PackageError, UsageError
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
 from carryall.runtime.service.core.config import ServerConfig
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
-from carryall.runtime.service.serve import serve
+from carryall.runtime.service.serve import Addresses, serve
 
 CONFIG = ServerConfig(grpc_port=0, grace_seconds=5.0)
 
 
-def never(address: str) -> None:
+def never(addresses: Addresses) -> None:
     pytest.fail("must not become ready")
 
 
@@ -38,10 +39,10 @@ def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
     async def scenario() -> list[pb.GenerateResponse]:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm(step_seconds=0.002) as llm:
-            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
-            async with grpc.aio.insecure_channel(await ready) as channel:
+            service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
+            async with grpc.aio.insecure_channel((await ready).grpc) as channel:
                 stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
                 sampling = pb.SamplingOptions(max_tokens=100, ignore_eos=True)
                 call = stub.Generate(pb.GenerateRequest(text="x", sampling=sampling))
@@ -61,9 +62,9 @@ def test_a_second_signal_does_what_it_did_before() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
 
     async def scenario() -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm() as llm:
-            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
+            service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
             await ready
             signal.raise_signal(signal.SIGTERM)
             assert caught == []
@@ -86,7 +87,7 @@ def test_a_signal_while_loading_does_not_wait_for_the_model() -> None:
         raise PackageError("released too late")
 
     async def scenario() -> None:
-        service = asyncio.create_task(serve(load, CONFIG, never))
+        service = asyncio.create_task(serve(ModelRepository.of_one("toy", load), CONFIG, never))
         await asyncio.to_thread(loading.wait, 5)
         signal.raise_signal(signal.SIGTERM)
         assert await asyncio.wait_for(service, 5)
@@ -101,7 +102,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
         raise PackageError("model.onnx.data is cut off")
 
     with pytest.raises(PackageError, match="cut off"):
-        asyncio.run(serve(load, CONFIG, never))
+        asyncio.run(serve(ModelRepository.of_one("toy", load), CONFIG, never))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the engine's traceback
@@ -110,10 +111,10 @@ def test_a_dead_engine_ends_the_service() -> None:
         raise MemoryError("not a fault that the engine knows")
 
     async def scenario() -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm(before_forward=die) as llm:
-            service = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
-            async with grpc.aio.insecure_channel(await ready) as channel:
+            service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
+            async with grpc.aio.insecure_channel((await ready).grpc) as channel:
                 stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
                 code, details = await code_of(read(stub.Generate(pb.GenerateRequest(text="x"))))
                 assert (code, "MemoryError" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
@@ -125,12 +126,13 @@ def test_a_dead_engine_ends_the_service() -> None:
 
 def test_a_taken_port_is_known_before_loading() -> None:
     async def scenario() -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm() as llm:
-            first = asyncio.create_task(serve(lambda: ServedModel(llm, INFO), CONFIG, ready.set_result))
-            port = int((await ready).rpartition(":")[2])
+            first = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
+            port = int((await ready).grpc.rpartition(":")[2])
+            models = ModelRepository.of_one("toy", lambda: pytest.fail("must not load"))
             with pytest.raises(UsageError, match=str(port)):
-                await serve(lambda: pytest.fail("must not load"), ServerConfig(grpc_port=port), never)
+                await serve(models, ServerConfig(grpc_port=port), never)
             signal.raise_signal(signal.SIGTERM)
             await first
 

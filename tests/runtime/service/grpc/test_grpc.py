@@ -10,13 +10,12 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from grpc_serving import code_of, joined, read, serving
+from grpc_serving import code_of, joined, read, repository, serving
 from null_llm import null_llm
 
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.proto import carryall_pb2 as pb
 from carryall.runtime.service.core.config import ServerConfig
-from carryall.runtime.service.core.handler import LLMHandler
 from carryall.runtime.service.grpc.server import SERVICE, GrpcServer
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -155,7 +154,7 @@ def test_an_abandoned_request_frees_its_slot(how: str) -> None:
                 assert (await code_of(read(call)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
             messages = await asyncio.wait_for(read(served.stub.Generate(ask(max_tokens=3))), 5)
             assert len(joined(messages)[1]) == 3
-            assert (llm.stats().running, served.handler.active) == (0, 0)
+            assert (llm.stats().running, served.models.llm().active) == (0, 0)
 
     asyncio.run(scenario())
 
@@ -217,7 +216,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
             running = served.stub.Generate(ask(max_tokens=100))
             first = await running.read()
             assert await served.health_status() == "SERVING"
-            stopping = asyncio.create_task(served.server.stop())
+            stopping = asyncio.create_task(served.stop())
             while await served.health_status() == "SERVING":
                 await asyncio.sleep(0.005)
             code, details = await code_of(read(served.stub.Generate(ask())))
@@ -238,10 +237,10 @@ def test_what_outlasts_the_grace_is_cancelled() -> None:
         async with null_llm(step_seconds=0.002) as llm, serving(llm, grace_seconds=0.05) as served:
             call = served.stub.Generate(ENDLESS)
             await call.read()
-            assert not await served.server.stop()
+            assert not await served.stop()
             code, _ = await code_of(read(call))
             assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-            assert served.handler.active == 0
+            assert served.models.llm().active == 0
             while llm.stats().running:
                 await asyncio.sleep(0.005)
 
@@ -275,7 +274,7 @@ def test_an_address_that_cannot_be_bound_is_named(host: str) -> None:
     async def scenario() -> None:
         async with serving(None) as served:
             port = int(served.address.rpartition(":")[2])
-            second = GrpcServer(LLMHandler(), ServerConfig(host=host, grpc_port=port))
+            second = GrpcServer(repository(None), ServerConfig(host=host, grpc_port=port))
             with pytest.raises(UsageError, match=f"cannot listen on {host}:{port}"):
                 await second.start()
 

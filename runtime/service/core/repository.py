@@ -1,0 +1,232 @@
+"""The models of a service: which there are, in which state, and who serves them. Lives in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ....errors import CarryallError, RequestError, ServiceUnavailableError, UnknownModelError
+from .background import in_daemon_thread
+from .handler import LLMHandler
+from .messages import ModelInfo
+from .served_model import ServedModel
+
+if TYPE_CHECKING:
+    from ...api.session import InferenceSession
+
+ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
+ModelKind = Literal["llm", "tensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """What a client may know of a model.
+
+    Args:
+        name: as requests call it.
+        version: a number, as text.
+        kind: ``llm`` generates text, ``tensor`` maps tensors to tensors.
+        state: whether it serves requests.
+        reason: why it failed; empty otherwise.
+        info: facts of the loaded model; None unless it is a language model that is ready.
+        aliases: other names that requests may call it.
+    """
+
+    name: str
+    version: str = "1"
+    kind: ModelKind = "llm"
+    state: ModelState = "unloaded"
+    reason: str = ""
+    info: ModelInfo | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A language model and what serves it.
+
+    ``handler`` is new with each loading: a request never meets a model that was loaded after it.
+    """
+
+    name: str
+    load: Callable[[], ServedModel]
+    handler: LLMHandler
+    state: ModelState = "unloaded"
+    reason: str = ""
+    model: ServedModel | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def public_name(model: str | Path) -> str:
+    """What clients call a model that is given as a path or a hub id: the folder's name, or the id."""
+    path = Path(model).expanduser()
+    return str(model) if not path.exists() else path.resolve().name.removesuffix(".onnx")
+
+
+class ModelRepository:
+    """Models by name; ``llm`` finds the one for a request.
+
+    Args:
+        loaders: by name, what loads each model; called in a thread of its own.
+        aliases: further names of models.
+        default: the model of requests that name none; None is the only one, if there is one only.
+        grace_seconds: how long requests in progress may go on when their model is unloaded.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Callable[[], ServedModel]],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        default: str | None = None,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        self.all_lost = asyncio.Event()  # set once no engine works any more, though one did
+        self._aliases = dict(aliases or {})
+        self._default = default
+        self._grace_seconds = grace_seconds
+        self._entries = {name: _Entry(name, load, self._handler(name)) for name, load in loaders.items()}
+
+    @classmethod
+    def of_one(
+        cls, name: str, load: Callable[[], ServedModel], *, aliases: Sequence[str] = ()
+    ) -> ModelRepository:
+        """A repository with a single model."""
+        return cls({name: load}, aliases=dict.fromkeys(aliases, name), default=name)
+
+    def models(self) -> list[ModelStatus]:
+        """All models, in the order in which they were given."""
+        return [
+            ModelStatus(
+                name=entry.name,
+                state=entry.state,
+                reason=entry.reason,
+                info=entry.model.info if entry.model is not None else None,
+                aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
+            )
+            for entry in self._entries.values()
+        ]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that is wanted serves requests, and there is one."""
+        states = [entry.state for entry in self._entries.values()]
+        return "ready" in states and "loading" not in states
+
+    def llm(self, name: str | None = None) -> LLMHandler:
+        """The handler of a language model's requests.
+
+        Args:
+            name: of the model or an alias; None or an empty text takes the default.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+            RequestError: no name is given, and there is no default.
+            ServiceUnavailableError: it is not loaded.
+        """
+        entry = self._find(name)
+        if entry.state == "failed":
+            raise ServiceUnavailableError(f"the model '{entry.name}' does not work: {entry.reason}")
+        if entry.state == "unloaded":
+            raise ServiceUnavailableError(f"the model '{entry.name}' is not loaded; load it first")
+        return entry.handler
+
+    def session(self, name: str, version: str | None = None) -> InferenceSession:
+        """The session of a tensor model.
+
+        Raises:
+            UnknownModelError: there is none of that name and version.
+        """
+        raise UnknownModelError(
+            f"there is no tensor model '{name}'{f' version {version}' if version else ''}"
+        )
+
+    async def load_all(self) -> None:
+        """Load all models, one after the other.
+
+        Raises:
+            CarryallError: one of them cannot be loaded.
+        """
+        for name in self._entries:
+            await self.load(name)
+
+    async def load(self, name: str) -> None:
+        """Load a model, unless it is loaded.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+            CarryallError: it cannot be loaded; see ``load_model``.
+        """
+        entry = self._find(name)
+        async with entry.changing:
+            if entry.state == "ready":
+                return
+            if entry.state != "unloaded":
+                entry.handler = self._handler(entry.name)
+            entry.state, entry.reason = "loading", ""
+            try:
+                entry.model = await in_daemon_thread(entry.load)
+            except CarryallError as error:
+                entry.state, entry.reason = "failed", str(error)
+                raise
+            entry.handler.ready(entry.model)
+            entry.state = "ready"
+
+    async def unload(self, name: str) -> bool:
+        """Refuse the model's new requests, wait for those in progress, and free it.
+
+        Returns:
+            Whether all requests ended within the grace period.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+        """
+        entry = self._find(name)
+        async with entry.changing:
+            if entry.model is None:
+                entry.state = "unloaded"
+                return True
+            entry.state = "unloading"
+            drained = await entry.handler.drain(self._grace_seconds)
+            await asyncio.to_thread(entry.model.llm.shutdown)
+            entry.model, entry.handler = None, self._handler(entry.name)
+            entry.state, entry.reason = "unloaded", ""
+            return drained
+
+    async def drain(self, grace_seconds: float) -> bool:
+        """Refuse new requests of all models and wait for those in progress; see ``LLMHandler.drain``."""
+        drained = await asyncio.gather(
+            *[entry.handler.drain(grace_seconds) for entry in self._entries.values()]
+        )
+        return all(drained)
+
+    def close(self) -> None:
+        """Free all models."""
+        for entry in self._entries.values():
+            if entry.model is not None:
+                entry.model.llm.shutdown()
+
+    def _find(self, name: str | None) -> _Entry:
+        wanted = name or self._default or (next(iter(self._entries)) if len(self._entries) == 1 else None)
+        names = ", ".join(self._entries) or "none"
+        if wanted is None:
+            raise RequestError(f"the request names no model; there are: {names}")
+        entry = self._entries.get(self._aliases.get(wanted, wanted))
+        if entry is None:
+            raise UnknownModelError(f"there is no model '{wanted}'; there are: {names}")
+        return entry
+
+    def _handler(self, name: str) -> LLMHandler:
+        return LLMHandler(lambda: self._lost(name))
+
+    def _lost(self, name: str) -> None:
+        """Take note of a dead engine."""
+        entry = self._entries[name]
+        if entry.state != "ready":
+            return  # it is being unloaded
+        entry.state, entry.reason = "failed", "its engine stopped working"
+        if not any(other.state in ("ready", "loading") for other in self._entries.values()):
+            self.all_lost.set()

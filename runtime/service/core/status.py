@@ -1,0 +1,47 @@
+"""What an error means to a client: one table for all transports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....errors import (
+    CarryallError,
+    EngineClosedError,
+    QueueFullError,
+    RequestCancelled,
+    ServiceUnavailableError,
+    UnknownModelError,
+    UnsupportedTaskError,
+    UsageError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A kind of failure.
+
+    Args:
+        grpc: the name of a ``grpc.StatusCode``.
+        http: the status code of an HTTP response.
+    """
+
+    grpc: str
+    http: int
+
+
+# The first class that an error belongs to decides.
+STATUS: dict[type[CarryallError], Status] = {
+    UnknownModelError: Status("NOT_FOUND", 404),
+    UnsupportedTaskError: Status("UNIMPLEMENTED", 501),
+    UsageError: Status("INVALID_ARGUMENT", 400),
+    QueueFullError: Status("RESOURCE_EXHAUSTED", 429),
+    ServiceUnavailableError: Status("UNAVAILABLE", 503),
+    EngineClosedError: Status("UNAVAILABLE", 503),
+    RequestCancelled: Status("CANCELLED", 499),
+    CarryallError: Status("INTERNAL", 500),
+}
+
+
+def status_of(error: CarryallError) -> Status:
+    """The status that tells a client what went wrong."""
+    return next(status for kind, status in STATUS.items() if isinstance(error, kind))

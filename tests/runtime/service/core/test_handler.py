@@ -1,0 +1,77 @@
+"""What a handler does beside generating: tokens, vectors, scores."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from grpc_serving import repository
+from null_llm import null_llm
+
+from carryall.errors import RequestError, UnsupportedTaskError
+from carryall.runtime.service.core.messages import Conversation
+
+
+def test_tokens_of_texts_and_conversations_and_back() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm:
+            models = repository(llm)
+            await models.load_all()
+            handler = models.llm()
+            tokens = await handler.tokenize("def f(x):")
+            assert tokens == llm.encode("def f(x):")
+            assert await handler.detokenize(tokens) == "def f(x):"
+            chat = Conversation([{"role": "user", "content": "Hi"}])
+            assert await handler.tokenize(chat) == llm.encode("[user]Hi", add_special_tokens=False)
+            assert await handler.tokenize("") == []
+            assert await handler.detokenize([]) == ""
+            with pytest.raises(RequestError, match="outside the vocabulary"):
+                await handler.detokenize([10**6])
+
+    asyncio.run(scenario())
+
+
+def test_scores_and_ranks_are_the_engines() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm:
+            models = repository(llm)
+            await models.load_all()
+            handler = models.llm()
+            assert await handler.score("def ", ["f", "g"]) == await llm.score("def ", ["f", "g"])
+            documents = ["a b", "c d"]
+            assert await handler.rerank("q", documents) == await llm.rerank("q", documents)
+            assert handler.stats().finished >= 4
+
+    asyncio.run(scenario())
+
+
+def test_a_model_without_hidden_states_gives_no_vectors() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm:
+            models = repository(llm)
+            await models.load_all()
+            with pytest.raises(UnsupportedTaskError):
+                await models.llm().embed(["text"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vectors_are_the_engines(normalize: bool) -> None:
+    from carryall import AsyncLLM
+    from carryall.runtime.service.core.repository import ModelRepository
+    from carryall.runtime.service.core.served_model import load_served_model
+
+    async def scenario() -> None:
+        models = ModelRepository.of_one("draft", lambda: load_served_model("draft", max_slots=2))
+        await models.load_all()
+        found = await models.llm().embed(["def f", [1, 2, 3]], normalize=normalize)
+        models.close()
+        llm = AsyncLLM("draft", max_slots=2)
+        expected = await llm.embed(["def f", [1, 2, 3]], normalize=normalize)
+        np.testing.assert_array_equal(found.vectors, expected)
+        assert found.prompt_tokens == 3 + len(llm.encode("def f"))
+        llm.shutdown()
+
+    asyncio.run(scenario())
