@@ -66,10 +66,13 @@ def test_vectors_are_the_engines(normalize: bool) -> None:
     async def scenario() -> None:
         models = ModelRepository.of_one("draft", lambda: load_served_model("draft", max_slots=2))
         await models.load_all()
-        found = await models.llm().embed(["def f", [1, 2, 3]], normalize=normalize)
+        texts: list[str | list[int]] = ["def f", [1, 2, 3]]
+        found = await models.llm().embed(texts, normalize=normalize)
         models.close()
         llm = AsyncLLM("draft", max_slots=2)
-        expected = await llm.embed(["def f", [1, 2, 3]], normalize=normalize)
+        expected = await llm.embed(  # type: ignore[arg-type]  # a list of prompts of two kinds
+            ["def f", [1, 2, 3]], normalize=normalize
+        )
         np.testing.assert_array_equal(found.vectors, expected)
         assert found.prompt_tokens == 3 + len(llm.encode("def f"))
         llm.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -70,8 +71,8 @@ def test_of_two_models_a_request_must_name_one() -> None:
 def test_a_model_that_fails_to_load_says_so_and_may_be_loaded_again() -> None:
     async def scenario() -> None:
         async with null_llm() as llm:
-            attempts = iter([broken, lambda: ServedModel(llm, INFO)])
-            models = ModelRepository.of_one("toy", lambda: next(attempts)())
+            attempts: list[Callable[[], ServedModel]] = [lambda: ServedModel(llm, INFO), broken]
+            models = ModelRepository.of_one("toy", lambda: attempts.pop()())
             with pytest.raises(PackageError):
                 await models.load("toy")
             assert (models.models()[0].state, models.models()[0].reason) == (
