@@ -70,9 +70,7 @@ def test_vectors_are_the_engines(normalize: bool) -> None:
         found = await models.llm().embed(texts, normalize=normalize)
         models.close()
         llm = AsyncLLM("draft", max_slots=2)
-        expected = await llm.embed(  # type: ignore[arg-type]  # a list of prompts of two kinds
-            ["def f", [1, 2, 3]], normalize=normalize
-        )
+        expected = await llm.embed(texts, normalize=normalize)
         np.testing.assert_array_equal(found.vectors, expected)
         assert found.prompt_tokens == 3 + len(llm.encode("def f"))
         llm.shutdown()
