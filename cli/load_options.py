@@ -1,4 +1,6 @@
-"""Flags, environment variables and file keys, made from the fields of ``ModelConfig`` and ``EngineConfig``.
+"""Flags, environment variables and file keys, made from the fields of dataclasses of options.
+
+These are ``ModelConfig`` and ``EngineConfig``, and for ``carryall serve`` also ``ServerConfig``.
 
 A field ``max_slots`` is the flag ``--max-slots``, the variable ``CARRYALL_MAX_SLOTS`` and the key
 ``max_slots`` in the table ``[engine]`` of the TOML file that ``--config`` names. A flag goes before a
@@ -7,6 +9,7 @@ variable, a variable before the file, the file before the default.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -22,14 +25,16 @@ from ..errors import UsageError
 from ..options import Option, check_names, declared
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
+from ..runtime.service.core.config import ServerConfig
 from .sections import SectionOption
 
 Command = Callable[..., Any]
 
 # Tables of the file, and the sections of the help, by what their keys are fields of.
 TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
+SERVER_TABLES: dict[str, type[Any]] = {**TABLES, "server": ServerConfig}
 VARIABLES = "CARRYALL_"
-_SECTIONS = {"model": "Model and provider", "engine": "Engine"}
+_SECTIONS = {"model": "Model and provider", "engine": "Engine", "server": "Service"}
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
@@ -40,25 +45,32 @@ class Chosen:
     Args:
         model: which model, where and how.
         engine: how requests are scheduled.
+        server: where and for whom a service listens; the defaults where there is none.
     """
 
     model: ModelConfig
     engine: EngineConfig
+    server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
 
 
 def config_options(
-    *, model: str = "MODEL", without: Collection[str] = (), **defaults: Any
+    *,
+    model: str = "MODEL",
+    without: Collection[str] = (),
+    tables: Mapping[str, type[Any]] = TABLES,
+    **defaults: Any,
 ) -> Callable[[Command], Command]:
     """A decorator that adds the options and passes them on as one argument, ``chosen``.
 
     Args:
         model: how the model is given: an argument of that name, or an option if it begins with ``--``.
         without: fields that have no meaning for the verb.
+        tables: whose fields the options are.
         **defaults: of fields that have another default for the verb; None leaves the field's own.
     """
     fields = [
         (table, declaration)
-        for table, owner in TABLES.items()
+        for table, owner in tables.items()
         for declaration in declared(owner).values()
         if declaration.name not in without
     ]
@@ -67,14 +79,14 @@ def config_options(
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def gather(**given: Any) -> Any:
-            found: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+            found: dict[str, dict[str, Any]] = {table: {} for table in SERVER_TABLES}
             for table, declaration in fields:
                 value = given.pop(declaration.name)
                 if value is not None and value != ():
                     found[table][declaration.name] = value
             if "model" not in found["model"]:
                 raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
-            chosen = Chosen(model=ModelConfig(**found["model"]), engine=EngineConfig(**found["engine"]))
+            chosen = Chosen(**{table: owner(**found[table]) for table, owner in SERVER_TABLES.items()})
             return function(chosen=chosen, **given)
 
         command: Command = gather
@@ -135,13 +147,13 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
-    check_names(content, TABLES, str(path))
+    check_names(content, SERVER_TABLES, str(path))
     found: dict[str, dict[str, Any]] = {}
     for table, values in content.items():
         owner = f"table [{table}] of {path}"
         if not isinstance(values, dict):
             raise UsageError(f"{owner} must be a table, not {values!r}")
-        known = declared(TABLES[table])
+        known = declared(SERVER_TABLES[table])
         check_names(values, known, owner)
         found[table] = {name: _from_file(known[name], value, owner) for name, value in values.items()}
     return found
@@ -217,8 +229,9 @@ def _config_option() -> Callable[[Command], Command]:
         is_eager=True,
         expose_value=False,
         callback=_take_file,
-        help="A TOML file with options, in the tables [model] and [engine]: --max-slots is max_slots there, "
-        "and CARRYALL_MAX_SLOTS in the environment. Flags go before variables, variables before the file.",
+        help="A TOML file with options, in the tables [model], [engine] and [server]: --max-slots is "
+        "max_slots there, and CARRYALL_MAX_SLOTS in the environment. Flags go before variables, variables "
+        "before the file.",
     )
 
 

@@ -14,6 +14,8 @@ from ...errors import EngineClosedError
 from .core.config import ServerConfig
 from .core.repository import ModelRepository
 from .grpc.server import GrpcServer
+from .http.app import make_app
+from .http.server import HttpServer
 
 T = TypeVar("T")
 
@@ -23,10 +25,12 @@ class Addresses:
     """Where a service listens.
 
     Args:
-        grpc: ``host:port``.
+        http: ``host:port``; None if HTTP is off.
+        grpc: ``host:port``; None if gRPC is off.
     """
 
-    grpc: str
+    http: str | None = None
+    grpc: str | None = None
 
 
 async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callable[[Addresses], None]) -> bool:
@@ -48,19 +52,26 @@ async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callabl
         CarryallError: a model cannot be loaded.
         EngineClosedError: the engine died.
     """
-    server = GrpcServer(models, config)
-    addresses = Addresses(grpc=await server.start())
+    grpc = GrpcServer(models, config) if config.grpc_port is not None else None
+    http = HttpServer(make_app(models, config), config) if config.http_port is not None else None
     try:
+        addresses = Addresses(
+            http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
+        )
         with _stop_signal() as stop:
             if await _unless(stop, _task(models.load_all())):
-                await server.set_serving()
+                if grpc:
+                    await grpc.set_serving()
                 on_ready(addresses)
                 if await _unless(stop, _task(models.all_lost.wait())):
                     raise EngineClosedError("the engine stopped working; the service ends")
     finally:
-        await server.set_stopping()
+        if grpc:
+            await grpc.set_stopping()
         drained = await models.drain(config.grace_seconds)
-        await server.stop()
+        for server in (grpc, http):
+            if server:
+                await server.stop()
         models.close()
     return drained
 

@@ -1,21 +1,52 @@
-"""Settings of the service; imports nothing, so that a command line can show its defaults."""
+"""Settings of the service; imports no transport, so that a command line can show its defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ....errors import UsageError
+from ....options import Checked, option
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Where and how the service listens.
+class ServerConfig(Checked):
+    """Where the service listens, for whom, and within which limits.
 
     Args:
-        grpc_port: 0 lets the operating system choose.
-        grace_seconds: how long requests in progress may go on after a shutdown was asked for.
-        max_message_bytes: largest message taken or sent.
+        host: where to listen; 0.0.0.0 is every address of this machine.
+        http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
+        grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
+        grace_seconds: how long requests in progress may go on after the service was told to stop.
+        served_model_names: further names by which requests may call the model.
+        any_model_name: answer requests for models that there are not with the default one.
+        strict: refuse requests with unknown fields instead of ignoring these fields.
+        playground: serve a page to chat with the models at ``/``.
+        cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
+        max_body_bytes: the largest request taken, and the largest gRPC message sent.
+        max_choices: most continuations of one prompt (``n``, ``best_of``).
+        max_logprobs: most log-probabilities a token.
+        body_timeout_seconds: how long a client may take to send a request's body.
+
+    Raises:
+        UsageError: a value is of another type, or out of range.
     """
 
     host: str = "127.0.0.1"
-    grpc_port: int = 8001
-    grace_seconds: float = 30.0
-    max_message_bytes: int = 16 * 2**20
+    http_port: int | None = option(8000, least=0, most=65535)
+    grpc_port: int | None = option(8001, least=0, most=65535)
+    grace_seconds: float = option(30.0, least=0, flags=("--grace",))
+    served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
+    any_model_name: bool = False
+    strict: bool = False
+    playground: bool = True
+    cors_origins: tuple[str, ...] = option((), flags=("--cors-origin",))
+    max_body_bytes: int = option(16 * 2**20, least=1024, unit="bytes")
+    max_choices: int = option(128, least=1)
+    max_logprobs: int = option(64, least=0)
+    body_timeout_seconds: float = option(30.0, least=0.1)
+
+    def __post_init__(self) -> None:
+        """Check each value, then what they say together."""
+        Checked.__post_init__(self)
+        if self.http_port is None and self.grpc_port is None:
+            raise UsageError("neither http_port nor grpc_port is set, so nothing would be served")

@@ -50,6 +50,7 @@ class DeltaTracker:
             finish_reason=None if finished else completion.finish_reason,
             stop_reason=None if finished else completion.stop_reason,
             usage=usage,
+            prompt_tokens=len(output.prompt_token_ids),
         )
         if completion.index == 0 and not self._prompt_sent and (new.token_ids or completion.finish_reason):
             # The prompt's are sent at once; they are complete when the first token is there.

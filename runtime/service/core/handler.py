@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -212,4 +213,6 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
     if not isinstance(prompt, Conversation):
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
-    return await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)
+    rendered = await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)
+    # What must consist of calls is read by ``tool_choice``, whatever style the template has.
+    return dataclasses.replace(rendered, new_parser=lambda: None) if prompt.must_call else rendered

@@ -22,11 +22,16 @@ class Conversation:
     Args:
         tools: JSON schemas of functions that the model may call.
         variables: whatever else the template understands.
+        must_call: the answer consists of tool calls, held to that by ``params.structured_output``; its text
+            is theirs as JSON, see ``tool_choice``.
+        parallel_calls: whether an answer may hold more than one tool call.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
+    must_call: bool = False
+    parallel_calls: bool = True
 
 
 Prompt = str | list[int] | Conversation  # list[int]: token ids
@@ -87,6 +92,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None  # in the last delta of the request
+    prompt_tokens: int = 0  # how many tokens the prompt has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

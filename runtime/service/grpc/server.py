@@ -24,8 +24,8 @@ class GrpcServer:
         self._models = models
         self._config = config
         options = [
-            ("grpc.max_receive_message_length", config.max_message_bytes),
-            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.max_receive_message_length", config.max_body_bytes),
+            ("grpc.max_send_message_length", config.max_body_bytes),
             ("grpc.so_reuseport", 0),  # else a second server binds the same port and steals half the calls
         ]
         self._server = grpc.aio.server(options=options)

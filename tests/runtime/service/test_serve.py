@@ -20,7 +20,7 @@ from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.serve import Addresses, serve
 
-CONFIG = ServerConfig(grpc_port=0, grace_seconds=5.0)
+CONFIG = ServerConfig(grpc_port=0, http_port=None, grace_seconds=5.0)
 
 
 def never(addresses: Addresses) -> None:
@@ -132,7 +132,7 @@ def test_a_taken_port_is_known_before_loading() -> None:
             port = int((await ready).grpc.rpartition(":")[2])
             models = ModelRepository.of_one("toy", lambda: pytest.fail("must not load"))
             with pytest.raises(UsageError, match=str(port)):
-                await serve(models, ServerConfig(grpc_port=port), never)
+                await serve(models, ServerConfig(grpc_port=port, http_port=None), never)
             signal.raise_signal(signal.SIGTERM)
             await first
 

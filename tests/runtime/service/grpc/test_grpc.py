@@ -262,7 +262,7 @@ def test_a_closed_engine_is_unavailable() -> None:
 
 def test_messages_have_a_size_limit() -> None:
     async def scenario() -> None:
-        async with null_llm() as llm, serving(llm, max_message_bytes=1000) as served:
+        async with null_llm() as llm, serving(llm, max_body_bytes=1024) as served:
             code, details = await code_of(read(served.stub.Generate(ask("x" * 2000))))
             assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), details
 

@@ -129,7 +129,9 @@ def test_text_parts_are_joined() -> None:
             "each message",
         ),
         ("/v1/chat/completions", {"messages": TURNS, "tools": ["now"]}, "'tools' must be a list of objects"),
-        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "required"}, "'tool_choice' may be"),
+        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "required"}, "tools are: none"),
+        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "any"}, "'tool_choice' may be"),
+        ("/v1/chat/completions", {"messages": TURNS, "stream": True}, "'stream': True is not supported"),
         ("/v1/chat/completions", {"messages": TURNS, "chat_template_kwargs": 1}, "must be an object"),
         ("/v1/chat/completions", {"messages": [call("{")]}, "of tool call 'now' are not JSON"),
         (

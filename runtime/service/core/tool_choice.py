@@ -1,0 +1,143 @@
+"""Answers that must be tool calls: the form that a grammar holds the model to, and how such text is read.
+
+A model that must call a tool writes ``[{"name": ..., "arguments": {...}}, ...]`` and nothing else, whatever
+style its chat template has, so that even a model that was never taught to call tools cannot miss.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import RequestError
+from ...text.parsers.json_span import JsonSpan
+from ...types.outputs import ToolCall
+
+_HEAD = re.compile(r'[\[\],}\s]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a tool call.
+
+    Args:
+        index: of the call in the answer.
+        arguments: the next piece of their JSON text.
+        id: in the first piece of a call.
+        name: in the first piece of a call.
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+def calls_schema(tools: Sequence[Mapping[str, Any]], only: str | None, *, parallel: bool) -> dict[str, Any]:
+    """The JSON schema of an answer that consists of tool calls.
+
+    Args:
+        tools: as requests give them, each a function with ``name`` and ``parameters``.
+        only: the function that must be called; None leaves the choice.
+        parallel: whether the answer may hold several calls.
+
+    Raises:
+        RequestError: there are no tools, none of that name, or one has no name.
+    """
+    functions = [_function(tool) for tool in tools]
+    wanted = [function for function in functions if only in (None, function["name"])]
+    if not wanted:
+        known = ", ".join(function["name"] for function in functions) or "none"
+        raise RequestError(f"'tool_choice' names {only or 'a tool'!r}; the request's tools are: {known}")
+    definitions: dict[str, Any] = {}
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_call_schema(function, definitions) for function in wanted]},
+    }
+    if not parallel or only is not None:
+        schema["maxItems"] = 1
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"each tool must have a 'function' with a text 'name', not {tool!r}")
+    return function
+
+
+def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one call; what its parameters define moves to the root, where references begin."""
+    parameters = dict(function.get("parameters") or {"type": "object"})
+    for key in ("$defs", "definitions"):
+        for name, schema in dict(parameters.pop(key, None) or {}).items():
+            definitions[f"{function['name']}.{name}"] = _moved(schema, function["name"])
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": _moved(parameters, function["name"]),
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, prefix: str) -> Any:
+    """A schema whose references name the definitions of ``prefix`` at the root."""
+    if isinstance(schema, list):
+        return [_moved(item, prefix) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, prefix) for key, value in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str):
+        moved["$ref"] = re.sub(r"^#/(?:\$defs|definitions)/", f"#/$defs/{prefix}.", reference)
+    return moved
+
+
+class CallSplitter:
+    """Takes such an answer apart while it arrives."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._span: JsonSpan | None = None  # of the arguments that are being written
+        self._sent = 0  # characters of them that were given out
+        self._index = -1
+
+    def push(self, text: str) -> Iterator[CallDelta]:
+        """Add text; yield what became known of the calls."""
+        self._text += text
+        while self._span is not None or (head := _HEAD.match(self._text)):
+            if self._span is None and head:
+                self._text, self._span, self._sent = self._text[head.end() :], JsonSpan(), 0
+                self._index += 1
+                yield CallDelta(self._index, "", f"call_{secrets.token_hex(12)}", json.loads(head[1]))
+            if not self._sent:
+                self._text = self._text.lstrip()
+            if self._span is None or not self._text:
+                return
+            end = self._span.end(self._text)
+            new = self._text[self._sent : end]
+            self._sent += len(new)
+            if new:
+                yield CallDelta(self._index, new)
+            if end is None:
+                return
+            self._text, self._span = self._text[end:], None
+
+
+def read_calls(text: str) -> list[ToolCall]:
+    """All calls of such an answer; of one that was cut off, as far as they were written."""
+    calls: list[ToolCall] = []
+    for delta in CallSplitter().push(text):
+        if delta.name is not None:
+            calls.append(ToolCall(delta.id or "", delta.name, ""))
+        else:
+            last = calls[-1]
+            calls[-1] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
+    return calls

@@ -1,0 +1,45 @@
+"""The HTTP application: all routes, and what stands in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
+
+from ....errors import CarryallError
+from ..core.config import ServerConfig
+from ..core.repository import ModelRepository
+from . import health, openai_api
+from .errors import error_response
+from .service import HttpService
+from .sse import ClientGone
+
+_ROUTERS = (health, openai_api)
+
+
+def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[BaseRoute] = ()) -> Starlette:
+    """The application.
+
+    Args:
+        models: that are served.
+        config: limits and options.
+        further: routes of other parts of the package.
+    """
+    service = HttpService(models, config)
+    handlers: dict[Any, Any] = {
+        CarryallError: error_response,
+        HTTPException: error_response,
+        ClientGone: _nobody_listens,
+        Exception: error_response,
+    }
+    routes = [route for router in _ROUTERS for route in router.routes(service)]
+    app = Starlette(routes=[*routes, *further], exception_handlers=handlers)
+    app.state.service = service
+    return app
+
+
+async def _nobody_listens(request: Any, error: Exception) -> Any:
+    return error_response(request, HTTPException(499, "the client closed its connection"))

@@ -1,0 +1,57 @@
+"""Request bodies as JSON objects, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from ....errors import RequestError
+
+Json = dict[str, Any]
+
+
+async def read_object(request: Request, most_bytes: int, most_seconds: float) -> Json:
+    """The JSON object that a request's body is.
+
+    Raises:
+        RequestError: it is none.
+        HTTPException: it is larger than ``most_bytes`` (413), or not there after ``most_seconds`` (408).
+    """
+    try:
+        raw = await asyncio.wait_for(_read(request, most_bytes), most_seconds)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the connection ended within the body") from error
+    try:
+        body = json.loads(raw, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, not a {type(body).__name__}")
+    return body
+
+
+async def _read(request: Request, most: int) -> bytes:
+    pieces = bytearray()
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise _too_large(most)
+    async for piece in request.stream():
+        pieces += piece
+        if len(pieces) > most:
+            raise _too_large(most)
+    return bytes(pieces)
+
+
+def _too_large(most: int) -> HTTPException:
+    # What is left of the body is not read, so the connection cannot be used again.
+    return HTTPException(413, f"the body has more than {most} bytes", {"Connection": "close"})
+
+
+def _no_number(name: str) -> NoReturn:
+    raise RequestError(f"the body is not JSON: {name} is no number")

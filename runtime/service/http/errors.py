@@ -1,0 +1,82 @@
+"""Errors as each API's clients expect them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ....errors import CarryallError, UnknownModelError
+from ..core.status import status_of
+
+Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+_OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+           429: "rate_limit_error"}  # fmt: skip
+_ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
+_RETRY_SECONDS = 1
+
+
+def openai_error(status: int, message: str, code: str | None = None) -> Json:
+    """OpenAI's shape, and the one of APIs that have none of their own."""
+    kind = _OPENAI.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def anthropic_error(status: int, message: str, code: str | None = None) -> Json:
+    """Anthropic's shape."""
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def tgi_error(status: int, message: str, code: str | None = None) -> Json:
+    """The shape of text-generation-inference."""
+    kind = {429: "overloaded", 503: "overloaded"}.get(status, "validation" if status < 500 else "generation")
+    return {"error": message, "error_type": kind}
+
+
+def plain_error(status: int, message: str, code: str | None = None) -> Json:
+    """Ollama's shape, and that of the Open Inference Protocol."""
+    return {"error": message}
+
+
+# By the beginning of the path.
+_SHAPES: dict[str, Callable[[int, str, str | None], Json]] = {
+    "/v1/messages": anthropic_error,
+    "/api/": plain_error,
+    "/v2/": plain_error,
+    "/generate": tgi_error,
+}
+
+
+def error_json(path: str, status: int, message: str, code: str | None = None) -> Json:
+    """An error in the shape of the API that ``path`` belongs to."""
+    shape = next((shape for prefix, shape in _SHAPES.items() if path.startswith(prefix)), openai_error)
+    return shape(status, message, code)
+
+
+def described(error: Exception) -> tuple[int, str, str | None]:
+    """Status code, message and OpenAI's error code of an error."""
+    if isinstance(error, CarryallError):
+        code = "model_not_found" if isinstance(error, UnknownModelError) else None
+        return status_of(error).http, str(error), code
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail, None
+    return 500, "the service failed; its log says why", None
+
+
+def error_response(request: Request, error: Exception) -> Response:
+    """The response that tells a client of an error."""
+    status, message, code = described(error)
+    if status == 500:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if status in (429, 503):
+        headers["Retry-After"] = str(_RETRY_SECONDS)
+    return JSONResponse(error_json(request.url.path, status, message, code), status, headers)

@@ -1,0 +1,167 @@
+"""``/v1/chat/completions``: bodies to requests, and results to bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .....errors import RequestError
+from ...core.messages import Choice, Conversation, Generation, GenerationRequest
+from ...core.tool_choice import calls_schema, read_calls
+from .reading import COMMON, Json, bool_field, generation_request, objects_field, read_json, read_options
+from .stream_options import StreamOptions, take_stream_options
+from .writing import call_json, chat_logprobs, response
+
+KNOWN = COMMON | {
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "max_completion_tokens"),
+    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"),
+}
+
+
+def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Read a body that does not ask for a stream.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    request, stream = read_chat(body)
+    if stream.stream:
+        raise RequestError("'stream': True is not supported here, only False")
+    return request
+
+
+def read_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, StreamOptions]:
+    """Read a body.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    options = read_options(body, {})
+    stream = take_stream_options(options)
+    messages = options.pop("messages", None)
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("'messages' must be a list of at least one message")
+    wanted, top = options.pop("logprobs", False), options.pop("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise RequestError("'logprobs' must be true or false; 'top_logprobs' says how many")
+    if wanted:
+        options["logprobs"] = top
+    if "max_completion_tokens" in options:
+        options["max_tokens"] = options.pop("max_completion_tokens")
+    options.setdefault("max_tokens", None)  # unlike completions, chat has no default limit
+    return generation_request(_conversation(messages, options), options), stream
+
+
+def _conversation(messages: list[Any], options: Json) -> Conversation:
+    """The messages with the options that concern them, which are removed."""
+    variables = options.pop("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise RequestError(f"'chat_template_kwargs' must be an object, not {variables!r}")
+    if "reasoning_effort" in options:
+        variables = {"reasoning_effort": options.pop("reasoning_effort"), **variables}
+    tools = objects_field("tools", options.pop("tools", []))
+    parallel = bool_field("parallel_tool_calls", options.pop("parallel_tool_calls", True))
+    choice, only = _tool_choice(options.pop("tool_choice", "auto"))
+    add_prompt = bool_field("add_generation_prompt", options.pop("add_generation_prompt", True))
+    if bool_field("continue_final_message", options.pop("continue_final_message", False)) or not add_prompt:
+        raise RequestError("'continue_final_message' and 'add_generation_prompt': false are not supported")
+    turns = [read_turn(message) for message in messages]
+    if choice != "required":
+        return Conversation(turns, tools if choice == "auto" else [], variables, parallel_calls=parallel)
+    if options.get("structured_output") is not None:
+        raise RequestError("a tool call and 'response_format' cannot be demanded at once; leave one out")
+    options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
+    # A model that begins by thinking could not: the grammar allows nothing but calls.
+    return Conversation(turns, tools, {"enable_thinking": False, **variables}, must_call=True)
+
+
+def _tool_choice(given: Any) -> tuple[str, str | None]:
+    """``auto``, ``none`` or ``required``, and the one function that is required."""
+    match given:
+        case "auto" | "none" | "required":
+            return given, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "required", name
+    raise RequestError(
+        "'tool_choice' may be 'auto', 'none', 'required' or "
+        f'{{"type": "function", "function": {{"name": ...}}}}, not {given!r}'
+    )
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def read_turn(message: Any) -> Json:
+    """One message as templates want it: its content one text, arguments of tool calls as objects.
+
+    Raises:
+        RequestError: it has no role, or a content that is no text.
+    """
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list) and all(map(_is_text_part, content)):
+        content = "".join(part["text"] for part in content)
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise RequestError("each message must be an object with a text 'role' and a text 'content'")
+    # Templates know the older name of this role.
+    role = "system" if message["role"] == "developer" else message["role"]
+    turn = {**message, "role": role, "content": content}
+    if calls:
+        turn["tool_calls"] = [_past_call(call) for call in objects_field("tool_calls", calls)]
+    return turn
+
+
+def _past_call(call: Json) -> Json:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError("each of 'tool_calls' must have a 'function' with a text 'name'")
+    arguments = read_json(function.get("arguments", {}), f"the arguments of tool call '{function['name']}'")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def chat_response(request: GenerationRequest, result: Generation, model: str) -> Json:
+    """Answer a body."""
+    choices = []
+    for given in result.choices:
+        choice = understood(request, given)
+        choices.append(
+            {
+                "index": choice.index,
+                "message": _message(choice),
+                "logprobs": chat_logprobs(choice.token_ids, choice.logprobs, request.params.logprobs),
+                "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
+            }
+        )
+    return response("chatcmpl", "chat.completion", result, model, choices)
+
+
+def understood(request: GenerationRequest, choice: Choice) -> Choice:
+    """The answer with the tool calls that it had to consist of, or with the one call that it may have."""
+    prompt = request.prompt
+    if not isinstance(prompt, Conversation):
+        return choice
+    if prompt.must_call:
+        return dataclasses.replace(choice, text="", tool_calls=read_calls(choice.text))
+    if not prompt.parallel_calls:
+        return dataclasses.replace(choice, tool_calls=choice.tool_calls[:1])
+    return choice
+
+
+def finish_reason(reason: str, calls: bool) -> str:
+    """Why an answer ended, as OpenAI says it."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def _message(choice: Choice) -> Json:
+    """The answer; ``reasoning_content`` as DeepSeek's API and vLLM name it."""
+    message: Json = {"role": "assistant", "content": choice.text}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [call_json(call) for call in choice.tool_calls]
+    return message

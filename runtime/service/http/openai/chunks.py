@@ -1,0 +1,165 @@
+"""Streamed answers: deltas to the chunks of OpenAI's clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...core.messages import Conversation, Delta, GenerationRequest, Usage
+from ...core.tool_choice import CallDelta, CallSplitter
+from .chat import finish_reason
+from .completions import CompletionAsk, Echo
+from .reading import Json
+from .stream_options import StreamOptions
+from .writing import chat_logprobs, completion_logprobs, usage_json
+
+
+class _Chunks:
+    """What both kinds of streams have in common."""
+
+    def __init__(self, prefix: str, kind: str, model: str, options: StreamOptions) -> None:
+        self._prefix, self._options = prefix, options
+        self._frame: Json = {"object": kind, "created": int(time.time()), "model": model}
+        self._id = ""
+        self._prompt_tokens: dict[int, int] = {}  # by position of the prompt
+        self._tokens = 0
+        self._usage: dict[int, Usage] = {}
+
+    def note(self, delta: Delta, position: int = 0) -> None:
+        """Count the delta's tokens."""
+        self._id = self._id or f"{self._prefix}-{delta.request_id}"
+        self._prompt_tokens[position] = delta.prompt_tokens
+        self._tokens += len(delta.token_ids)
+        if delta.usage is not None:
+            self._usage[position] = delta.usage
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk; with its usage, null or so far, where that was asked for."""
+        chunk = {"id": self._id, **self._frame, "choices": choices}
+        if self._options.continuous_usage:
+            chunk["usage"] = usage_json(self._so_far())
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def last(self) -> Iterator[Json]:
+        """The chunk without choices that has the usage, if it was asked for."""
+        if self._options.include_usage:
+            yield {"id": self._id, **self._frame, "choices": [], "usage": usage_json(self._so_far())}
+
+    def _so_far(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(self._prompt_tokens.values()),
+            completion_tokens=self._tokens,
+            cached_tokens=sum(usage.cached_tokens for usage in self._usage.values()),
+        )
+
+
+class ChatChunks(_Chunks):
+    """Chunks of a chat completion.
+
+    Args:
+        request: what is answered.
+        model: its name.
+        options: which usage is wanted.
+    """
+
+    def __init__(self, request: GenerationRequest, model: str, options: StreamOptions) -> None:
+        super().__init__("chatcmpl", "chat.completion.chunk", model, options)
+        self._wanted = request.params.logprobs
+        prompt = request.prompt
+        self._conversation = prompt if isinstance(prompt, Conversation) else Conversation([])
+        self._splitters: dict[int, CallSplitter] = {}
+        self._calls: dict[int, int] = {}  # how many calls each choice has
+
+    def of(self, delta: Delta) -> Iterator[Json]:
+        """The chunks of a delta."""
+        self.note(delta)
+        if delta.index not in self._calls:
+            self._calls[delta.index] = 0
+            yield self.chunk([_choice(delta.index, {"role": "assistant", "content": ""})])
+        contents = list(self._contents(delta))
+        logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._wanted if delta.logprobs else None)
+        if logprobs is not None and not contents:
+            contents = [{"content": ""}]
+        for content in contents:
+            yield self.chunk([_choice(delta.index, content, logprobs)])
+            logprobs = None  # of all the delta's tokens; once is enough
+        if delta.finish_reason is not None:
+            reason = finish_reason(delta.finish_reason, self._calls[delta.index] > 0)
+            yield self.chunk([_choice(delta.index, {}, None, reason)])
+
+    def _contents(self, delta: Delta) -> Iterator[Json]:
+        if delta.reasoning:
+            yield {"reasoning_content": delta.reasoning}
+        if self._conversation.must_call:
+            splitter = self._splitters.setdefault(delta.index, CallSplitter())
+            for piece in splitter.push(delta.text):
+                self._calls[delta.index] = piece.index + 1
+                yield {"tool_calls": [_call_json(piece)]}
+            return
+        if delta.text:
+            yield {"content": delta.text}
+        for call in delta.tool_calls:
+            index = self._calls[delta.index]
+            if index and not self._conversation.parallel_calls:
+                break
+            self._calls[delta.index] += 1
+            yield {"tool_calls": [_call_json(CallDelta(index, "", call.id, call.name))]}
+            yield {"tool_calls": [_call_json(CallDelta(index, call.arguments))]}
+
+
+def _choice(index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _call_json(piece: CallDelta) -> Json:
+    function: Json = {"arguments": piece.arguments}
+    if piece.name is None:
+        return {"index": piece.index, "function": function}
+    return {
+        "index": piece.index,
+        "id": piece.id,
+        "type": "function",
+        "function": {"name": piece.name, **function},
+    }
+
+
+class CompletionChunks(_Chunks):
+    """Chunks of completions.
+
+    Args:
+        ask: what is answered.
+        prompts: one a request, if they are echoed.
+        model: its name.
+    """
+
+    def __init__(self, ask: CompletionAsk, prompts: Sequence[Echo], model: str) -> None:
+        super().__init__("cmpl", "text_completion", model, ask.stream)
+        self._ask, self._prompts = ask, prompts
+        self._lengths: dict[int, int] = {}  # characters sent, by index
+
+    def of(self, position: int, delta: Delta) -> Iterator[Json]:
+        """The chunks of a delta of the prompt at ``position``."""
+        request = self._ask.requests[position]
+        self.note(delta, position)
+        index = position * request.params.n + delta.index
+        if self._ask.echo and index not in self._lengths:
+            yield self.chunk(
+                [self._echo(index, self._prompts[position].with_logprobs(delta.prompt_logprobs))]
+            )
+        text = "" if self._ask.no_tokens else delta.text
+        logprobs: Any = None
+        if delta.logprobs and not self._ask.no_tokens:
+            offset = self._lengths.get(index, 0)
+            logprobs = completion_logprobs(delta.token_ids, delta.logprobs, offset=offset)
+        self._lengths[index] = self._lengths.get(index, 0) + len(text)
+        if text or logprobs or delta.finish_reason:
+            reason = "length" if delta.finish_reason and self._ask.no_tokens else delta.finish_reason
+            yield self.chunk([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
+
+    def _echo(self, index: int, echo: Echo) -> Json:
+        self._lengths[index] = len(echo.text)
+        logprobs = completion_logprobs(echo.token_ids, echo.logprobs, echo.first) if echo.logprobs else None
+        return {"index": index, "text": echo.text, "logprobs": logprobs, "finish_reason": None}

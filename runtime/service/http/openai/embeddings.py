@@ -1,0 +1,113 @@
+"""``/v1/embeddings``: bodies to texts, and vectors to bodies."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .....errors import RequestError
+from ....api.embedding import Pooling, check_pooling
+from ...core.messages import Embeddings
+from .reading import Json, bool_field, is_token_ids
+
+KNOWN = frozenset(
+    {"input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"}
+)
+MOST_INPUTS = 2048  # as OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsAsk:
+    """What a body asks for.
+
+    Args:
+        inputs: texts or lists of token ids.
+        encoding: how the vectors are written.
+        dimensions: only so many leading components, scaled to length 1 again; None is all.
+        pooling: of the hidden states.
+        normalize: whether vectors have length 1.
+    """
+
+    inputs: list[str | list[int]]
+    encoding: Literal["float", "base64"]
+    dimensions: int | None
+    pooling: Pooling
+    normalize: bool
+
+
+def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
+    """Read a body.
+
+    Raises:
+        RequestError: something in it is wrong.
+    """
+    options = {name: value for name, value in body.items() if value is not None}
+    encoding, pooling = options.get("encoding_format", "float"), options.get("pooling", "last")
+    if encoding not in ("float", "base64"):
+        raise RequestError(f"'encoding_format' must be float or base64, not {encoding!r}")
+    check_pooling(pooling)
+    dimensions = options.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise RequestError(f"'dimensions' must be a whole number of at least 1, not {dimensions!r}")
+    return EmbeddingsAsk(
+        read_inputs(options.get("input")),
+        encoding,
+        dimensions,
+        cast(Pooling, pooling),
+        bool_field("normalize", options.get("normalize", True)),
+    )
+
+
+def read_inputs(given: Any) -> list[str | list[int]]:
+    """One text or list of tokens, or several.
+
+    Raises:
+        RequestError: it is none of these, or too many.
+    """
+    if isinstance(given, str) or (given and is_token_ids(given)):
+        return [given]
+    if not given or not isinstance(given, list):
+        raise RequestError("'input' must be one text or one list of token ids, or a list of these")
+    if not all(isinstance(one, str) or is_token_ids(one) for one in given):
+        raise RequestError("'input' must be one text or one list of token ids, or a list of these")
+    if len(given) > MOST_INPUTS:
+        raise RequestError(f"'input' has {len(given)} texts, more than {MOST_INPUTS}")
+    return list(given)
+
+
+def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Json:
+    """Answer a body.
+
+    Raises:
+        RequestError: more dimensions are wanted than there are.
+    """
+    vectors = _cut(found.vectors, ask.dimensions, normalize=ask.normalize)
+    usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
+    data = [
+        {"object": "embedding", "index": index, "embedding": encoded(vector, ask.encoding)}
+        for index, vector in enumerate(vectors)
+    ]
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _cut(vectors: npt.NDArray[np.float32], size: int | None, *, normalize: bool) -> npt.NDArray[np.float32]:
+    if size is None:
+        return vectors
+    if size > vectors.shape[1]:
+        raise RequestError(f"'dimensions' is {size}, but the model's vectors have {vectors.shape[1]}")
+    cut = vectors[:, :size]
+    if normalize:
+        cut = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return cut
+
+
+def encoded(vector: npt.NDArray[np.float32], encoding: str) -> Any:
+    """A vector as numbers, or as base64 of its little-endian float32 bytes."""
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

@@ -1,0 +1,99 @@
+"""What OpenAI's responses have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....types.outputs import Logprob, ToolCall
+from ...core.messages import Generation, Usage, by_rank
+from .reading import Json
+
+
+def response(prefix: str, kind: str, result: Generation, model: str, choices: list[Json]) -> Json:
+    """A whole answer."""
+    body: Json = {
+        "id": f"{prefix}-{result.request_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": usage_json(result.usage),
+    }
+    if result.prompt_logprobs:
+        body["prompt_logprobs"] = [
+            None if entry is None else {str(token): _prompt_entry(one) for token, one in entry.items()}
+            for entry in result.prompt_logprobs
+        ]
+    return body
+
+
+def usage_json(usage: Usage) -> Json:
+    """Token counts."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def call_json(call: ToolCall) -> Json:
+    """A tool call."""
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]], wanted: int | None
+) -> Json | None:
+    """Log-probabilities as chat completions have them; None unless they were asked for."""
+    if wanted is None:
+        return None
+    return {
+        "content": [
+            {**_entry(candidates[token]), "top_logprobs": [_entry(e) for e in by_rank(candidates, wanted)]}
+            for token, candidates in zip(token_ids, logprobs, strict=True)
+        ]
+    }
+
+
+def _entry(entry: Logprob) -> Json:
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
+
+
+def _prompt_entry(entry: Logprob) -> Json:
+    """As vLLM writes them."""
+    return {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": entry.text}
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[Mapping[int, Logprob] | None],
+    first: str = "",
+    offset: int = 0,
+) -> Json:
+    """Log-probabilities as completions have them.
+
+    Args:
+        token_ids: tokens of the prompt, if it is echoed, and of its continuation.
+        logprobs: one entry a token, with the token's own; None for a prompt's first token.
+        first: the text of a token without an entry.
+        offset: characters of the text before the first token.
+    """
+    tokens: list[str] = []
+    own: list[float | None] = []
+    top: list[Any] = []
+    offsets: list[int] = []
+    for token, candidates in zip(token_ids, logprobs, strict=True):
+        entry = candidates[token] if candidates else None
+        tokens.append(entry.text if entry else first)
+        own.append(entry.logprob if entry else None)
+        top.append({one.text: one.logprob for one in by_rank(candidates)} if candidates else None)
+        offsets.append(offset)
+        offset += len(tokens[-1])
+    return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}

@@ -1,0 +1,178 @@
+"""OpenAI's endpoints for text: chat completions, completions, embeddings, models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import UnknownModelError
+from ..core.deltas import collect
+from ..core.handler import LLMHandler
+from ..core.messages import Delta, Generation, GenerationRequest
+from ..core.repository import ModelStatus
+from .openai import chat, completions, embeddings
+from .openai.chunks import ChatChunks, CompletionChunks
+from .service import HttpService, json_response, service_of, with_defaults
+from .sse import event, streamed, while_connected
+
+Json = dict[str, Any]
+_DONE = event("[DONE]")
+
+
+async def chat_completions(request: Request) -> Response:
+    """``POST /v1/chat/completions``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, chat.KNOWN)
+    handler = service.llm(body.get("model"))
+    asked, options = chat.read_chat(with_defaults(handler, body))
+    service.check(asked.params)
+    model = handler.model.info.model
+    if not options.stream:
+        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        return json_response(chat.chat_response(asked, result, model), headers)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        chunks = ChatChunks(asked, model, options)
+        async with aclosing(handler.generate(asked)) as deltas:
+            async for delta in deltas:
+                yield b"".join([event(chunk) for chunk in chunks.of(delta)])
+        yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
+
+    return await streamed(request, pieces(), headers=headers)
+
+
+async def text_completions(request: Request) -> Response:
+    """``POST /v1/completions``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, completions.KNOWN)
+    handler = service.llm(body.get("model"))
+    ask = completions.read_completion(with_defaults(handler, body))
+    for asked in ask.requests:
+        service.check(asked.params)
+    model = handler.model.info.model
+    prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
+    if not ask.stream.stream:
+        results = await while_connected(request.receive, _all(handler, ask.requests))
+        return json_response(completions.completions_response(ask, results, prompts, model), headers)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        chunks = CompletionChunks(ask, prompts, model)
+        async with aclosing(_merged(handler, ask.requests)) as deltas:
+            async for position, delta in deltas:
+                yield b"".join([event(chunk) for chunk in chunks.of(position, delta)])
+        yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
+
+    return await streamed(request, pieces(), headers=headers)
+
+
+async def _echoed(handler: LLMHandler, asked: GenerationRequest) -> completions.Echo:
+    """A prompt as it stands in front of its continuation."""
+    tokens = await handler.tokenize(asked.prompt)
+    text = asked.prompt if isinstance(asked.prompt, str) else await handler.detokenize(tokens)
+    return completions.Echo(text, tokens, await handler.detokenize(tokens[:1]))
+
+
+async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[Generation]:
+    """All results; where one request fails, the others end."""
+    tasks = [asyncio.ensure_future(collect(handler.generate(asked))) for asked in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _merged(
+    handler: LLMHandler, requests: list[GenerationRequest]
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Deltas of all requests as they come, each with its request's position."""
+    news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
+
+    async def read(position: int, asked: GenerationRequest) -> None:
+        async with aclosing(handler.generate(asked)) as deltas:
+            async for delta in deltas:
+                news.put_nowait((position, delta))
+
+    tasks = [asyncio.create_task(read(*each)) for each in enumerate(requests)]
+    for task in tasks:
+        task.add_done_callback(lambda _: news.put_nowait((0, None)))
+    try:
+        left = len(tasks)
+        while left:
+            position, delta = await news.get()
+            if delta is not None:
+                yield position, delta
+                continue
+            left -= 1
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def text_embeddings(request: Request) -> Response:
+    """``POST /v1/embeddings``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, embeddings.KNOWN)
+    handler = service.llm(body.get("model"))
+    ask = embeddings.read_embeddings(body)
+    found = await while_connected(
+        request.receive, handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+    )
+    return json_response(embeddings.embeddings_response(ask, found, handler.model.info.model), headers)
+
+
+async def list_models(request: Request) -> Response:
+    """``GET /v1/models``."""
+    listed = [entry for status in service_of(request).models.models() for entry in _model_json(status)]
+    return json_response({"object": "list", "data": listed})
+
+
+async def get_model(request: Request) -> Response:
+    """``GET /v1/models/{name}``."""
+    name = request.path_params["name"]
+    for status in service_of(request).models.models():
+        for entry in _model_json(status):
+            if entry["id"] == name:
+                return json_response(entry)
+    raise UnknownModelError(f"there is no model '{name}'; GET /v1/models lists them")
+
+
+_STARTED = int(time.time())
+
+
+def _model_json(status: ModelStatus) -> list[Json]:
+    """A model that serves, by each of its names."""
+    if status.state != "ready":
+        return []
+    info = status.info
+    facts: Json = {
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "carryall",
+        "root": status.name,
+        "parent": None,
+        "max_model_len": info.context_length if info else None,
+    }
+    return [{"id": name, **facts} for name in (status.name, *status.aliases)]
+
+
+def routes(service: HttpService) -> list[Route]:
+    """The endpoints."""
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", text_completions, methods=["POST"]),
+        Route("/v1/embeddings", text_embeddings, methods=["POST"]),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", get_model),
+    ]

@@ -1,0 +1,140 @@
+"""Answers while they are made: whole ones that end with their client, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ....errors import CarryallError
+from .errors import described, error_json
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):  # noqa: N818 -- no fault of ours
+    """The client closed its connection before it had its answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; if the client goes away before, the work is cancelled.
+
+    Raises:
+        ClientGone: it went away.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await working
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: Json | str, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {text}\n\n".encode()
+
+
+class StreamedAnswer(Response):
+    """Bytes that are sent as they are made. Its first piece is there before the response begins.
+
+    So an error before it has a status code of its own; a later one is told by ``late_error``.
+
+    Args:
+        first: the first piece.
+        rest: makes the others; closed when the client goes away.
+        late_error: writes an error into the stream.
+        media_type: of the whole.
+        headers: further ones.
+    """
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        late_error: Callable[[Exception], bytes],
+        *,
+        media_type: str = "text/event-stream",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(None, 200, {"Cache-Control": "no-cache", **(headers or {})}, media_type)
+        del self.headers["content-length"]
+        self._first, self._rest, self._late_error = first, rest, late_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        with suppress(ClientGone, OSError):
+            await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._rest) as pieces:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            try:
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- the client must be told whatever it is
+                if not isinstance(error, CarryallError):
+                    _log.exception("a stream failed")
+                await send({"type": "http.response.body", "body": self._late_error(error), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def streamed(
+    request: Request, pieces: AsyncGenerator[bytes, None], *, headers: Mapping[str, str] | None = None,
+    media_type: str = "text/event-stream", late_error: Callable[[Exception], bytes] | None = None,
+) -> Response:  # fmt: skip
+    """A response whose first piece is there.
+
+    Args:
+        request: what it answers.
+        pieces: of the body.
+        headers: further ones.
+        media_type: of the body.
+        late_error: writes an error that comes later; None writes an event in the shape of the path's API.
+
+    Raises:
+        Exception: the first piece cannot be made; the response has not begun.
+        ClientGone: nobody waits for it any more.
+    """
+    path = request.url.path
+
+    def as_event(error: Exception) -> bytes:
+        return event(error_json(path, *described(error)))
+
+    try:
+        first = await while_connected(request.receive, _first(pieces))
+    except BaseException:
+        await pieces.aclose()
+        raise
+    return StreamedAnswer(first, pieces, late_error or as_event, media_type=media_type, headers=headers)
+
+
+async def _first(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(pieces, b"")
