@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ....errors import UsageError
 from ....options import Checked, option
@@ -22,6 +23,10 @@ class ServerConfig(Checked):
         strict: refuse requests with unknown fields instead of ignoring these fields.
         playground: serve a page to chat with the models at ``/``.
         cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
+        api_keys: a TOML file of hashed keys (docs/serving.md); only requests with one of them are answered.
+        tls_certificate: a file with the service's certificate in PEM; connections are encrypted then.
+        tls_key: a file with the certificate's private key.
+        tls_client_ca: a file with certificates; clients must show one that these signed.
         max_body_bytes: the largest request taken, and the largest gRPC message sent.
         max_choices: most continuations of one prompt (``n``, ``best_of``).
         max_logprobs: most log-probabilities a token.
@@ -40,6 +45,10 @@ class ServerConfig(Checked):
     strict: bool = False
     playground: bool = True
     cors_origins: tuple[str, ...] = option((), flags=("--cors-origin",))
+    api_keys: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     max_body_bytes: int = option(16 * 2**20, least=1024, unit="bytes")
     max_choices: int = option(128, least=1)
     max_logprobs: int = option(64, least=0)
@@ -50,3 +59,7 @@ class ServerConfig(Checked):
         Checked.__post_init__(self)
         if self.http_port is None and self.grpc_port is None:
             raise UsageError("neither http_port nor grpc_port is set, so nothing would be served")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise UsageError("tls_certificate and tls_key belong together; one of them is not set")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise UsageError("tls_client_ca has no meaning without tls_certificate and tls_key")

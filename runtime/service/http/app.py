@@ -8,25 +8,31 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from ....errors import CarryallError
+from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
 from . import health, openai_api
 from .errors import error_response
+from .middleware import wrapped
 from .service import HttpService
 from .sse import ClientGone
 
 _ROUTERS = (health, openai_api)
 
 
-def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[BaseRoute] = ()) -> Starlette:
+def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The application.
 
     Args:
         models: that are served.
         config: limits and options.
         further: routes of other parts of the package.
+
+    Raises:
+        UsageError: the file with the API keys cannot be read.
     """
     service = HttpService(models, config)
     handlers: dict[Any, Any] = {
@@ -38,7 +44,7 @@ def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[Ba
     routes = [route for router in _ROUTERS for route in router.routes(service)]
     app = Starlette(routes=[*routes, *further], exception_handlers=handlers)
     app.state.service = service
-    return app
+    return wrapped(app, config, ApiKeys(config.api_keys) if config.api_keys else None)
 
 
 async def _nobody_listens(request: Any, error: Exception) -> Any:

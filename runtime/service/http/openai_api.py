@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,9 +31,9 @@ async def chat_completions(request: Request) -> Response:
     """``POST /v1/chat/completions``."""
     service = service_of(request)
     body, headers = await service.known_body(request, chat.KNOWN)
-    handler = service.llm(body.get("model"))
-    asked, options = chat.read_chat(with_defaults(handler, body))
-    service.check(asked.params)
+    handler = service.llm(request, body.get("model"))
+    read, options = chat.read_chat(with_defaults(handler, body))
+    asked = service.admitted(request, read)
     model = handler.model.info.model
     if not options.stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))
@@ -52,10 +53,9 @@ async def text_completions(request: Request) -> Response:
     """``POST /v1/completions``."""
     service = service_of(request)
     body, headers = await service.known_body(request, completions.KNOWN)
-    handler = service.llm(body.get("model"))
-    ask = completions.read_completion(with_defaults(handler, body))
-    for asked in ask.requests:
-        service.check(asked.params)
+    handler = service.llm(request, body.get("model"))
+    read = completions.read_completion(with_defaults(handler, body))
+    ask = dataclasses.replace(read, requests=[service.admitted(request, one) for one in read.requests])
     model = handler.model.info.model
     prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
     if not ask.stream.stream:
@@ -124,7 +124,7 @@ async def text_embeddings(request: Request) -> Response:
     """``POST /v1/embeddings``."""
     service = service_of(request)
     body, headers = await service.known_body(request, embeddings.KNOWN)
-    handler = service.llm(body.get("model"))
+    handler = service.llm(request, body.get("model"))
     ask = embeddings.read_embeddings(body)
     found = await while_connected(
         request.receive, handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)

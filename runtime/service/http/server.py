@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,12 @@ import uvicorn
 
 from ....errors import UsageError
 from ..core.config import ServerConfig
+from ..core.tls import Tls
+
+_log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 1
+_WATCH_SECONDS = 5.0
 _BACKLOG = 2048
 
 
@@ -46,14 +52,20 @@ class HttpServer:
                 ws="none",
             )
         )
+        self._tls = Tls.of(config)
         self._serving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Listen; return the address, ``host:port``.
 
         Raises:
-            UsageError: the address cannot be bound.
+            UsageError: the address cannot be bound, or a certificate cannot be used.
         """
+        if self._tls is not None:
+            self._server.config.load()
+            self._server.config.ssl = context = self._tls.context()
+            self._watching = asyncio.create_task(_watch(self._tls, context))
         bound = _bound(self._config.host, self._config.http_port or 0)
         self._serving = asyncio.create_task(self._server.serve([bound]))
         while not self._server.started:
@@ -65,9 +77,25 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close the port and end what is left."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
+
+
+async def _watch(tls: Tls, context: ssl.SSLContext) -> None:
+    """Take renewed certificates for new connections."""
+    stamp = tls.stamp()
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        if (now := tls.stamp()) == stamp:
+            continue
+        stamp = now
+        try:
+            tls.load_into(context)
+        except UsageError as error:  # half-written; the old ones stay
+            _log.warning("the renewed certificate is not used: %s", error)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ from starlette.responses import JSONResponse, Response
 from ....errors import InvalidSamplingError, RequestError, UnknownModelError
 from ....plain_json import plain_json
 from ...types.sampling_params import SamplingParams
+from ..core.api_keys import Caller
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
+from ..core.messages import GenerationRequest
 from ..core.repository import ModelRepository
 from .bodies import read_object
 from .openai.reading import known_fields
@@ -29,13 +32,20 @@ class HttpService:
     models: ModelRepository
     config: ServerConfig
 
-    def llm(self, name: Any) -> LLMHandler:
+    def llm(self, request: Request, name: Any) -> LLMHandler:
         """The handler of the model that a request names.
 
         Raises:
             RequestError: the name is no text.
-            UnknownModelError: there is none of that name.
+            UnknownModelError: there is none of that name, or none that the caller may use.
         """
+        handler = self._llm(name)
+        caller = caller_of(request)
+        if caller is not None and not caller.may_use(handler.model.info.model):
+            raise UnknownModelError(f"there is no model '{name}' that this API key may use")
+        return handler
+
+    def _llm(self, name: Any) -> LLMHandler:
         if name is not None and not isinstance(name, str):
             raise RequestError(f"'model' must be a text, not {name!r}")
         try:
@@ -60,12 +70,17 @@ class HttpService:
         names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
         return body, {IGNORED_HEADER: names[:500]} if names else {}
 
-    def check(self, params: SamplingParams) -> None:
-        """Refuse options beyond the service's limits.
+    def admitted(self, request: Request, asked: GenerationRequest) -> GenerationRequest:
+        """What a request asks for, in its caller's name.
 
         Raises:
-            InvalidSamplingError: one is.
+            InvalidSamplingError: an option is beyond the service's limits.
         """
+        self._check(asked.params)
+        caller = caller_of(request)
+        return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
+
+    def _check(self, params: SamplingParams) -> None:
         limits = {
             "n": (params.num_samples, self.config.max_choices),
             "logprobs": (params.logprobs, self.config.max_logprobs),
@@ -80,6 +95,12 @@ def service_of(request: Request) -> HttpService:
     """The service that the application of a request was made for."""
     service: HttpService = request.app.state.service
     return service
+
+
+def caller_of(request: Request) -> Caller | None:
+    """Whose key a request has; None where none is needed."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return caller
 
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:
