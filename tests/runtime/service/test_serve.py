@@ -42,7 +42,7 @@ def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm(step_seconds=0.002) as llm:
             service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
-            async with grpc.aio.insecure_channel((await ready).grpc) as channel:
+            async with grpc.aio.insecure_channel((await ready).grpc or "") as channel:
                 stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
                 sampling = pb.SamplingOptions(max_tokens=100, ignore_eos=True)
                 call = stub.Generate(pb.GenerateRequest(text="x", sampling=sampling))
@@ -114,7 +114,7 @@ def test_a_dead_engine_ends_the_service() -> None:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm(before_forward=die) as llm:
             service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
-            async with grpc.aio.insecure_channel((await ready).grpc) as channel:
+            async with grpc.aio.insecure_channel((await ready).grpc or "") as channel:
                 stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
                 code, details = await code_of(read(stub.Generate(pb.GenerateRequest(text="x"))))
                 assert (code, "MemoryError" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
@@ -129,7 +129,7 @@ def test_a_taken_port_is_known_before_loading() -> None:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         async with null_llm() as llm:
             first = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
-            port = int((await ready).grpc.rpartition(":")[2])
+            port = int(((await ready).grpc or "").rpartition(":")[2])
             models = ModelRepository.of_one("toy", lambda: pytest.fail("must not load"))
             with pytest.raises(UsageError, match=str(port)):
                 await serve(models, ServerConfig(grpc_port=port, http_port=None), never)

@@ -215,7 +215,7 @@ def test_variables_whose_names_are_taken_are_refused_by_name(name: str) -> None:
 
     from carryall.runtime.service.core.handler import LLMHandler
     from carryall.runtime.service.core.served_model import ServedModel
-    from carryall.runtime.service.http.openai.endpoints import chat_request
+    from carryall.runtime.service.http.openai.chat import chat_request
 
     async def test() -> None:
         async with null_llm() as llm:

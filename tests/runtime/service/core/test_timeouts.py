@@ -15,7 +15,8 @@ from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.handler import LLMHandler
 from carryall.runtime.service.core.served_model import ServedModel
-from carryall.runtime.service.http.openai.endpoints import chat_request, completion_request
+from carryall.runtime.service.http.openai.chat import chat_request
+from carryall.runtime.service.http.openai.completions import completion_request
 
 SECONDS, TOKENS = 0.05, 4000  # of a thousandth of a second each, so that time is up long before
 SLOW: dict[str, Any] = {"max_slots": 1, "step_seconds": 0.001}

@@ -198,7 +198,7 @@ def test_a_demanded_tool_call_cannot_be_missed(choice: Any, names: set[str]) -> 
 def test_a_response_format_is_held_to() -> None:
     import json
 
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema["additionalProperties"] = False
 
     async def scenario() -> None:

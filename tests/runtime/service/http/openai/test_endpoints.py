@@ -9,7 +9,9 @@ import pytest
 
 from carryall.errors import RequestError
 from carryall.runtime.service.core.messages import Choice, Conversation, Generation, GenerationRequest, Usage
-from carryall.runtime.service.http.openai.endpoints import ENDPOINTS, chat_request, completion_request
+from carryall.runtime.service.http.openai.chat import chat_request
+from carryall.runtime.service.http.openai.completions import completion_request
+from carryall.runtime.service.http.openai.endpoints import ENDPOINTS
 from carryall.runtime.types.outputs import Logprob, ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
 from carryall.runtime.types.structured_output import StructuredOutput
