@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...core.messages import Conversation, Delta, GenerationRequest, Usage
-from ...core.tool_choice import CallDelta, CallSplitter
+from ...core.answer_parts import AnswerParts, TextPart
+from ...core.messages import Delta, GenerationRequest, Usage
+from ...core.tool_choice import CallDelta
 from .chat import finish_reason
 from .completions import CompletionAsk, Echo
 from .reading import Json
@@ -68,18 +69,17 @@ class ChatChunks(_Chunks):
     def __init__(self, request: GenerationRequest, model: str, options: StreamOptions) -> None:
         super().__init__("chatcmpl", "chat.completion.chunk", model, options)
         self._wanted = request.params.logprobs
-        prompt = request.prompt
-        self._conversation = prompt if isinstance(prompt, Conversation) else Conversation([])
-        self._splitters: dict[int, CallSplitter] = {}
-        self._calls: dict[int, int] = {}  # how many calls each choice has
+        self._request = request
+        self._parts: dict[int, AnswerParts] = {}  # by index
 
     def of(self, delta: Delta) -> Iterator[Json]:
         """The chunks of a delta."""
         self.note(delta)
-        if delta.index not in self._calls:
-            self._calls[delta.index] = 0
+        parts = self._parts.get(delta.index)
+        if parts is None:
+            parts = self._parts[delta.index] = AnswerParts(self._request)
             yield self.chunk([_choice(delta.index, {"role": "assistant", "content": ""})])
-        contents = list(self._contents(delta))
+        contents = [_content(part) for part in parts.of(delta)]
         logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._wanted if delta.logprobs else None)
         if logprobs is not None and not contents:
             contents = [{"content": ""}]
@@ -87,27 +87,14 @@ class ChatChunks(_Chunks):
             yield self.chunk([_choice(delta.index, content, logprobs)])
             logprobs = None  # of all the delta's tokens; once is enough
         if delta.finish_reason is not None:
-            reason = finish_reason(delta.finish_reason, self._calls[delta.index] > 0)
+            reason = finish_reason(delta.finish_reason, parts.calls > 0)
             yield self.chunk([_choice(delta.index, {}, None, reason)])
 
-    def _contents(self, delta: Delta) -> Iterator[Json]:
-        if delta.reasoning:
-            yield {"reasoning_content": delta.reasoning}
-        if self._conversation.must_call:
-            splitter = self._splitters.setdefault(delta.index, CallSplitter())
-            for piece in splitter.push(delta.text):
-                self._calls[delta.index] = piece.index + 1
-                yield {"tool_calls": [_call_json(piece)]}
-            return
-        if delta.text:
-            yield {"content": delta.text}
-        for call in delta.tool_calls:
-            index = self._calls[delta.index]
-            if index and not self._conversation.parallel_calls:
-                break
-            self._calls[delta.index] += 1
-            yield {"tool_calls": [_call_json(CallDelta(index, "", call.id, call.name))]}
-            yield {"tool_calls": [_call_json(CallDelta(index, call.arguments))]}
+
+def _content(part: TextPart | CallDelta) -> Json:
+    if isinstance(part, CallDelta):
+        return {"tool_calls": [_call_json(part)]}
+    return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
 
 
 def _choice(index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:

@@ -1,0 +1,310 @@
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import RequestError
+from ..core.answer_parts import AnswerParts
+from ..core.deltas import collect
+from ..core.messages import Conversation, Delta, Generation, GenerationRequest, Usage
+from ..core.tool_choice import CallDelta, calls_schema
+from .openai.chat import understood
+from .openai.reading import bool_field, generation_request, objects_field, read_json
+from .service import HttpService, json_response, service_of
+from .sse import event, streamed, while_connected
+
+Json = dict[str, Any]
+
+_KNOWN = frozenset(
+    {"model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "top_k"}
+    | {"tools", "tool_choice", "thinking", "metadata", "service_tier"}
+)
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+
+
+async def create_message(request: Request) -> Response:
+    """``POST /v1/messages``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _KNOWN)
+    handler = service.llm(request, body.get("model"))
+    if "max_tokens" not in body:
+        raise RequestError("'max_tokens' is needed")
+    stream = bool_field("stream", body.get("stream") or False)
+    asked = service.admitted(request, read_message(body, handler.model.defaults))
+    model = handler.model.info.model
+    if not stream:
+        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        return json_response(message_json(asked, result, model), headers)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        events = MessageEvents(asked, model)
+        async with aclosing(handler.generate(asked)) as deltas:
+            async for delta in deltas:
+                yield b"".join([event(one, one["type"]) for one in events.of(delta)])
+
+    def late(error: Exception) -> bytes:
+        from .errors import anthropic_error, described
+
+        return event(anthropic_error(*described(error)), "error")
+
+    return await streamed(request, pieces(), headers=headers, late_error=late)
+
+
+async def count_tokens(request: Request) -> Response:
+    """``POST /v1/messages/count_tokens``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _KNOWN)
+    handler = service.llm(request, body.get("model"))
+    tokens = await handler.tokenize(read_message({**body, "max_tokens": 1}, {}).prompt)
+    return json_response({"input_tokens": len(tokens)}, headers)
+
+
+def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
+    """What a body asks for.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    options: Json = {**defaults, **{name: given[name] for name in _SAMPLING if name in given}}
+    if "stop_sequences" in given:
+        options["stop"] = given["stop_sequences"]
+    metadata = given.get("metadata") or {}
+    if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
+        options["user"] = metadata["user_id"]
+    system = _text_of("system", given.get("system", ""))
+    messages: list[Json] = [{"role": "system", "content": system}] if system else []
+    turns = objects_field("messages", given.get("messages"))
+    if not turns:
+        raise RequestError("'messages' must hold at least one message")
+    for turn in turns:
+        messages += _turns(turn)
+    tools = [_tool(tool) for tool in objects_field("tools", given.get("tools", []))]
+    variables = _thinking(given.get("thinking"))
+    choice, only, parallel = _tool_choice(given.get("tool_choice") or {"type": "auto"})
+    if choice == "required":
+        options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
+        prompt = Conversation(messages, tools, {**variables, "enable_thinking": False}, must_call=True)
+    else:
+        wanted = tools if choice == "auto" else []
+        prompt = Conversation(messages, wanted, variables, parallel_calls=parallel)
+    return generation_request(prompt, options)
+
+
+def _thinking(given: Any) -> Json:
+    match given:
+        case None | {"type": "adaptive"}:
+            return {}
+        case {"type": "enabled"}:
+            return {"enable_thinking": True}
+        case {"type": "disabled"}:
+            return {"enable_thinking": False}
+    raise RequestError(f"'thinking' cannot be {given!r}; its type is enabled, disabled or adaptive")
+
+
+def _tool_choice(given: Any) -> tuple[str, str | None, bool]:
+    parallel = not (isinstance(given, dict) and given.get("disable_parallel_tool_use"))
+    match given:
+        case {"type": "auto" | "none" as kind}:
+            return kind, None, parallel
+        case {"type": "any"}:
+            return "required", None, parallel
+        case {"type": "tool", "name": str(name)}:
+            return "required", name, parallel
+    raise RequestError(f"'tool_choice' cannot be {given!r}; its type is auto, any, tool or none")
+
+
+def _tool(tool: Json) -> Json:
+    """A tool in the form that chat templates know."""
+    if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
+        raise RequestError(f"each tool must have a 'name' and an 'input_schema', not {tool!r}")
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _text_of(what: str, content: Any) -> str:
+    """A text, or the text of blocks that have nothing else."""
+    if isinstance(content, str):
+        return content
+    blocks = objects_field(what, content)
+    for block in blocks:
+        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise RequestError(f"'{what}' may hold text only, not a block of type {block.get('type')!r}")
+    return "".join(block["text"] for block in blocks)
+
+
+def _turns(turn: Json) -> Iterator[Json]:
+    """One message as messages that chat templates know; results of tools are messages of their own."""
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise RequestError(f"a message's 'role' is user or assistant, not {role!r}")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    texts: list[str] = []
+    calls: list[Json] = []
+    message: Json = {"role": role}
+    for block in objects_field("content", content):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "tool_use", "id": str(name), "name": str(function)}:
+                arguments = read_json(block.get("input", {}), f"the input of '{function}'")
+                call = {"name": function, "arguments": arguments}
+                calls.append({"id": name, "type": "function", "function": call})
+            case {"type": "tool_result", "tool_use_id": str(name)}:
+                answer = _text_of("tool_result", block.get("content") or "")
+                yield {"role": "tool", "tool_call_id": name, "content": answer}
+            case {"type": "thinking", "thinking": str(text)}:
+                message["reasoning_content"] = message.get("reasoning_content", "") + text
+            case {"type": "redacted_thinking"}:
+                pass
+            case _:
+                raise RequestError(f"content of type {block.get('type')!r} is not supported")
+    if calls:
+        message["tool_calls"] = calls
+    if texts or calls or "reasoning_content" in message:
+        yield {**message, "content": "".join(texts)}
+
+
+def _stop(reason: str | None, stop: str | int | None, *, calls: bool) -> tuple[str, str | None]:
+    """``stop_reason`` and ``stop_sequence``."""
+    if calls and reason == "stop":
+        return "tool_use", None
+    if isinstance(stop, str) and reason == "stop":
+        return "stop_sequence", stop
+    return ("end_turn" if reason == "stop" else "max_tokens"), None
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def message_json(asked: GenerationRequest, result: Generation, model: str) -> Json:
+    """A whole answer."""
+    choice = understood(asked, result.choices[0])
+    content: list[Json] = []
+    if choice.reasoning:
+        content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+    if choice.text or not choice.tool_calls:
+        content.append({"type": "text", "text": choice.text})
+    for call in choice.tool_calls:
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        content.append(block)
+    reason, sequence = _stop(choice.finish_reason, choice.stop_reason, calls=bool(choice.tool_calls))
+    return {
+        "id": f"msg_{result.request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": _usage(result.usage),
+    }
+
+
+def _input(arguments: str) -> Any:
+    """Arguments as an object; as their text where the model was cut off or wrote no JSON."""
+    try:
+        return read_json(arguments or "{}", "arguments")
+    except RequestError:
+        return {"arguments": arguments}
+
+
+class MessageEvents:
+    """A streamed answer: deltas to events. Each block of content is opened, grows and is closed.
+
+    Args:
+        asked: what is answered.
+        model: its name.
+    """
+
+    def __init__(self, asked: GenerationRequest, model: str) -> None:
+        self._parts = AnswerParts(asked)
+        self._model = model
+        self._begun = False
+        self._block: tuple[str, int] | None = None  # its kind, and of a call the index
+        self._index = -1
+
+    def of(self, delta: Delta) -> Iterator[Json]:
+        """The events of a delta."""
+        if not self._begun:
+            self._begun = True
+            yield self._start(delta)
+        for part in self._parts.of(delta):
+            if isinstance(part, CallDelta):
+                if part.name is not None:
+                    block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+                    yield from self._open(("call", part.index), block)
+                if part.arguments:
+                    yield self._grow({"type": "input_json_delta", "partial_json": part.arguments})
+            elif part.kind == "reasoning":
+                yield from self._open(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
+                yield self._grow({"type": "thinking_delta", "thinking": part.text})
+            else:
+                yield from self._open(("text", 0), {"type": "text", "text": ""})
+                yield self._grow({"type": "text_delta", "text": part.text})
+        if delta.usage is not None:
+            yield from self._end(delta, delta.usage)
+
+    def _start(self, delta: Delta) -> Json:
+        usage = {"input_tokens": delta.prompt_tokens, "output_tokens": len(delta.token_ids)}
+        message = {
+            "id": f"msg_{delta.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return {"type": "message_start", "message": message}
+
+    def _open(self, block: tuple[str, int], content: Json) -> Iterator[Json]:
+        if self._block == block:
+            return
+        yield from self._close()
+        self._block = block
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": content}
+
+    def _grow(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Json]:
+        if self._block is not None:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._block = None
+
+    def _end(self, delta: Delta, usage: Usage) -> Iterator[Json]:
+        if self._index < 0:  # an empty answer has one empty block too
+            yield from self._open(("text", 0), {"type": "text", "text": ""})
+        yield from self._close()
+        reason, sequence = _stop(delta.finish_reason, delta.stop_reason, calls=self._parts.calls > 0)
+        end = {"stop_reason": reason, "stop_sequence": sequence}
+        yield {"type": "message_delta", "delta": end, "usage": _usage(usage)}
+        yield {"type": "message_stop"}
+
+
+def routes(service: HttpService) -> list[Route]:
+    """The endpoints."""
+    return [
+        Route("/v1/messages", create_message, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    ]

@@ -1,0 +1,188 @@
+"""Anthropic's messages, through Anthropic's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from http_serving import HttpServed, http_serving
+from null_llm import null_llm
+
+from carryall.runtime.types.sampling_params import SamplingParams
+
+TURNS: Any = [{"role": "user", "content": "Hi"}]
+TOOL: Any = {
+    "name": "weather",
+    "description": "of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 5}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def client_of(served: HttpServed) -> Any:
+    from anthropic import AsyncAnthropic
+
+    client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+    served.closing.push_async_callback(client.close)
+    return client
+
+
+def test_a_message_is_what_the_engine_gives_whole_and_streamed() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+            client = client_of(served)
+            options: Any = {
+                "model": "toy",
+                "system": "Be kind.",
+                "messages": TURNS,
+                "extra_body": {"temperature": 0},
+            }
+            whole = await client.messages.create(max_tokens=12, **options)
+            prompt = llm.encode("[system]Be kind.[user]Hi", add_special_tokens=False)
+            *_, expected = [
+                output async for output in llm.generate(prompt, SamplingParams(temperature=0, max_tokens=12))
+            ]
+            assert whole.content[0].text == expected.outputs[0].text
+            assert whole.stop_reason == "max_tokens"
+            cached = whole.usage.cache_read_input_tokens or 0
+            assert (whole.usage.input_tokens + cached, whole.usage.output_tokens) == (len(prompt), 12)
+            async with client.messages.stream(max_tokens=12, **options) as stream:
+                text = "".join([piece async for piece in stream.text_stream])
+                final = await stream.get_final_message()
+            assert text == final.content[0].text == whole.content[0].text
+            assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 12)
+            count = await client.messages.count_tokens(
+                **{k: options[k] for k in ("model", "system", "messages")}
+            )
+            assert count.input_tokens == len(prompt)
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_sequence_is_told() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = client_of(served)
+            options: Any = {"model": "toy", "messages": TURNS, "max_tokens": 30}
+            options["extra_body"] = {"temperature": 0}
+            text = (await client.messages.create(**options)).content[0].text
+            stop = text[3:6]
+            cut = await client.messages.create(stop_sequences=[stop], **options)
+            assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+            assert cut.content[0].text == text[: text.index(stop)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_demanded_tool_is_used(choice: Any) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = client_of(served)
+            options: Any = {"model": "toy", "messages": TURNS, "tools": [TOOL], "max_tokens": 400}
+            options["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+            whole = await client.messages.create(**options)
+            (block,) = whole.content
+            assert (block.type, block.name, whole.stop_reason) == ("tool_use", "weather", "tool_use")
+            assert set(block.input) == {"city"}
+            async with client.messages.stream(**options) as stream:
+                kinds = [one.type async for one in stream]
+                final = await stream.get_final_message()
+            assert kinds.count("input_json") > 2
+            assert set(final.content[0].input) == {"city"}
+
+    asyncio.run(scenario())
+
+
+def test_blocks_become_what_the_template_knows() -> None:
+    from carryall.runtime.service.core.messages import Conversation
+    from carryall.runtime.service.http.anthropic import read_message
+
+    body = {
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "S"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "text", "text": "let me see"},
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "dry"}],
+                    },
+                    {"type": "text", "text": "thanks"},
+                ],
+            },
+        ],
+        "tools": [TOOL],
+        "metadata": {"user_id": "u"},
+    }
+    request = read_message(body, {"top_k": 3})
+    function = {"name": "weather", "arguments": {"city": "Bonn"}}
+    assert request.prompt == Conversation(
+        [
+            {"role": "system", "content": "S"},
+            {"role": "user", "content": "ab"},
+            {
+                "role": "assistant",
+                "reasoning_content": "hm",
+                "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+                "content": "let me see",
+            },
+            {"role": "tool", "tool_call_id": "t1", "content": "dry"},
+            {"role": "user", "content": "thanks"},
+        ],
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "parameters": TOOL["input_schema"],
+                    "description": "of a city",
+                },
+            }
+        ],
+    )
+    assert (request.params.top_k, request.params.max_tokens, request.tenant) == (3, 5, "u")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": []}, "at least one message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not supported"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "'role' is user or assistant"),
+        ({"tools": [{"name": "x"}]}, "an 'input_schema'"),
+        ({"tool_choice": {"type": "tool"}}, "'tool_choice' cannot be"),
+        ({"tool_choice": {"type": "any"}}, "tools are: none"),
+        ({"thinking": {"type": "deep"}}, "'thinking' cannot be"),
+        ({"max_tokens": None}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_anthropic_s_shape(change: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"messages": TURNS, "max_tokens": 5, **change}
+            if body["max_tokens"] is None:
+                del body["max_tokens"]
+            answer = await served.post("/v1/messages", **body)
+            error = answer.json()
+            assert (answer.status_code, error["type"]) == (400, "error")
+            assert error["error"]["type"] == "invalid_request_error"
+            assert message in error["error"]["message"]
+
+    asyncio.run(scenario())
