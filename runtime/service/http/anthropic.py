@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 _KNOWN = frozenset(
     {"model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "top_k"}
-    | {"tools", "tool_choice", "thinking", "metadata", "service_tier"}
+    | {"tools", "tool_choice", "thinking", "metadata", "service_tier", "output_config"}
 )
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 
@@ -88,14 +88,30 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
         messages += _turns(turn)
     tools = [_tool(tool) for tool in objects_field("tools", given.get("tools", []))]
     variables = _thinking(given.get("thinking"))
+    output = given.get("output_config") or {}
+    if not isinstance(output, dict):
+        raise RequestError(f"'output_config' must be an object, not {output!r}")
+    if output.get("effort") is not None:
+        variables["reasoning_effort"] = output["effort"]
+    if output.get("format") is not None:
+        options["structured_output"] = _form(output["format"])
     choice, only, parallel = _tool_choice(given.get("tool_choice") or {"type": "auto"})
     if choice == "required":
+        if options.get("structured_output") is not None:
+            raise RequestError("a tool call and an output format cannot be demanded at once; leave one out")
         options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
         prompt = Conversation(messages, tools, {**variables, "enable_thinking": False}, must_call=True)
     else:
         wanted = tools if choice == "auto" else []
         prompt = Conversation(messages, wanted, variables, parallel_calls=parallel)
     return generation_request(prompt, options)
+
+
+def _form(given: Any) -> Json:
+    match given:
+        case {"type": "json_schema", "schema": schema}:
+            return {"json_schema": schema}
+    raise RequestError(f"'output_config.format' cannot be {given!r}; its type is json_schema")
 
 
 def _thinking(given: Any) -> Json:

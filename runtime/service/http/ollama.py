@@ -1,0 +1,273 @@
+"""Ollama's API: chat, generate, embed, tags, show, version.
+
+See https://github.com/ollama/ollama/blob/main/docs/api.md.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import ChatTemplateError, RequestError
+from ..core.answer_parts import AnswerParts
+from ..core.deltas import collect
+from ..core.handler import LLMHandler
+from ..core.messages import Choice, Conversation, Delta, Generation, GenerationRequest, Usage
+from ..core.tool_choice import CallDelta
+from .errors import described, plain_error
+from .openai.chat import read_turn
+from .openai.embeddings import read_inputs
+from .openai.reading import bool_field, generation_request, objects_field, read_json, text_field
+from .service import HttpService, json_response, service_of
+from .sse import streamed, while_connected
+
+Json = dict[str, Any]
+
+_COMMON = frozenset({"model", "stream", "options", "format", "think", "keep_alive"})
+_CHAT = _COMMON | {"messages", "tools"}
+_GENERATE = _COMMON | {"prompt", "system", "raw", "suffix", "template", "context", "images"}
+# Names of its options here; those of the machine (num_ctx, num_gpu, ...) are matters of the service.
+_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
+         "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+
+
+async def chat(request: Request) -> Response:
+    """``POST /api/chat``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _CHAT)
+    handler = _llm(service, request, body)
+    turns = [read_turn(_turn(one)) for one in objects_field("messages", body.get("messages") or [])]
+    if not turns:
+        return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
+    tools = objects_field("tools", body.get("tools") or [])
+    asked = _asked(Conversation(turns, tools, _variables(body)), handler, body)
+    return await _answer(request, handler, service.admitted(request, asked), body, headers, chat_form=True)
+
+
+async def generate(request: Request) -> Response:
+    """``POST /api/generate``: a prompt in the chat template, unless it is ``raw`` or there is none."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _GENERATE)
+    handler = _llm(service, request, body)
+    for name in ("suffix", "images", "template"):
+        if body.get(name):
+            raise RequestError(f"'{name}' is not supported")
+    prompt = text_field("prompt", body.get("prompt")) or ""
+    if not prompt:
+        return json_response({**_frame(handler), "response": "", "done": True, "done_reason": "load"})
+    system = text_field("system", body.get("system"))
+    turns = [{"role": "system", "content": system}] if system else []
+    conversation = Conversation([*turns, {"role": "user", "content": prompt}], [], _variables(body))
+    raw = bool_field("raw", body.get("raw") or False) or not await _has_template(handler, conversation)
+    asked = _asked(prompt if raw else conversation, handler, body)
+    return await _answer(request, handler, service.admitted(request, asked), body, headers, chat_form=False)
+
+
+async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool:
+    try:
+        await handler.tokenize(conversation)
+    except ChatTemplateError:
+        return False
+    return True
+
+
+def _llm(service: HttpService, request: Request, body: Mapping[str, Any]) -> LLMHandler:
+    name = body.get("model")
+    return service.llm(request, name.removesuffix(":latest") if isinstance(name, str) else name)
+
+
+def _turn(turn: Json) -> Json:
+    if turn.get("images"):
+        raise RequestError("'images' are not supported")
+    given = {name: value for name, value in turn.items() if name not in ("images", "thinking", "tool_name")}
+    if isinstance(turn.get("tool_name"), str):
+        given["name"] = turn["tool_name"]
+    return given
+
+
+def _variables(body: Mapping[str, Any]) -> Json:
+    think = body.get("think")
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    return {} if think is None else {"enable_thinking": bool_field("think", think)}
+
+
+def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, Any]) -> GenerationRequest:
+    given = body.get("options") or {}
+    if not isinstance(given, dict):
+        raise RequestError(f"'options' must be an object, not {given!r}")
+    options: Json = {"max_tokens": None, **handler.model.defaults}
+    options |= {name: given[name] for name in _SAME if given.get(name) is not None}
+    options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
+    if isinstance(options["max_tokens"], int) and options["max_tokens"] < 0:  # -1 and -2: no limit
+        options["max_tokens"] = None
+    if isinstance(options.get("seed"), int) and options["seed"] < 0:
+        del options["seed"]
+    if isinstance(options.get("top_k"), int) and options["top_k"] < 0:
+        options["top_k"] = 0
+    form = body.get("format")
+    if form == "json":
+        options["structured_output"] = {"json_object": True}
+    elif isinstance(form, dict):
+        options["structured_output"] = {"json_schema": form}
+    elif form not in (None, ""):
+        raise RequestError(f"'format' is \"json\" or a JSON schema, not {form!r}")
+    return generation_request(prompt, options)
+
+
+async def _answer(
+    request: Request, handler: LLMHandler, asked: GenerationRequest, body: Mapping[str, Any],
+    headers: Mapping[str, str], *, chat_form: bool,
+) -> Response:  # fmt: skip
+    start = time.monotonic_ns()
+    if not bool_field("stream", body.get("stream", True)):
+        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        return json_response(_whole(handler, result, start, chat_form=chat_form), headers)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        parts = AnswerParts(asked)
+        async with aclosing(handler.generate(asked)) as deltas:
+            async for delta in deltas:
+                yield b"".join(_line(one) for one in _lines(handler, parts, delta, start, chat_form))
+
+    def late(error: Exception) -> bytes:
+        return _line(plain_error(*described(error)))
+
+    media = "application/x-ndjson"
+    return await streamed(request, pieces(), headers=headers, media_type=media, late_error=late)
+
+
+def _line(document: Json) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+
+def _frame(handler: LLMHandler) -> Json:
+    return {"model": handler.model.info.model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _message(content: Json) -> Json:
+    return {"message": {"role": "assistant", "content": "", **content}}
+
+
+def _lines(handler: LLMHandler, parts: AnswerParts, delta: Delta, start: int, chat_form: bool) -> list[Json]:
+    calls: dict[int, list[str]] = {}
+    lines: list[Json] = []
+    for part in parts.of(delta):
+        if isinstance(part, CallDelta):  # whole calls: both pieces are in one delta
+            calls.setdefault(part.index, []).append(part.name or part.arguments)
+        elif part.kind == "reasoning":
+            lines.append(_message({"thinking": part.text}) if chat_form else {"thinking": part.text})
+        else:
+            lines.append(_message({"content": part.text}) if chat_form else {"response": part.text})
+    if calls:
+        lines.append(_message({"tool_calls": [_call(*pieces) for pieces in calls.values()]}))
+    framed = [{**_frame(handler), **line, "done": False} for line in lines]
+    if delta.usage is not None:
+        empty = _message({}) if chat_form else {"response": ""}
+        framed.append({**_frame(handler), **empty, **_end(delta.finish_reason, delta.usage, start)})
+    return framed
+
+
+def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bool) -> Json:
+    choice: Choice = result.choices[0]
+    thought: Json = {"thinking": choice.reasoning} if choice.reasoning else {}
+    if chat_form:
+        calls = [_call(call.name, call.arguments) for call in choice.tool_calls]
+        content = _message({"content": choice.text, **thought} | ({"tool_calls": calls} if calls else {}))
+    else:
+        content = {"response": choice.text, **thought}
+    return {**_frame(handler), **content, **_end(choice.finish_reason, result.usage, start)}
+
+
+def _call(name: str, arguments: str = "{}") -> Json:
+    return {"function": {"name": name, "arguments": read_json(arguments or "{}", "arguments")}}
+
+
+def _end(reason: str | None, usage: Usage, start: int) -> Json:
+    total = time.monotonic_ns() - start
+    return {
+        "done": True,
+        "done_reason": reason or "stop",
+        "total_duration": total,
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": 0,
+        "eval_count": usage.completion_tokens,
+        "eval_duration": total,
+    }
+
+
+async def embed(request: Request) -> Response:
+    """``POST /api/embed``."""
+    service = service_of(request)
+    known = {"model", "input", "truncate", "options", "keep_alive", "dimensions"}
+    body, headers = await service.known_body(request, known)
+    handler = _llm(service, request, body)
+    start = time.monotonic_ns()
+    found = await while_connected(request.receive, handler.embed(read_inputs(body.get("input"))))
+    answer = {
+        "model": handler.model.info.model,
+        "embeddings": found.vectors.tolist(),
+        "total_duration": time.monotonic_ns() - start,
+        "load_duration": 0,
+        "prompt_eval_count": found.prompt_tokens,
+    }
+    return json_response(answer, headers)
+
+
+async def tags(request: Request) -> Response:
+    """``GET /api/tags``: the models that are loaded."""
+    models = service_of(request).models.models()
+    names = [name for one in models if one.state == "ready" for name in (one.name, *one.aliases)]
+    return json_response({"models": [_model(name) for name in names]})
+
+
+def _model(name: str) -> Json:
+    details = {"format": "onnx", "family": "", "families": None, "parameter_size": "",
+               "quantization_level": ""}  # fmt: skip
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.now(UTC).isoformat(),
+        "size": 0,
+        "digest": "",
+        "details": details,
+    }
+
+
+async def show(request: Request) -> Response:
+    """``POST /api/show``."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"model", "name", "verbose"})
+    info = _llm(service, request, {"model": body.get("model", body.get("name"))}).model.info
+    facts = {"general.architecture": "onnx", "onnx.context_length": info.context_length}
+    details = _model(info.model)["details"]
+    answer = {"details": details, "model_info": facts, "capabilities": ["completion", "tools"]}
+    return json_response(answer, headers)
+
+
+async def version(request: Request) -> Response:
+    """``GET /api/version``."""
+    return json_response({"version": importlib.metadata.version("carryall")})
+
+
+def routes(service: HttpService) -> list[Route]:
+    """The endpoints."""
+    return [
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/tags", tags),
+        Route("/api/version", version),
+    ]

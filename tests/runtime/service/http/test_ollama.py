@@ -1,0 +1,116 @@
+"""Ollama's endpoints: lines of JSON, one a piece, the last with counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from http_serving import HttpServed, http_serving
+from null_llm import null_llm
+
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.types.sampling_params import SamplingParams
+
+TURNS: Any = [{"role": "user", "content": "Hi"}]
+OPTIONS: Any = {"temperature": 0, "num_predict": 12, "seed": -1, "num_ctx": 2048}
+
+
+async def lines(served: HttpServed, path: str, **body: Any) -> list[Any]:
+    answer = await served.post(path, **body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def expected(llm: AsyncLLM, prompt: Any) -> str:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    *_, last = [output async for output in llm.generate(prompt, params)]
+    return last.outputs[0].text
+
+
+def test_a_chat_is_what_the_engine_gives_whole_and_streamed() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+            prompt = llm.encode("[user]Hi", add_special_tokens=False)
+            text = await expected(llm, prompt)
+            *pieces, end = await lines(
+                served, "/api/chat", model="toy:latest", messages=TURNS, options=OPTIONS
+            )
+            assert "".join(piece["message"]["content"] for piece in pieces) == text
+            assert len(pieces) > 2
+            assert not any(piece["done"] for piece in pieces)
+            assert (end["done"], end["done_reason"]) == (True, "length")
+            assert (end["prompt_eval_count"], end["eval_count"]) == (len(prompt), 12)
+            whole = await served.post("/api/chat", model="toy", messages=TURNS, options=OPTIONS, stream=False)
+            assert whole.json()["message"] == {"role": "assistant", "content": text}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_prompt_is_put_into_the_template_unless_it_is_raw(raw: bool) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            template = llm.encode("[system]S[user]x = 1", add_special_tokens=False)
+            text = await expected(llm, "x = 1" if raw else template)
+            body = {"model": "toy", "prompt": "x = 1", "system": "S", "raw": raw, "options": OPTIONS}
+            *pieces, end = await lines(served, "/api/generate", **body)
+            assert "".join(piece["response"] for piece in pieces) == text
+            assert end["response"] == ""
+            whole = (await served.post("/api/generate", stream=False, **body)).json()
+            assert (whole["response"], whole["eval_count"]) == (text, 12)
+
+    asyncio.run(scenario())
+
+
+def test_a_format_is_held_to() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post("/api/chat", model="toy", messages=TURNS, format=schema, stream=False)
+            assert json.loads(answer.json()["message"]["content"])["a"] in (1, 2)
+
+    asyncio.run(scenario())
+
+
+def test_models_are_listed_and_shown() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            listed = (await served.client.get("/api/tags")).json()["models"]
+            assert [model["name"] for model in listed] == ["toy"]
+            shown = (await served.post("/api/show", model="toy")).json()
+            assert shown["model_info"]["onnx.context_length"] == 4096
+            assert "version" in (await served.client.get("/api/version")).json()
+            empty = (await served.post("/api/generate", model="toy")).json()
+            assert (empty["done"], empty["done_reason"]) == (True, "load")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "message"),
+    [
+        ("/api/chat", {"model": "other"}, 404, "there are: toy"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "'images'"),
+        ("/api/chat", {"format": "xml"}, 400, "'format' is"),
+        ("/api/chat", {"options": []}, 400, None),
+        ("/api/chat", {"options": 3}, 400, "'options' must be"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "'suffix' is not supported"),
+        ("/api/embed", {"input": "x"}, 501, "hidden states"),
+    ],
+)
+def test_errors_have_ollama_s_shape(path: str, change: Any, status: int, message: str | None) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"model": "toy", "messages": TURNS, **change}
+            answer = await served.post(path, **body)
+            if message is None:  # an empty list counts as no options
+                assert answer.status_code == 200
+                return
+            assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
+
+    asyncio.run(scenario())

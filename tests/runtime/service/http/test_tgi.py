@@ -1,0 +1,78 @@
+"""The endpoints of text-generation-inference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from http_serving import http_serving
+from null_llm import null_llm
+
+from carryall.runtime.types.sampling_params import SamplingParams
+
+ASK: Any = {"inputs": "def f(x):", "parameters": {"max_new_tokens": 12}}
+
+
+def test_a_continuation_is_the_greedy_one_whole_and_streamed() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+            params = SamplingParams(temperature=0, max_tokens=12, logprobs=0)
+            *_, last = [output async for output in llm.generate(ASK["inputs"], params)]
+            expected = last.outputs[0]
+            whole = (await served.post("/generate", **ASK)).json()
+            assert whole == {"generated_text": expected.text}
+            parameters = {"max_new_tokens": 12, "details": True, "return_full_text": True}
+            full = (await served.post("/generate", inputs="def f(x):", parameters=parameters)).json()
+            assert full["generated_text"] == "def f(x):" + expected.text
+            assert full["details"]["finish_reason"] == "length"
+            assert [token["id"] for token in full["details"]["tokens"]] == expected.token_ids
+            events = await served.events("/generate_stream", **ASK)
+            assert [one["token"]["id"] for one in events] == expected.token_ids
+            assert "".join(one["token"]["text"] for one in events) == expected.text
+            own = [entry[token].logprob for entry, token in zip(expected.logprobs or [], expected.token_ids,
+                                                                  strict=True)]  # fmt: skip
+            assert [one["token"]["logprob"] for one in events] == pytest.approx(own)
+            assert events[-1]["generated_text"] == expected.text
+            assert events[-1]["details"]["generated_tokens"] == 12
+            assert {one["generated_text"] for one in events[:-1]} == {None}
+            assert (await served.post("/", **ASK)).json() == [{"generated_text": expected.text}]
+            assert len(await served.events("/", stream=True, **ASK)) == 12
+
+    asyncio.run(scenario())
+
+
+def test_a_grammar_is_held_to() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            parameters = {"grammar": {"type": "regex", "value": "a{3}|b{4}"}, "do_sample": True}
+            answer = await served.post("/generate", inputs="x", parameters=parameters)
+            assert answer.json()["generated_text"] in ("aaa", "bbbb")
+            schema = {"type": "object", "properties": {}, "additionalProperties": False}
+            parameters = {"grammar": {"type": "json", "value": schema}}
+            answer = await served.post("/generate", inputs="x", parameters=parameters)
+            assert json.loads(answer.json()["generated_text"]) == {}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "'inputs' must be a text"),
+        ({"inputs": "x", "parameters": {"max_tokens": 3}}, "has no 'max_tokens'"),
+        ({"inputs": "x", "parameters": {"watermark": True}}, "'watermark' is not supported"),
+        ({"inputs": "x", "parameters": {"grammar": "x"}}, "'grammar' cannot be"),
+        ({"inputs": "x", "parameters": {"temperature": -1}}, "temperature"),
+    ],
+)
+def test_errors_have_their_shape(body: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post("/generate", **body)
+            error = answer.json()
+            assert (answer.status_code, error["error_type"]) == (400, "validation")
+            assert message in error["error"]
+
+    asyncio.run(scenario())
