@@ -30,6 +30,7 @@ class ServerConfig(Checked):
         max_body_bytes: the largest request taken, and the largest gRPC message sent.
         max_choices: most continuations of one prompt (``n``, ``best_of``).
         max_logprobs: most log-probabilities a token.
+        max_stored_responses: how many answers of /v1/responses are kept for those who come back to them.
         body_timeout_seconds: how long a client may take to send a request's body.
 
     Raises:
@@ -52,6 +53,7 @@ class ServerConfig(Checked):
     max_body_bytes: int = option(16 * 2**20, least=1024, unit="bytes")
     max_choices: int = option(128, least=1)
     max_logprobs: int = option(64, least=0)
+    max_stored_responses: int = option(1000, least=0)
     body_timeout_seconds: float = option(30.0, least=0.1)
 
     def __post_init__(self) -> None:

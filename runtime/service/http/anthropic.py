@@ -265,7 +265,7 @@ class MessageEvents:
         for part in self._parts.of(delta):
             if isinstance(part, CallDelta):
                 if part.name is not None:
-                    block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+                    block: Json = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
                     yield from self._open(("call", part.index), block)
                 if part.arguments:
                     yield self._grow({"type": "input_json_delta", "partial_json": part.arguments})
@@ -280,7 +280,7 @@ class MessageEvents:
 
     def _start(self, delta: Delta) -> Json:
         usage = {"input_tokens": delta.prompt_tokens, "output_tokens": len(delta.token_ids)}
-        message = {
+        message: Json = {
             "id": f"msg_{delta.request_id}",
             "type": "message",
             "role": "assistant",

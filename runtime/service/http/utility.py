@@ -161,8 +161,9 @@ def _texts(name: str, value: Any) -> list[str]:
         raise RequestError(f"'{name}' must be a text or a list of texts")
     if len(given) > MOST_TEXTS:
         raise RequestError(f"'{name}' has {len(given)} texts, more than {MOST_TEXTS}")
-    texts = [one.get("text") if isinstance(one, dict) else one for one in given]
-    if not all(isinstance(text, str) for text in texts):
+    read = [one.get("text") if isinstance(one, dict) else one for one in given]
+    texts = [text for text in read if isinstance(text, str)]
+    if len(texts) < len(given):
         raise RequestError(f"'{name}' must be a text or a list of texts")
     return texts
 

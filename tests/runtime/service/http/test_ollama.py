@@ -66,7 +66,7 @@ def test_a_prompt_is_put_into_the_template_unless_it_is_raw(raw: bool) -> None:
 
 
 def test_a_format_is_held_to() -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     schema["additionalProperties"] = False
 
     async def scenario() -> None:

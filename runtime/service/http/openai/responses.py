@@ -1,0 +1,334 @@
+"""``/v1/responses``: bodies to conversations, and deltas to items and events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .....errors import RequestError
+from ...core.answer_parts import AnswerParts, TextPart
+from ...core.messages import Conversation, Delta, GenerationRequest, Usage
+from ...core.tool_choice import CallDelta, calls_schema
+from .reading import (
+    Json,
+    bool_field,
+    generation_request,
+    objects_field,
+    read_json,
+    structured_output,
+    text_field,
+)
+
+KNOWN = frozenset(
+    {"model", "input", "instructions", "previous_response_id", "store", "stream", "background", "metadata"}
+    | {"temperature", "top_p", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls", "text"}
+    | {"reasoning", "user", "truncation", "service_tier", "safety_identifier", "prompt_cache_key"}
+    | {"stream_options", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority", "timeout", "cache_salt"}
+)
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "user", "priority",
+         "timeout", "cache_salt")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsk:
+    """What a body asks for.
+
+    Args:
+        request: to the engine.
+        turns: of the conversation without the instructions, for the response that follows on this one.
+        items: the input, as items.
+        echo: what the response object repeats of the body.
+        stream: answer in events.
+        store: keep the response for later.
+        background: answer at once, and generate meanwhile.
+    """
+
+    request: GenerationRequest
+    turns: list[Json]
+    items: list[Json]
+    echo: Json
+    stream: bool
+    store: bool
+    background: bool
+
+
+def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: list[Json]) -> ResponseAsk:
+    """Read a body.
+
+    Args:
+        body: the request's.
+        defaults: the model's own sampling options.
+        before: turns of the conversation that is continued.
+
+    Raises:
+        RequestError: something in it is wrong or cannot be done.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    options: Json = {"max_tokens": None, **defaults}
+    options |= {name: given[name] for name in _SAME if name in given}
+    if "max_output_tokens" in given:
+        options["max_tokens"] = given["max_output_tokens"]
+    if given.get("truncation", "disabled") not in ("disabled", "auto"):
+        raise RequestError(f"'truncation' is disabled or auto, not {given['truncation']!r}")
+    text = _object("text", given.get("text", {}))
+    if "format" in text:
+        options["structured_output"] = _form(text["format"])
+    items = _items(given.get("input", []))
+    turns = [*before, *_joined(_turn(item) for item in items)]
+    if not turns:
+        raise RequestError("'input' must be a text or a list of at least one item")
+    instructions = text_field("instructions", given.get("instructions"))
+    system: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+    tools = objects_field("tools", given.get("tools", []))
+    reasoning = _object("reasoning", given.get("reasoning", {}))
+    effort = reasoning.get("effort")
+    prompt = _conversation([*system, *turns], tools, {"reasoning_effort": effort} if effort else {}, given,
+                           options)  # fmt: skip
+    echo = {
+        "instructions": instructions,
+        "max_output_tokens": given.get("max_output_tokens"),
+        "metadata": _object("metadata", given.get("metadata", {})),
+        "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "previous_response_id": given.get("previous_response_id"),
+        "reasoning": {"effort": effort, "summary": None},
+        "temperature": options.get("temperature", 1.0),
+        "text": {"format": text.get("format", {"type": "text"})},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": tools,
+        "top_p": options.get("top_p", 1.0),
+        "truncation": given.get("truncation", "disabled"),
+        "user": given.get("user"),
+    }
+    flags = {name: bool_field(name, given.get(name, name == "store")) for name in
+             ("stream", "store", "background")}  # fmt: skip
+    if flags["background"] and (flags["stream"] or not flags["store"]):
+        raise RequestError("'background' responses are stored and not streamed; ask for them by their id")
+    echo |= {"store": flags["store"], "background": flags["background"]}
+    return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
+
+
+def _object(name: str, value: Any) -> Json:
+    if not isinstance(value, dict):
+        raise RequestError(f"'{name}' must be an object, not {value!r}")
+    return value
+
+
+def _form(given: Any) -> Json | None:
+    """The format of a text: as in chat completions, but flat."""
+    match given:
+        case {"type": "json_schema", "schema": schema}:
+            return {"json_schema": schema}
+    return structured_output(given)
+
+
+def _conversation(
+    messages: list[Json], tools: list[Json], variables: Json, given: Mapping[str, Any], options: Json
+) -> Conversation:
+    parallel = bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    nested = [_tool(tool) for tool in tools]
+    match given.get("tool_choice", "auto"):
+        case "auto":
+            return Conversation(messages, nested, variables, parallel_calls=parallel)
+        case "none":
+            return Conversation(messages, [], variables)
+        case "required":
+            only = None
+        case {"type": "function", "name": str(name)}:
+            only = name
+        case other:
+            raise RequestError(f"'tool_choice' may be auto, none, required or one function's, not {other!r}")
+    if options.get("structured_output") is not None:
+        raise RequestError("a tool call and 'text.format' cannot be demanded at once; leave one out")
+    options["structured_output"] = {"json_schema": calls_schema(nested, only, parallel=parallel)}
+    return Conversation(messages, nested, {**variables, "enable_thinking": False}, must_call=True)
+
+
+def _tool(tool: Json) -> Json:
+    """A tool in the form that chat templates know."""
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise RequestError(f"each tool must be of type 'function', with a text 'name', not {tool!r}")
+    parts = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    return {"type": "function", "function": parts}
+
+
+def _items(given: Any) -> list[Json]:
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return objects_field("input", given)
+
+
+def _turn(item: Json) -> Json:
+    """An item as a message that chat templates know."""
+    match item:
+        case {"type": "function_call", "call_id": str(name), "name": str(function)}:
+            arguments = read_json(item.get("arguments", "{}"), f"the arguments of '{function}'")
+            call = {"name": function, "arguments": arguments}
+            calls = [{"id": name, "type": "function", "function": call}]
+            return {"role": "assistant", "content": "", "tool_calls": calls}
+        case {"type": "function_call_output", "call_id": str(name)}:
+            return {"role": "tool", "tool_call_id": name, "content": _text(item.get("output", ""))}
+        case {"type": "reasoning"}:
+            return {"role": "assistant", "content": "", "reasoning_content": _text(item.get("content") or "")}
+        case {"role": "user" | "assistant" | "system" | "developer" as role} if (
+            item.get("type", "message") == "message"
+        ):
+            role = "system" if role == "developer" else role
+            return {"role": role, "content": _text(item.get("content", ""))}
+    raise RequestError(f"an item of 'input' of type {item.get('type')!r} is not supported: {item!r:.100}")
+
+
+def _text(content: Any) -> str:
+    """A text, or the texts of parts."""
+    if isinstance(content, str):
+        return content
+    parts = objects_field("content", content)
+    for part in parts:
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"content of type {part.get('type')!r} is not supported, only text")
+    return "".join(part["text"] for part in parts)
+
+
+def _joined(turns: Iterator[Json]) -> Iterator[Json]:
+    """Reasoning, text and calls of one answer, which are items of their own, in one message each."""
+    last: Json | None = None
+    for turn in turns:
+        if last is not None and last["role"] == turn["role"] == "assistant":
+            calls = [*last.get("tool_calls", []), *turn.get("tool_calls", [])]
+            thought = last.get("reasoning_content", "") + turn.get("reasoning_content", "")
+            last = {"role": "assistant", "content": last["content"] + turn["content"]}
+            last |= {"tool_calls": calls} if calls else {}
+            last |= {"reasoning_content": thought} if thought else {}
+            continue
+        if last is not None:
+            yield last
+        last = turn
+    if last is not None:
+        yield last
+
+
+class ResponseBuilder:
+    """Deltas to output items and events; ``response`` is the object so far.
+
+    Args:
+        ask: what is answered.
+        model: its name.
+    """
+
+    def __init__(self, ask: ResponseAsk, model: str) -> None:
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self._parts = AnswerParts(ask.request)
+        self._number = -1
+        self._kind: tuple[str, int] | None = None  # of the item that grows, and of a call the index
+        self.output: list[Json] = []
+        self.response: Json = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": self.output,
+            "usage": None,
+            **ask.echo,
+        }
+
+    def begin(self) -> Iterator[Json]:
+        """The first events."""
+        yield self._event("response.created", response={**self.response, "output": []})
+        yield self._event("response.in_progress", response={**self.response, "output": []})
+
+    def of(self, delta: Delta) -> Iterator[Json]:
+        """The events of a delta."""
+        for part in self._parts.of(delta):
+            yield from self._call(part) if isinstance(part, CallDelta) else self._say(part)
+        if delta.usage is not None:
+            yield from self._close(cut=delta.finish_reason == "length")
+            yield from self._end(delta.finish_reason, delta.usage)
+
+    def end_with(self, status: str, error: Json | None = None) -> Json:
+        """End as ``failed`` or ``cancelled``; the event that says so."""
+        self.response |= {"status": status, "error": error}
+        return self._event(f"response.{status}", response=self.response)
+
+    def turns(self) -> list[Json]:
+        """The answer, as messages."""
+        return list(_joined(_turn(item) for item in self.output))
+
+    def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
+        self.response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        status = {"length": "incomplete", "cancelled": "cancelled"}.get(reason or "", "completed")
+        self.response["status"] = status
+        if status == "incomplete":
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        yield self._event(f"response.{status}", response=self.response)
+
+    def _say(self, part: TextPart) -> Iterator[Json]:
+        if part.kind == "reasoning":
+            content: Json = {"type": "reasoning_text", "text": ""}
+            item: Json = {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []}
+        else:
+            content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {"type": "message", "id": _id("msg"), "role": "assistant", "content": []}
+        if self._kind != (part.kind, 0):
+            yield from self._open((part.kind, 0), item)
+            yield self._of_item("response.content_part.added", content_index=0, part={**content})
+            self.output[-1]["content"].append(content)
+        self.output[-1]["content"][0]["text"] += part.text
+        name = "reasoning_text" if part.kind == "reasoning" else "output_text"
+        logprobs: Json = {} if part.kind == "reasoning" else {"logprobs": []}
+        yield self._of_item(f"response.{name}.delta", content_index=0, delta=part.text, **logprobs)
+
+    def _call(self, part: CallDelta) -> Iterator[Json]:
+        if part.name is not None:
+            item = {"type": "function_call", "id": _id("fc"), "call_id": part.id, "name": part.name}
+            yield from self._open(("call", part.index), {**item, "arguments": ""})
+        if part.arguments:
+            self.output[-1]["arguments"] += part.arguments
+            yield self._of_item("response.function_call_arguments.delta", delta=part.arguments)
+
+    def _open(self, kind: tuple[str, int], item: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._kind = kind
+        item["status"] = "in_progress"
+        self.output.append(item)
+        shown = {**item, "content": []} if "content" in item else {**item}
+        yield self._event("response.output_item.added", output_index=len(self.output) - 1, item=shown)
+
+    def _close(self, *, cut: bool = False) -> Iterator[Json]:
+        """Close the item that grows."""
+        if self._kind is None:
+            return
+        item, (kind, _), self._kind = self.output[-1], self._kind, None
+        item["status"] = "incomplete" if cut else "completed"
+        if kind == "call":
+            yield self._of_item(
+                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
+            )
+        else:
+            part = item["content"][0]
+            name = "reasoning_text" if kind == "reasoning" else "output_text"
+            logprobs: Json = {} if kind == "reasoning" else {"logprobs": []}
+            yield self._of_item(f"response.{name}.done", content_index=0, text=part["text"], **logprobs)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+        yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+    def _of_item(self, kind: str, **fields: Any) -> Json:
+        return self._event(kind, item_id=self.output[-1]["id"], output_index=len(self.output) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number, **fields}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

@@ -1,0 +1,154 @@
+"""OpenAI's ``/v1/responses``: create, stream, retrieve, continue, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import CarryallError, RequestError
+from ..core.handler import LLMHandler
+from .errors import described
+from .openai.reading import text_field
+from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
+from .response_store import ResponseStore, StoredResponse
+from .service import HttpService, caller_of, json_response, service_of
+from .sse import event, streamed, while_connected
+
+Json = dict[str, Any]
+
+
+class ResponsesApi:
+    """The endpoints, with the responses that they stored.
+
+    Args:
+        service: the models and settings.
+    """
+
+    def __init__(self, service: HttpService) -> None:
+        self._store = ResponseStore(service.config.max_stored_responses)
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/responses``."""
+        service = service_of(request)
+        body, headers = await service.known_body(request, KNOWN)
+        handler = service.llm(request, body.get("model"))
+        before: list[Json] = []
+        if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
+            before = self._store.get(previous, _owner(request)).turns
+        read = read_response(body, handler.model.defaults, before)
+        ask = dataclasses.replace(read, request=service.admitted(request, read.request))
+        builder = ResponseBuilder(ask, handler.model.info.model)
+        if ask.background:
+            return json_response(self._in_background(handler, ask, builder, _owner(request)), headers)
+        if ask.stream:
+            pieces = self._events(handler, ask, builder, _owner(request))
+
+            def late(error: Exception) -> bytes:
+                return _event_bytes(builder.end_with("failed", _error(error)))
+
+            return await streamed(request, pieces, headers=headers, late_error=late)
+        await while_connected(request.receive, self._run(handler, ask, builder))
+        self._keep(ask, builder, _owner(request))
+        return json_response(builder.response, headers)
+
+    async def _run(self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder) -> None:
+        async with aclosing(handler.generate(ask.request)) as deltas:
+            async for delta in deltas:
+                for _ in builder.of(delta):
+                    pass
+
+    async def _events(
+        self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
+    ) -> AsyncGenerator[bytes, None]:
+        first = list(builder.begin())
+        async with aclosing(handler.generate(ask.request)) as deltas:
+            async for delta in deltas:
+                events = [*first, *builder.of(delta)]
+                first = []
+                if delta.usage is not None:  # kept before the client can ask for it
+                    self._keep(ask, builder, owner)
+                yield b"".join(map(_event_bytes, events))
+
+    def _keep(self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None) -> None:
+        if ask.store:
+            turns = [*ask.turns, *builder.turns()]
+            self._store.add(StoredResponse(builder.response, turns, ask.items, owner))
+
+    def _in_background(
+        self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
+    ) -> Json:
+        stored = StoredResponse(builder.response, ask.turns, ask.items, owner)
+
+        async def work() -> None:
+            try:
+                await self._run(handler, ask, builder)
+                stored.turns = [*ask.turns, *builder.turns()]
+            except asyncio.CancelledError:
+                builder.end_with("cancelled")
+                raise
+            except CarryallError as error:
+                builder.end_with("failed", _error(error))
+
+        stored.task = asyncio.create_task(work())
+        self._store.add(stored)
+        return builder.response
+
+    async def retrieve(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}``."""
+        return json_response(self._stored(request).response)
+
+    async def items(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}/input_items``."""
+        items = self._stored(request).items
+        return json_response({"object": "list", "data": items, "has_more": False})
+
+    async def cancel(self, request: Request) -> Response:
+        """``POST /v1/responses/{id}/cancel``: of those in the background."""
+        stored = self._stored(request)
+        if stored.task is None:
+            raise RequestError("only a response that was asked for with 'background' can be cancelled")
+        stored.task.cancel()
+        await asyncio.wait([stored.task])
+        return json_response(stored.response)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/responses/{id}``."""
+        name = request.path_params["id"]
+        self._store.remove(name, _owner(request))
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    def _stored(self, request: Request) -> StoredResponse:
+        return self._store.get(request.path_params["id"], _owner(request))
+
+
+def _owner(request: Request) -> str | None:
+    caller = caller_of(request)
+    return None if caller is None else caller.name
+
+
+def _event_bytes(one: Json) -> bytes:
+    return event(one, one["type"])
+
+
+def _error(error: Exception) -> Json:
+    status, message, code = described(error)
+    return {"code": code or ("server_error" if status >= 500 else "invalid_prompt"), "message": message}
+
+
+def routes(service: HttpService) -> list[Route]:
+    """The endpoints."""
+    api = ResponsesApi(service)
+    return [
+        Route("/v1/responses", api.create, methods=["POST"]),
+        Route("/v1/responses/{id}", api.retrieve),
+        Route("/v1/responses/{id}", api.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/input_items", api.items),
+        Route("/v1/responses/{id}/cancel", api.cancel, methods=["POST"]),
+    ]
