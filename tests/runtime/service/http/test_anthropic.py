@@ -34,7 +34,7 @@ def client_of(served: HttpServed) -> Any:
 
 def test_a_message_is_what_the_engine_gives_whole_and_streamed() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
             client = client_of(served)
             options: Any = {
                 "model": "toy",

@@ -32,7 +32,7 @@ async def expected(llm: AsyncLLM, prompt: Any) -> str:
 
 def test_a_chat_is_what_the_engine_gives_whole_and_streamed() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
             prompt = llm.encode("[user]Hi", add_special_tokens=False)
             text = await expected(llm, prompt)
             *pieces, end = await lines(

@@ -122,7 +122,7 @@ def test_echo_gives_the_prompts_log_probabilities_as_lm_eval_reads_them(most: in
 
 def test_a_chat_is_streamed_in_openai_s_chunks() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
             client = served.openai()
             options = {"model": "toy", "messages": TURNS, "extra_body": {"ignore_eos": True}, **GREEDY}
             whole = await client.chat.completions.create(logprobs=True, top_logprobs=2, **options)
@@ -147,7 +147,7 @@ def test_a_chat_is_streamed_in_openai_s_chunks() -> None:
 
 def test_usage_may_be_stated_all_along() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
             chunks = await served.events(
                 "/v1/chat/completions",
                 **{"messages": TURNS, "stream": True, "ignore_eos": True, **GREEDY},

@@ -17,7 +17,7 @@ ASK: Any = {"inputs": "def f(x):", "parameters": {"max_new_tokens": 12}}
 
 def test_a_continuation_is_the_greedy_one_whole_and_streamed() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
             params = SamplingParams(temperature=0, max_tokens=12, logprobs=0)
             *_, last = [output async for output in llm.generate(ASK["inputs"], params)]
             expected = last.outputs[0]
