@@ -133,7 +133,13 @@ class EngineClosedError(CarryallError):
 
 
 class QueueFullError(CarryallError):
-    """The engine's waiting queue is full; retry later."""
+    """The engine's waiting queue is full; retry later.
+
+    Attributes:
+        retry_after: seconds after which there may be room.
+    """
+
+    retry_after = 1.0
 
 
 class ServiceUnavailableError(CarryallError):

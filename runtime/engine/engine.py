@@ -86,6 +86,8 @@ class Engine:
         self._runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
+        every_slot = info.max_slots * info.context_length
+        self._kv_tokens_budget = every_slot if kv_tokens is None else min(every_slot, kv_tokens)
         self._slots = SlotTable(info.max_slots, kv_tokens, windows)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
@@ -194,6 +196,7 @@ class Engine:
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
+            kv_tokens_budget=self._kv_tokens_budget,
             kv_bytes=self._runner.kv_bytes,
             kv_bytes_budget=self.config.kv_bytes,
             preemptions=self._scheduler.preemptions,

@@ -15,6 +15,7 @@ class EngineStats:
         slots: how many requests may run at once.
         kv_tokens: tokens that slots hold, for running requests or for later ones; shared ones count in each.
         idle_kv_tokens: those of them that finished requests left behind.
+        kv_tokens_budget: most tokens that slots may hold together.
         kv_bytes: memory that the KV cache takes up: less than ``kv_tokens`` would need where slots share it
             or sliding windows gave some back, more where it is reserved as a whole.
         kv_bytes_budget: most bytes the KV cache may hold; None is no limit beyond the slots' own.
@@ -41,6 +42,7 @@ class EngineStats:
     slots: int
     kv_tokens: int
     idle_kv_tokens: int
+    kv_tokens_budget: int
     kv_bytes: int
     kv_bytes_budget: int | None
     steps: int

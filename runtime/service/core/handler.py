@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ....errors import (
     EngineClosedError,
+    QueueFullError,
     RequestError,
     ServiceUnavailableError,
     UnsupportedTaskError,
@@ -23,6 +25,7 @@ from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
+from .observer import Observer
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -36,12 +39,19 @@ class LLMHandler:
 
     Args:
         on_engine_lost: called when a request has met a dead engine.
+        observer: gives whoever follows the requests; None where nobody does.
     """
 
-    def __init__(self, on_engine_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        on_engine_lost: Callable[[], None] = lambda: None,
+        observer: Callable[[], Observer | None] = lambda: None,
+    ) -> None:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
         self._on_engine_lost = on_engine_lost
+        self._observer = observer
+        self._mean_seconds = 1.0  # of a request, from queueing to its end
         self._active = 0
         self._streams: set[RequestStream] = set()
         self._idle = asyncio.Event()
@@ -89,14 +99,26 @@ class LLMHandler:
                 request.timeout,
             )
             self._streams.add(stream)
-            tracker = DeltaTracker()
+            tracker, start = DeltaTracker(), time.monotonic()
+            watching = self._observer()
+            observer = watching.begin(self.model.info.model, request) if watching else None
             try:
                 async for output in stream:
                     for delta in tracker.advance(output):
+                        if observer is not None:
+                            observer.delta(delta, output.metrics)
                         yield delta
+                self._mean_seconds += (time.monotonic() - start - self._mean_seconds) / 8
+            except QueueFullError as error:
+                stats = llm.stats()
+                error.retry_after = self._mean_seconds * stats.waiting / max(1, stats.slots)
+                observer = None  # it was never taken in
+                raise
             finally:
                 self._streams.discard(stream)
                 stream.cancel()
+                if observer is not None:
+                    observer.ended()
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a prompt.

@@ -12,6 +12,7 @@ from ....errors import CarryallError, RequestError, ServiceUnavailableError, Unk
 from .background import in_daemon_thread
 from .handler import LLMHandler
 from .messages import ModelInfo
+from .observer import Observer
 from .served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class ModelRepository:
         grace_seconds: float = 30.0,
     ) -> None:
         self.all_lost = asyncio.Event()  # set once no engine works any more, though one did
+        self.observer: Observer | None = None  # told of all requests
         self._aliases = dict(aliases or {})
         self._default = default
         self._grace_seconds = grace_seconds
@@ -220,7 +222,7 @@ class ModelRepository:
         return entry
 
     def _handler(self, name: str) -> LLMHandler:
-        return LLMHandler(lambda: self._lost(name))
+        return LLMHandler(lambda: self._lost(name), lambda: self.observer)
 
     def _lost(self, name: str) -> None:
         """Take note of a dead engine."""

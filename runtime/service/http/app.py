@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from ....errors import CarryallError
 from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
+from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from . import anthropic, health, ollama, openai_api, responses_api, tgi, utility
 from .errors import error_response
@@ -34,7 +35,7 @@ def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[Ba
     Raises:
         UsageError: the file with the API keys cannot be read.
     """
-    service = HttpService(models, config)
+    service = HttpService(models, config, Metrics(models))
     handlers: dict[Any, Any] = {
         CarryallError: error_response,
         HTTPException: error_response,

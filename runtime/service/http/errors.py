@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ....errors import CarryallError, UnknownModelError
+from ....errors import CarryallError, QueueFullError, UnknownModelError
 from ..core.status import status_of
 
 Json = dict[str, Any]
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 _OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
            429: "rate_limit_error"}  # fmt: skip
 _ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
-_RETRY_SECONDS = 1
+_LONGEST_RETRY = 60
 
 
 def openai_error(status: int, message: str, code: str | None = None) -> Json:
@@ -78,5 +79,6 @@ def error_response(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):
-        headers["Retry-After"] = str(_RETRY_SECONDS)
+        seconds = error.retry_after if isinstance(error, QueueFullError) else 1
+        headers["Retry-After"] = str(min(_LONGEST_RETRY, max(1, math.ceil(seconds))))
     return JSONResponse(error_json(request.url.path, status, message, code), status, headers)

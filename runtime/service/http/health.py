@@ -1,9 +1,10 @@
-"""Whether the service lives, and whether it takes requests."""
+"""Whether the service lives, whether it takes requests, and how it does."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,11 @@ async def version(request: Request) -> Response:
     return JSONResponse({"version": importlib.metadata.version("carryall")})
 
 
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``: for Prometheus."""
+    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
 def routes(service: HttpService) -> list[Route]:
     """The endpoints."""
     return [
@@ -34,4 +40,5 @@ def routes(service: HttpService) -> list[Route]:
         Route("/health/ready", ready),
         Route("/ping", ready),
         Route("/version", version),
+        Route("/metrics", metrics),
     ]

@@ -17,6 +17,7 @@ from ..core.api_keys import Caller
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
+from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from .bodies import read_object
 from .openai.reading import known_fields
@@ -31,6 +32,7 @@ class HttpService:
 
     models: ModelRepository
     config: ServerConfig
+    metrics: Metrics
 
     def llm(self, request: Request, name: Any) -> LLMHandler:
         """The handler of the model that a request names.

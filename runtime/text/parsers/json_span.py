@@ -22,8 +22,8 @@ class JsonSpan:
             pattern = _ESCAPE if self._in_string else _SIGNIFICANT
             found = pattern.search(text, self._at)
             if found is None:
-                # A backslash at the very end belongs to what comes next.
-                self._at = len(text) - (self._in_string and text.endswith("\\"))
+                # A backslash at the very end belongs to what comes next, unless the one before it took it.
+                self._at = max(self._at, len(text) - (self._in_string and text.endswith("\\")))
                 return None
             self._at = found.end()
             match found.group():

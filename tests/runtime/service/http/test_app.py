@@ -318,3 +318,15 @@ def test_stopping_lets_requests_finish_and_refuses_new_ones() -> None:
             assert await draining
 
     asyncio.run(scenario())
+
+
+def test_metrics_are_there_for_prometheus() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            await served.post("/v1/completions", prompt="x", max_tokens=3, ignore_eos=True)
+            answer = await served.client.get("/metrics")
+            assert answer.headers["content-type"].startswith("text/plain")
+            line = 'vllm:generation_tokens_total{engine="0",model_name="toy"} 3.0'
+            assert line in answer.text.splitlines()
+
+    asyncio.run(scenario())

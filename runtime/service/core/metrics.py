@@ -1,0 +1,227 @@
+"""Metrics for Prometheus, by vLLM's names and meanings, so that its dashboards and routers work here.
+
+See https://docs.vllm.ai/en/latest/usage/metrics.html and the model server protocol of the Gateway API
+inference extension (docs/proposals/003-model-server-protocol). What vLLM has no name for is ``carryall:...``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from ...engine.stats import EngineStats
+from ...types.outputs import RequestMetrics
+from .messages import Delta, GenerationRequest
+from .repository import ModelRepository
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # one engine a model
+# Bounds of buckets as in vLLM, so that quantiles can be compared.
+_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_BETWEEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_LONG = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:num_requests_running": ("Requests that hold a slot.", lambda stats: stats.running),
+    "vllm:num_requests_waiting": ("Requests in the queue.", lambda stats: stats.waiting),
+    "vllm:kv_cache_usage_perc": (
+        "Share of the KV cache that running requests hold, 1 is all.",
+        lambda stats: (stats.kv_tokens - stats.idle_kv_tokens) / max(1, stats.kv_tokens_budget),
+    ),
+    "carryall:kv_cache_bytes": ("Memory of the KV cache.", lambda stats: stats.kv_bytes),
+}
+_COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:prompt_tokens": ("Tokens of prompts.", lambda stats: stats.prompt_tokens),
+    "vllm:generation_tokens": ("Tokens generated.", lambda stats: stats.generated_tokens),
+    "vllm:prompt_tokens_cached": (
+        "Tokens of prompts whose KV was cached.",
+        lambda stats: stats.prefix_cached_tokens,
+    ),
+    "vllm:prefix_cache_queries": (
+        "Tokens of prompts that were looked for in the cache.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    "vllm:prefix_cache_hits": ("Tokens of them that were found.", lambda stats: stats.prefix_cached_tokens),
+    "vllm:num_preemptions": ("Times a running request gave up its slot.", lambda stats: stats.preemptions),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens proposed.", lambda stats: stats.proposed_tokens),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Proposed tokens that became output.",
+        lambda stats: stats.accepted_tokens,
+    ),
+    "carryall:steps": ("Forward steps.", lambda stats: stats.steps),
+}
+
+
+class Metrics:
+    """Counts and times of all requests of a repository, from when it is made.
+
+    Args:
+        models: observed from now on; their engines' own figures are asked for when metrics are read.
+    """
+
+    def __init__(self, models: ModelRepository) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Engines(models))
+        ProcessCollector(registry=self._registry)
+
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
+
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+        )
+        self.between = histogram("vllm:inter_token_latency_seconds", "From token to token.", _BETWEEN)
+        self.per_token = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time of a request's tokens.", _BETWEEN
+        )
+        self.latency = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _LONG)
+        self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to the slot.", _LONG)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "From slot to first token.", _LONG)
+        self.decode = histogram("vllm:request_decode_time_seconds", "From first to last token.", _LONG)
+        self.prompts = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.outputs = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self.choices = histogram("vllm:request_params_n", "Continuations of a prompt.", (1, 2, 5, 10, 20))
+        self.limits = histogram("vllm:request_params_max_tokens", "The limit that was given.", _TOKENS)
+        self.ended = Counter(
+            "vllm:request_success",
+            "Requests that ended, by why.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        models.observer = self
+
+    def begin(self, model: str, request: GenerationRequest) -> _Request:
+        """See ``Observer``."""
+        return _Request(self, model, request)
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _Request:
+    """Follows one request; see ``RequestObserver``."""
+
+    def __init__(self, metrics: Metrics, model: str, request: GenerationRequest) -> None:
+        self._metrics, self._labels, self._asked = metrics, (model, _ENGINE), request
+        self._arrival = time.monotonic()
+        self._before: float | None = None  # when the latest token came
+        self._tokens = 0
+        self._prompt_tokens = 0
+        self._times: RequestMetrics | None = None
+        self._reason: str | None = None
+
+    def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
+        """See ``RequestObserver``."""
+        now = time.monotonic()
+        if delta.token_ids:
+            if self._before is None:
+                self._metrics.first_token.labels(*self._labels).observe(now - self._arrival)
+            else:
+                between = (now - self._before) / len(delta.token_ids)
+                self._metrics.between.labels(*self._labels).observe(between)
+            self._before = now
+        self._tokens += len(delta.token_ids)
+        self._prompt_tokens = delta.prompt_tokens
+        self._times = metrics or self._times
+        self._reason = delta.finish_reason or self._reason
+
+    def ended(self) -> None:
+        """See ``RequestObserver``."""
+        metrics, labels = self._metrics, self._labels
+        # vLLM's word for a client that went away.
+        metrics.ended.labels(*labels, self._reason or "abort").inc()
+        metrics.choices.labels(*labels).observe(self._asked.params.n)
+        if self._asked.params.max_tokens is not None:
+            metrics.limits.labels(*labels).observe(self._asked.params.max_tokens)
+        if self._before is None or self._reason is None:
+            return
+        metrics.latency.labels(*labels).observe(time.monotonic() - self._arrival)
+        metrics.prompts.labels(*labels).observe(self._prompt_tokens)
+        metrics.outputs.labels(*labels).observe(self._tokens)
+        times = self._times
+        if times is None or times.first_scheduled is None or times.first_token is None:
+            return
+        metrics.queued.labels(*labels).observe(times.first_scheduled - times.arrival)
+        metrics.prefill.labels(*labels).observe(times.first_token - times.first_scheduled)
+        if times.finished is None:
+            return
+        decode = times.finished - times.first_token
+        metrics.decode.labels(*labels).observe(decode)
+        if self._tokens > 1:
+            metrics.per_token.labels(*labels).observe(decode / (self._tokens - 1))
+
+
+class _Engines(Collector):
+    """Figures that engines keep themselves."""
+
+    def __init__(self, models: ModelRepository) -> None:
+        self._models = models
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing is asked of engines that are not loaded yet."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        ready = [one for one in self._models.models() if one.kind == "llm" and one.state == "ready"]
+        stats = {one.name: self._models.llm(one.name).stats() for one in ready}
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            for model, each in stats.items():
+                gauge.add_metric((model, _ENGINE), read(each))
+            yield gauge
+        for name, (text, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=_LABELS)
+            for model, each in stats.items():
+                counter.add_metric((model, _ENGINE), read(each))
+            yield counter
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests in the queue.", labels=(*_LABELS, "reason")
+        )
+        blocks = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Size of the KV cache, in blocks of one token.",
+            labels=(*_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+        )
+        for model, each in stats.items():
+            waiting.add_metric((model, _ENGINE, "capacity"), each.waiting)
+            waiting.add_metric((model, _ENGINE, "deferred"), 0)
+            blocks.add_metric((model, _ENGINE, "1", str(each.kv_tokens_budget), "True"), 1)
+        yield waiting
+        yield blocks
+        yield self._adapters()
+        yield self._states()
+
+    def _adapters(self) -> Metric:
+        """There are none; routers ask all the same."""
+        adapters = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters in use.",
+            labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
+        adapters.add_metric(("0", "", ""), time.time())
+        return adapters
+
+    def _states(self) -> Metric:
+        states = GaugeMetricFamily(
+            "carryall:model_ready", "Whether a model serves requests.", labels=("model_name", "state")
+        )
+        for one in self._models.models():
+            states.add_metric((one.name, one.state), float(one.state == "ready"))
+        return states
