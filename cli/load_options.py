@@ -82,7 +82,7 @@ def config_options(
             found: dict[str, dict[str, Any]] = {table: {} for table in SERVER_TABLES}
             for table, declaration in fields:
                 value = given.pop(declaration.name)
-                if value is not None and value != ():
+                if value not in (None, ()) or (value is None and _is_given(declaration)):
                     found[table][declaration.name] = value
             if "model" not in found["model"]:
                 raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
@@ -95,6 +95,13 @@ def config_options(
         return command
 
     return decorate
+
+
+def _is_given(declaration: Option) -> bool:
+    """Whether "none" was asked for, instead of nothing."""
+    default = click.core.ParameterSource.DEFAULT
+    source = click.get_current_context().get_parameter_source(declaration.name)
+    return declaration.optional and source not in (None, default)
 
 
 def chosen_fields(chosen: Chosen) -> dict[str, Any]:
@@ -162,6 +169,8 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
 def _from_file(declaration: Option, value: Any, owner: str) -> Any:
     if declaration.repeated and isinstance(value, list):
         return tuple(declaration.parse(one, owner) if isinstance(one, str) else one for one in value)
+    if declaration.optional and value == "none":  # TOML has no null
+        return value
     # A size may be a text with a unit; other numbers are numbers in TOML too.
     if declaration.unit == "bytes" and isinstance(value, str):
         return declaration.parse(value, owner)

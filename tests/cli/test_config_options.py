@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from carryall import EngineConfig, ModelConfig
 from carryall.cli import carryall
-from carryall.cli.load_options import TABLES, Chosen, config_options, read_file
+from carryall.cli.load_options import SERVER_TABLES, TABLES, Chosen, config_options, read_file
 from carryall.errors import UsageError
 from carryall.options import Option, declared
 
@@ -236,3 +236,28 @@ def test_a_chat_template_can_be_given(tiny_package: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     missing = CliRunner().invoke(carryall, [*args, "--chat-template", str(tmp_path / "no")], input="x\n")
     assert (missing.exit_code, "cannot be read" in missing.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--grpc-port", "none"], {}),
+        ([], {"CARRYALL_GRPC_PORT": "none"}),
+        (["--config", "FILE"], {}),
+    ],
+)
+def test_none_switches_off_what_has_a_default(
+    arguments: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text('[server]\ngrpc_port = "none"\n')
+    found: list[Chosen] = []
+
+    @click.command()
+    @config_options(tables=SERVER_TABLES)
+    def command(chosen: Chosen) -> None:
+        found.append(chosen)
+
+    given = [str(file) if each == "FILE" else each for each in arguments]
+    CliRunner().invoke(command, ["m", *given], env=environment, catch_exceptions=False)
+    assert (found[0].server.grpc_port, found[0].server.http_port) == (None, 8000)

@@ -15,13 +15,13 @@ from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
 from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
-from . import anthropic, health, ollama, openai_api, responses_api, tgi, utility
+from . import anthropic, health, ollama, openai_api, playground_page, responses_api, tgi, utility
 from .errors import error_response
 from .middleware import wrapped
 from .service import HttpService
 from .sse import ClientGone
 
-_ROUTERS = (health, openai_api, responses_api, anthropic, ollama, tgi, utility)
+_ROUTERS = (playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility)
 
 
 def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[BaseRoute] = ()) -> ASGIApp:

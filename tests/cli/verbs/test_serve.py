@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from carryall.cli import carryall
 from carryall.proto import carryall_pb2 as pb
 from carryall.proto import carryall_pb2_grpc
 
+FREE = ("--grpc-port", "0", "--http-port", "0")
 PROMPT, TOKENS = "def fibonacci(n):", 200
 
 
@@ -44,10 +46,12 @@ def service(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_embedded_model_streams_and_sigterm_drains() -> None:
-    with service("demo", "--grpc-port", "0", "--json", "--max-slots", "2") as process:
+    with service("demo", *FREE, "--json", "--max-slots", "2") as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert (ready["event"], ready["model"], ready["provider"]) == ("ready", "demo", "cpu")
+        with urllib.request.urlopen(f"http://{ready['http']}/v1/models", timeout=10) as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["demo"]
         with grpc.insecure_channel(ready["grpc"]) as channel:
             health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -70,13 +74,25 @@ def test_the_embedded_model_streams_and_sigterm_drains() -> None:
 def test_a_taken_port_is_one_line_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(carryall, ["serve", "no-such-model", "--grpc-port", str(port)])
+        result = CliRunner().invoke(
+            carryall, ["serve", "no-such-model", "--http-port", "none", "--grpc-port", str(port)]
+        )
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
+def test_a_taken_port_for_http_is_named_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = ["--grpc-port", "none", "--http-port", str(port)]
+        result = CliRunner().invoke(carryall, ["serve", "no-such-model", *ports])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "--http-port" in result.stderr
+
+
 def test_a_model_that_is_not_there_is_one_line() -> None:
-    result = CliRunner().invoke(carryall, ["serve", "no-such-model", "--grpc-port", "0"])
+    result = CliRunner().invoke(carryall, ["serve", "no-such-model", *FREE])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no-such-model" in result.stderr
 

@@ -1,0 +1,123 @@
+"""The page at ``/``: what it may load, and, in a real Chromium, that one can chat on it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from http_serving import HttpServed, http_serving
+from null_llm import null_llm
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def test_the_page_runs_its_own_script_and_nothing_of_others() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.get("/")
+            policy = answer.headers["content-security-policy"]
+            (script,) = re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+            assert f"script-src 'sha256-{digest}'" in policy
+            assert "default-src 'none'" in policy
+            assert (
+                re.findall(r"(?:src|href)\s*=\s*[\"']?(?!data:)[^\"' >]+", answer.text.replace(script, ""))
+                == []
+            )
+            assert "innerHTML =" not in script
+
+    asyncio.run(scenario())
+
+
+def test_the_page_can_be_switched_off() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, playground=False) as served:
+            assert (await served.client.get("/")).status_code == 405  # TGI's clients POST there
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def opened(served: HttpServed) -> AsyncIterator[tuple[Any, list[str]]]:
+    """The page in a browser, and what went wrong in it."""
+    playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on PATH")
+    faults: list[str] = []
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
+        await page.goto(served.url)
+        await page.locator("#model option").wait_for(state="attached")
+        yield page, faults
+        await browser.close()
+
+
+@pytest.mark.slow
+def test_a_chat_is_streamed_counted_continued_and_stopped() -> None:
+    async def scenario() -> None:
+        slow: dict[str, Any] = {"max_slots": 1, "step_seconds": 0.05}
+        async with null_llm(**slow) as llm, http_serving(llm) as served, opened(served) as (page, faults):
+            await page.fill("#max_tokens", "12")
+            await page.fill("#prompt", "Hi")
+            await page.press("#prompt", "Enter")
+            idle = page.locator('#send:text-is("Send")')
+            await idle.wait_for()
+            facts = await page.locator(".turn.assistant .facts").inner_text()
+            assert re.fullmatch(r"12 tokens, first after \d+ ms, [\d.]+ tokens/s", facts), facts
+            assert await page.locator(".turn.user .body").inner_text() == "Hi"
+            await page.fill("#max_tokens", "4000")
+            await page.fill("#prompt", "More")
+            await page.press("#prompt", "Enter")
+            await page.locator('#send:text-is("Stop")').wait_for()
+            await page.locator('#live:has-text("1 running")').wait_for()
+            await page.keyboard.press("Escape")
+            await idle.wait_for()
+            async with asyncio.timeout(5):
+                while llm.stats().running:
+                    await asyncio.sleep(0.01)
+            await page.fill("#temperature", "-1")
+            await page.fill("#prompt", "x")
+            await page.press("#prompt", "Enter")
+            await page.locator('.turn.error:has-text("temperature must be")').wait_for()
+            assert [fault for fault in faults if "status of 400" not in fault] == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_markdown_is_shown_and_markup_is_not_run() -> None:
+    text = (
+        "# Title\n\nA **bold** `code` [link](https://example.org) <img src=x onerror=alert(1)>\n\n"
+        "- one\n- two\n\n```python\nx = 1 < 2\n```\n\n| a | b |\n| - | - |\n| 1 | 2 |\n\n"
+        "[bad](javascript:alert(1))"
+    )
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served, opened(served) as (page, faults):
+            script = "text => { const one = el('div', ...markdown(text)); return one.innerHTML; }"
+            html = await page.evaluate(script, text)
+            for part in (
+                "<h3>Title</h3>",
+                "<strong>bold</strong>",
+                "<code>code</code>",
+                "&lt;img src=x onerror=alert(1)&gt;",
+                "<ul><li>one</li><li>two</li></ul>",
+                "<pre><code>x = 1 &lt; 2</code></pre>",
+                "<td>1</td>",
+                'href="https://example.org"',
+            ):
+                assert part in html
+            assert 'href="javascript' not in html
+            assert faults == []
+
+    asyncio.run(scenario())
