@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import UsageError
+from ....plain_json import plain_json
 from ..inputs.files import arrow, plain_suffix, remove, replacing
 from .journal import Answer, Journal
 
@@ -160,7 +161,7 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
-        "response": json.dumps(body, ensure_ascii=False),
+        "response": plain_json(body),
     }
     columns = json.loads(answer.extra) if answer.extra else {}
     row |= {column: _as_kind(columns.get(column), kind) for column, kind in kept.items()}
@@ -172,7 +173,7 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
 def _as_kind(value: Any, kind: str) -> Any:
     """A value as a column of this type holds it; other values than texts become JSON in a column of texts."""
     if kind == "string":
-        return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return value if value is None or isinstance(value, str) else plain_json(value)
     if kind == "float64" and isinstance(value, int):
         return float(value)
     return value

@@ -7,8 +7,6 @@ prefix follow each other and reuse its KV. The calling thread runs the steps.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import queue
 import threading
 import time
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, RequestError, UsageError
+from ....plain_json import plain_json
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
 from ...process.uninterrupted import uninterrupted
@@ -261,7 +260,7 @@ def _completed(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
-        record=_json({"id": name, "custom_id": line.custom_id, "response": response, "error": None}),
+        record=_line({"id": name, "custom_id": line.custom_id, "response": response, "error": None}),
         extra=line.extra,
         prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
         completion_tokens=sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
@@ -288,24 +287,12 @@ def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = 
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
-        record=_json(record),
+        record=_line(record),
         extra=line.extra,
         code=code,
         worker=worker,
     )
 
 
-def _json(record: dict[str, object]) -> bytes:
-    try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a log-probability of minus infinity, which JSON cannot say
-        text = json.dumps(_finite(record), ensure_ascii=False)
-    return text.encode()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _line(record: dict[str, object]) -> bytes:
+    return plain_json(record).encode()
