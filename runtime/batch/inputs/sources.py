@@ -238,7 +238,7 @@ def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, 
     for batch in _parquet(name, stream).iter_batches(batch_size=_PARQUET_ROWS):
         for record in batch.to_pylist():
             number += 1
-            yield number, {key: _jsonable(value) for key, value in record.items()}, None
+            yield number, {key: jsonable(value) for key, value in record.items()}, None
 
 
 def _parquet(name: str, stream: BinaryIO) -> Any:
@@ -258,12 +258,12 @@ def _columns(name: str) -> list[str]:
             return _csv_header(name, reader)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """A value of Parquet as JSON has it."""
     if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):

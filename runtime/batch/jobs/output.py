@@ -188,11 +188,28 @@ def _object(text: str | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def text_of(body: Mapping[str, Any]) -> str | None:
-    """The text of a response's first choice, if it has one."""
+def text_of(body: Mapping[str, Any] | None) -> str | None:
+    """The text of a response, of its first choice if there are several; None if it has none."""
+    if body is None:
+        return None
+    if body.get("object") == "response":
+        return _response_text(body)
     choices = body.get("choices")
     if not choices:
         return None
     choice = choices[0]
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return text if isinstance(text, str) else None
+
+
+def embedding_of(body: Mapping[str, Any] | None) -> list[float] | None:
+    """The first vector of a response, if it has one."""
+    data = (body or {}).get("data")
+    return data[0].get("embedding") if data else None
+
+
+def _response_text(response: Mapping[str, Any]) -> str | None:
+    """The text of a response object of /v1/responses."""
+    contents = [item["content"] for item in response["output"] if item["type"] == "message"]
+    parts = [part["text"] for content in contents for part in content if part["type"] == "output_text"]
+    return "".join(parts) if parts else None
