@@ -62,6 +62,7 @@ runtime.batch.inputs
 runtime.batch.jobs
 runtime.batch.workers
 runtime.batch
+runtime.batch.online
 cli
 cli.verbs
 """

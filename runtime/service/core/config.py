@@ -31,6 +31,8 @@ class ServerConfig(Checked):
         max_choices: most continuations of one prompt (``n``, ``best_of``).
         max_logprobs: most log-probabilities a token.
         max_stored_responses: how many answers of /v1/responses are kept for those who come back to them.
+        batch_folder: where files and batches are kept (docs/batch.md); without it there are none.
+        max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's body.
 
     Raises:
@@ -54,6 +56,8 @@ class ServerConfig(Checked):
     max_choices: int = option(128, least=1)
     max_logprobs: int = option(64, least=0)
     max_stored_responses: int = option(1000, least=0)
+    batch_folder: Path | None = None
+    max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
 
     def __post_init__(self) -> None:

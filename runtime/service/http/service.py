@@ -76,11 +76,16 @@ class HttpService:
         Raises:
             InvalidSamplingError: an option is beyond the service's limits.
         """
-        self._check(asked.params)
+        self.check(asked.params)
         caller = caller_of(request)
         return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
 
-    def _check(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
+        """Make sure that sampling options are within the service's limits.
+
+        Raises:
+            InvalidSamplingError: one is not.
+        """
         limits = {
             "n": (params.num_samples, self.config.max_choices),
             "logprobs": (params.logprobs, self.config.max_logprobs),
