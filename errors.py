@@ -11,6 +11,7 @@
     |       |-- PromptTooLongError        prompt (plus what was asked for) exceeds the context
     |       |-- ChatTemplateError         missing, broken or forbidden chat template
     |       |-- UnknownModelError         the service has no model of that name
+    |       |-- UnknownObjectError        the service keeps no file, batch or the like of that id
     |       `-- UnsupportedTaskError      this model, or this version of carryall, cannot do what is asked
     |-- CheckpointError           source weights missing, truncated or of the wrong shape
     |-- PackageError              a carryall package is incomplete or corrupt
@@ -90,6 +91,10 @@ class ChatTemplateError(RequestError):
 
 class UnknownModelError(RequestError):
     """The service has no model of that name."""
+
+
+class UnknownObjectError(RequestError):
+    """The service keeps no object, such as a file or a batch, of that id."""
 
 
 class UnsupportedTaskError(RequestError):

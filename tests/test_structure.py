@@ -64,6 +64,7 @@ runtime.batch.inputs
 runtime.batch.jobs
 runtime.batch.workers
 runtime.batch
+runtime.batch.online
 cli
 cli.verbs
 """

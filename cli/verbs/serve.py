@@ -38,6 +38,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve --config service.toml
     """
     try:
+        from ...runtime.batch.online.routes import BatchService
         from ...runtime.service.serve import Addresses, serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
@@ -64,9 +65,11 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
+    folder = chosen.server.batch_folder
+    parts = [BatchService(folder, models, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(models, chosen.server, on_ready))
+        drained = asyncio.run(serve(models, chosen.server, on_ready, parts))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

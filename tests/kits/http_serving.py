@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.http.app import make_app
 from carryall.runtime.service.http.server import HttpServer
+from carryall.runtime.service.serve import ServicePart
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,27 @@ class HttpServed:
 
 @asynccontextmanager
 async def http_serving(
-    llm: AsyncLLM | None, models: ModelRepository | None = None, **config: Any
+    llm: AsyncLLM | None,
+    models: ModelRepository | None = None,
+    parts: Sequence[Callable[[ModelRepository, ServerConfig], ServicePart]] = (),
+    **config: Any,
 ) -> AsyncIterator[HttpServed]:
     """Serve ``llm`` as ``toy``, or a repository, on a free port."""
     settings = ServerConfig(**{"http_port": 0, "grace_seconds": 0.0, **config})
     served = models or repository(llm)
-    server = HttpServer(make_app(served, settings), settings)
+    further = [make(served, settings) for make in parts]
+    routes = [route for part in further for route in part.routes()]
+    server = HttpServer(make_app(served, settings, routes), settings)
     url = f"http://{await server.start()}"
     if llm is not None or models is not None:
         await served.load_all()
+    for part in further:
+        await part.start()
     async with AsyncExitStack() as closing, httpx2.AsyncClient(base_url=url, timeout=30) as client:
         try:
             yield HttpServed(served, url, client, closing)
         finally:
+            for part in further:
+                await part.stop()
             await served.drain(0)
             await server.stop()
