@@ -38,22 +38,27 @@ def option(
     default: Any = dataclasses.MISSING,
     *,
     least: float | None = None,
+    above: float | None = None,
     most: float | None = None,
     unit: str = "",
     choices: Iterable[str] = (),
     flags: tuple[str, ...] = (),
+    section: str = "",
 ) -> Any:
     """A dataclass field with more facts than its annotation tells.
 
     Args:
         default: its value unless another is given; without one, a value must be given.
         least: the smallest number allowed.
+        above: every number allowed is larger than this one.
         most: the largest number allowed; by default, of integers, what 64 bits hold.
         unit: of the number; with ``bytes``, texts such as ``8GB`` are read too.
         choices: texts that it may be, where the annotation cannot list them.
         flags: names on the command line, if not ``--the-field``.
+        section: of a command's help that shows the option, where its fields belong to several.
     """
-    facts = {"least": least, "most": most, "unit": unit, "choices": tuple(choices), "flags": flags}
+    facts: dict[str, Any] = {"least": least, "above": above, "most": most, "unit": unit}
+    facts |= {"choices": tuple(choices), "flags": flags, "section": section}
     metadata = {_METADATA: facts}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -74,9 +79,11 @@ class Option:
         optional: whether it may be None.
         repeated: whether it is a tuple of values of ``kinds``.
         least: the smallest number allowed.
+        above: every number allowed is larger than this one.
         most: the largest number allowed.
         unit: of the number.
         flags: names on the command line; none stands for ``--the-field``.
+        section: of a command's help that shows the option.
     """
 
     name: str
@@ -87,9 +94,11 @@ class Option:
     optional: bool = False
     repeated: bool = False
     least: float | None = None
+    above: float | None = None
     most: float | None = None
     unit: str = ""
     flags: tuple[str, ...] = ()
+    section: str = ""
 
     def check(self, value: Any, owner: str = "") -> Any:
         """The value, as its type where an equal one was given (an int for a float, a text for a path).
@@ -147,14 +156,20 @@ class Option:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return True
         most = _LARGEST if self.most is None and isinstance(value, int) else self.most
+        if self.above is not None and value <= self.above:
+            return False
         return (self.least is None or value >= self.least) and (most is None or value <= most)
 
     def _kind_in_words(self, kind: Any) -> str:
         if kind not in (int, float):
             return _WORDS.get(kind) or f"a {kind.__name__} (in a text: module:name)"
         words = f"a number of {self.unit}" if self.unit else "an integer" if kind is int else "a number"
-        bounds = {"at least": self.least, "at most": self.most}
-        limits = [f"{side} {bound:g}" for side, bound in bounds.items() if bound not in (None, math.inf)]
+        bounds = {"at least": self.least, "more than": self.above, "at most": self.most}
+        limits = [
+            f"{side} {bound if isinstance(bound, int) else f'{bound:g}'}"
+            for side, bound in bounds.items()
+            if bound not in (None, math.inf)
+        ]
         return f"{words}{',' if self.unit else ' of'} {' and '.join(limits)}" if limits else words
 
     def _wrong(self, value: Any, owner: str) -> UsageError:

@@ -7,11 +7,12 @@ variable, a variable before the file, the file before the default.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ..errors import UsageError
 from ..options import Option, check_names, declared
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
-from .sections import SectionOption
+from .declared_options import declared_option
 
 Command = Callable[..., Any]
 
@@ -30,7 +31,6 @@ Command = Callable[..., Any]
 TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
 VARIABLES = "CARRYALL_"
 _SECTIONS = {"model": "Model and provider", "engine": "Engine"}
-_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,30 +101,6 @@ def model_elsewhere(ctx: click.Context) -> str | None:
     return os.environ.get(f"{VARIABLES}MODEL") or (ctx.default_map or {}).get("model")
 
 
-class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A value of a declared option, read and checked as the declaration says."""
-
-    def __init__(self, declaration: Option) -> None:
-        self._declaration = declaration
-        kinds = [_METAVARS.get(kind, "MODULE:NAME") for kind in declaration.kinds]
-        self.name = "|".join(declaration.choices) or kinds[0]
-        if declaration.unit == "bytes":
-            self.name = "BYTES"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        try:
-            if isinstance(value, str):
-                return self._declaration.parse(value)
-            return value if self._declaration.repeated else self._declaration.check(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """See click."""
-        return f"[{self.name}]" if self._declaration.choices else self.name
-
-
 def read_file(path: Path) -> dict[str, dict[str, Any]]:
     """The tables of a TOML file, their values checked.
 
@@ -160,53 +136,18 @@ def _parameter(
     table: str, declaration: Option, model: str, defaults: Mapping[str, Any]
 ) -> Callable[[Command], Command]:
     name, variable = declaration.name, VARIABLES + declaration.name.upper()
-    flags = declaration.flags or (f"--{name.replace('_', '-')}",)
     if name == "model":
         if not model.startswith("--"):
             return click.argument(name, metavar=model, required=False, envvar=variable)
-        flags = (model,)
+        declaration = dataclasses.replace(declaration, flags=(model,))
     default = defaults.get(name, declaration.default)
-    attributes: dict[str, Any] = {"type": DeclaredType(declaration)}
-    if Mapping in declaration.kinds:
-        attributes = {"multiple": True, "metavar": "NAME=VALUE", "callback": _pairs}
-        default = None
-    elif declaration.repeated:
-        attributes["multiple"] = True
-        default = None
-    elif declaration.kinds == (bool,):
-        attributes = {"is_flag": True}
-        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
-    return click.option(
-        *flags,
-        name,
-        cls=SectionOption,
+    return declared_option(
+        declaration,
         section=_SECTIONS[table],
         envvar=variable,
         default=None if default is MISSING else default,
         show_default=default is not MISSING and default is not None,
-        help=_help(declaration),
-        **attributes,
     )
-
-
-def _help(declaration: Option) -> str:
-    """The docstring's text, without its marks of code."""
-    text = declaration.help.replace("``", "")
-    return text[:1].upper() + text[1:]
-
-
-def _pairs(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE by name; values that read as JSON are numbers and booleans, others are text."""
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"'{text}' is not NAME=VALUE, such as device=1")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 def _config_option() -> Callable[[Command], Command]:

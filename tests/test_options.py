@@ -47,6 +47,7 @@ class Options(Base):
 
     Args:
         share: part of all: between two colons.
+        part: of something.
         size: bytes.
 
     Raises:
@@ -54,6 +55,7 @@ class Options(Base):
     """
 
     share: float = option(0.5, least=0)
+    part: float = option(0.5, above=0, most=1)
     size: int | None = option(None, least=1, unit="bytes")
     mode: Literal["fast", "slow"] = "fast"
     group: int | Literal["auto"] = "auto"
@@ -69,6 +71,7 @@ def test_declarations_are_read_from_the_class() -> None:
     assert list(found) == [
         "count",
         "share",
+        "part",
         "size",
         "mode",
         "group",
@@ -117,6 +120,7 @@ def test_values_become_their_type(given: dict[str, Any], kept: dict[str, Any]) -
         ({"share": math.nan}, "share must be a number of at least 0, not nan"),
         ({"share": -0.1}, r"not -0\.1"),
         ({"share": True}, "not True"),
+        ({"part": 0}, "part must be a number of more than 0 and at most 1, not 0"),
         ({"share": 10**400}, "share must be a number"),
         (
             {"size": 2**63},

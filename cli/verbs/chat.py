@@ -23,7 +23,7 @@ PROMPT = "> "
 
 @click.command("chat", cls=SectionedCommand)
 @config_options(without=("max_queue",), max_slots=1)
-@sampling_options
+@sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="Instructions for the model, before the first message.")
 @quiet_option
 def command(

@@ -18,7 +18,7 @@ from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from .. import generation
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import json_option, print_json, quiet_option
-from ..sampling import READABLE, samples_options, sampling_options, sampling_params
+from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
 
 
@@ -37,8 +37,7 @@ class RunCommand(SectionedCommand):
 @click.command("run", cls=RunCommand)
 @config_options(without=("max_queue",), max_slots=1)
 @click.argument("prompt", required=False)
-@sampling_options
-@samples_options
+@sampling_options()
 @click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
 @click.option(
     "--tools", type=READABLE, help="With --chat: a JSON file, the list of functions the model may call."

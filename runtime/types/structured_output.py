@@ -22,7 +22,7 @@ class StructuredOutput:
         json_object: any JSON object.
         regex: a regular expression (Rust's syntax) that the whole output matches.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
-        choice: one of these texts.
+        choice: the output is one of these texts.
 
     Raises:
         InvalidSamplingError: none or several are given, or one is of the wrong type or too large.

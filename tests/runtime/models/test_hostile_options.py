@@ -101,9 +101,13 @@ def test_a_request_is_refused_or_runs(llm: LLM, options: dict[str, Any], few: se
         ("\ud800", {}, "half a surrogate pair"),
         ("a", {"bad_words": ["\ud800"]}, "half a surrogate pair"),
         ("a", {"logit_bias": {5: 1e39}}, "logit_bias must be within"),
-        ("a", {"allowed_token_ids": [HUGE]}, "the options name token id"),
-        ("a", {"dry_multiplier": 1.0, "dry_allowed_length": HUGE}, "dry_allowed_length must be in"),
-        ("a", {"repetition_penalty": 1e-300}, "repetition_penalty must be in"),
+        ("a", {"allowed_token_ids": [HUGE]}, "allowed_token_ids must be an integer"),
+        (
+            "a",
+            {"dry_multiplier": 1.0, "dry_allowed_length": HUGE},
+            "dry_allowed_length must be an integer of at least 1 and at most 2147483647",
+        ),
+        ("a", {"repetition_penalty": 1e-300}, "repetition_penalty must be a number of at least 1e-06"),
     ],
 )
 def test_refusals_say_why(llm: LLM, prompt: Any, options: dict[str, Any], why: str) -> None:

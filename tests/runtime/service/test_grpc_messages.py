@@ -135,9 +135,15 @@ def test_log_probabilities_of_the_prompt() -> None:
     ("message", "reason"),
     [
         (pb.GenerateRequest(), "no prompt"),
-        (pb.GenerateRequest(text="x", sampling={"top_p": 1.5}), "top_p must be in"),
-        (pb.GenerateRequest(text="x", sampling={"temperature": float("nan")}), "temperature must be in"),
-        (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be in"),
+        (
+            pb.GenerateRequest(text="x", sampling={"top_p": 1.5}),
+            "top_p must be a number of more than 0 and at most 1, not 1.5",
+        ),
+        (
+            pb.GenerateRequest(text="x", sampling={"temperature": float("nan")}),
+            "temperature must be a number of at least 0, not nan",
+        ),
+        (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be an integer of at least 0"),
         (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"bad_words": [{}]}), "bad_words must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"structured_output": {}}), "needs one of json_schema"),

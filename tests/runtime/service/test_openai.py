@@ -118,7 +118,11 @@ def test_text_parts_are_joined() -> None:
         ("/v1/completions", {"prompt": "x", "timeout": float("nan")}, "must be a positive number of seconds"),
         ("/v1/completions", {"prompt": "x", "logits_processors": ["os.exit"]}, "must be a list of functions"),
         ("/v1/completions", {"prompt": "x", "temprature": 1}, "did you mean 'temperature'"),
-        ("/v1/completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens must be a whole number"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "max_tokens": "5"},
+            "max_tokens must be an integer of at",
+        ),
         ("/v1/completions", {"prompt": "x", "priority": "high"}, "'priority' must be a whole number"),
         ("/v1/chat/completions", {"messages": []}, "at least one message"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "each message must be"),

@@ -116,9 +116,9 @@ def test_tokens_outside_the_vocabulary_are_refused(options: dict[str, Any], word
         ({"logit_bias": {1: float("nan")}}, "logit_bias must be within"),
         ({"bad_words": "abc"}, "bad_words must be a list"),
         ({"bad_words": [""]}, "must not be empty"),
-        ({"bad_words": [[1.5]]}, "a bad word must be a list of int"),
-        ({"typical_p": 0.0}, "typical_p must be in"),
-        ({"no_repeat_ngram_size": 1.5}, "whole number"),
+        ({"bad_words": [[1.5]]}, "a bad word must be an integer, not 1.5"),
+        ({"typical_p": 0.0}, "typical_p must be a number of more than 0"),
+        ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size must be an integer"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,81 @@
+"""Flags of declared options: name, type, range and help come from the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from ..options import Option
+from .sections import SectionOption
+
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+
+
+def declared_option(declaration: Option, **attributes: Any) -> Callable[[Any], Any]:
+    """A decorator that adds the flag of an option.
+
+    Args:
+        declaration: of the field.
+        **attributes: of the click option, such as ``section`` and ``default``, before those that follow from
+            the field.
+    """
+    flags = declaration.flags or (f"--{declaration.name.replace('_', '-')}",)
+    own: dict[str, Any] = {"type": DeclaredType(declaration)}
+    if Mapping in declaration.kinds:
+        own = {"multiple": True, "metavar": "NAME=VALUE", "callback": _pairs, "default": None}
+    elif declaration.repeated:
+        own |= {"multiple": True, "default": None}
+    elif declaration.kinds == (bool,):
+        own = {"is_flag": True}
+        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
+    attributes = {"help": _help(declaration), **attributes, **own}
+    return click.option(*flags, declaration.name, cls=SectionOption, **attributes)
+
+
+class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """A value of a declared option, read and checked as the declaration says."""
+
+    def __init__(self, declaration: Option) -> None:
+        self._declaration = declaration
+        kinds = [_METAVARS.get(kind, "MODULE:NAME") for kind in declaration.kinds]
+        self.name = "|".join(declaration.choices) or kinds[0]
+        if declaration.unit == "bytes":
+            self.name = "BYTES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        try:
+            if isinstance(value, str):
+                return self._declaration.parse(value)
+            return value if self._declaration.repeated else self._declaration.check(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """See click."""
+        return f"[{self.name}]" if self._declaration.choices else self.name
+
+
+def _help(declaration: Option) -> str:
+    """The docstring's text, without its marks of code."""
+    text = declaration.help.replace("``", "")
+    return text[:1].upper() + text[1:] + (" May be repeated." if declaration.repeated else "")
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE by name; values that read as JSON are numbers and booleans, others are text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"'{text}' is not NAME=VALUE, such as device=1")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
