@@ -79,6 +79,11 @@ def _turn(message: pb.ChatMessage) -> dict[str, Any]:
 def _options(message: pb.SamplingOptions) -> dict[str, Any]:
     """Return the options that were set; their names are those of SamplingParams."""
     options = {field.name: value for field, value in message.ListFields()}
+    others = options.pop("others", {})
+    try:
+        options |= {name: json.loads(value) for name, value in others.items()}
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"a value in 'others' of the sampling options is not JSON: {error}") from error
     if options.get("max_tokens") == 0:
         options["max_tokens"] = None
     if message.bad_words:

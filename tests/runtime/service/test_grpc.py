@@ -82,7 +82,7 @@ def test_a_chat_is_written_by_the_template() -> None:
     ("request_", "message"),
     [
         (pb.GenerateRequest(), "no prompt"),
-        (ask(top_p=2), "top_p must be in"),
+        (ask(top_p=2), "top_p must be a number of more than 0"),
         (pb.GenerateRequest(token_ids={"ids": []}), "prompt is empty"),
         (pb.GenerateRequest(chat={"messages": []}), "prompt is empty"),
         (pb.GenerateRequest(token_ids={"ids": [10**6]}), "outside the vocabulary"),

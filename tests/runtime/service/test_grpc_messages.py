@@ -20,11 +20,15 @@ def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
     return from_request(message, defaults)
 
 
-def test_every_sampling_option_but_code_is_on_the_wire() -> None:
-    fields = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields}
-    assert fields == {field.name for field in dataclasses.fields(SamplingParams)} - {
-        "extra_args", "logits_processors"
-    }  # fmt: skip
+def test_every_field_on_the_wire_is_a_sampling_option() -> None:
+    fields = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields} - {"others"}
+    assert fields <= {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_options_without_a_field_travel_by_name() -> None:
+    options = {"extra_args": '{"shape": [1, 2]}', "dry_base": "2", "logprobs": "3"}
+    params = read(pb.GenerateRequest(text="x", sampling={"others": options})).params
+    assert params == SamplingParams(extra_args={"shape": [1, 2]}, dry_base=2.0, logprobs=3)
 
 
 def test_options_left_out_have_their_defaults() -> None:
@@ -144,6 +148,13 @@ def test_log_probabilities_of_the_prompt() -> None:
             "temperature must be a number of at least 0, not nan",
         ),
         (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be an integer of at least 0"),
+        (pb.GenerateRequest(text="x", sampling={"others": {"tempo": "1"}}), "no option 'tempo'"),
+        (pb.GenerateRequest(text="x", sampling={"others": {"top_k": "one"}}), "is not JSON"),
+        (pb.GenerateRequest(text="x", sampling={"others": {"top_k": "[" * 10**5}}), "is not JSON"),
+        (
+            pb.GenerateRequest(text="x", sampling={"others": {"logits_processors": "[1]"}}),
+            "list of functions",
+        ),
         (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"bad_words": [{}]}), "bad_words must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"structured_output": {}}), "needs one of json_schema"),
