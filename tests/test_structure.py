@@ -18,7 +18,7 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 # The rooms from bottom to top. A module may import its own room and rooms of lines above its own.
 LAYERS = """
 errors contract
-options logs plain_json progress
+options logs plain_json progress reports
 storage
 proto exporter.demo graph_opt.graph
 exporter graph_opt.passes
