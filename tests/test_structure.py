@@ -174,7 +174,7 @@ def test_no_tensor_runtime_is_imported_where_none_is_needed(folder: str) -> None
 def test_no_folder_is_a_heap() -> None:
     counts = Counter(
         path.parent.relative_to(ROOT).as_posix()
-        for folder in (*FOLDERS, "tests", "tools", "examples")
+        for folder in (*FOLDERS, "tests", "tools", "examples", "benchmarks")
         for path in modules(folder)
     )
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
