@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..plain_json import plain_json
-from ..runtime.types.report import human_bytes as human_bytes
+from ..reports import human_bytes as human_bytes
 
 MOST_TOKENS = 1 << 20  # of one text or sequence
 

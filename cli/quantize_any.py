@@ -15,7 +15,7 @@ from ..graph_opt.quantize.any_model.options import IntegerOptions
 from ..graph_opt.quantize.recipe import QuantizationRecipe
 from ..progress import Progress
 from ..runtime.tasks.quantize_any import quantize_any
-from .options import human_bytes, print_json
+from .options import print_json
 
 _SETTINGS = ("method", "calibration", "calibrator", "max_error")  # of a recipe, for these models too
 Command = Callable[..., Any]
@@ -115,9 +115,7 @@ def quantize_file(
     if as_json:
         print_json(found.to_dict())
         return
-    click.echo(found.to_text())
-    sizes = f"{human_bytes(found.bytes_before)} -> {human_bytes(found.bytes_after)}"
-    click.echo(f"{found.path}: {found.method}, {sizes}, {found.seconds:.1f} s")
+    click.echo(found)
 
 
 def _images(image: Mapping[str, Any]) -> ImageOptions | None:

@@ -88,7 +88,6 @@ class Tally:
     """
 
     by_slice: bool = True
-    runs: int = 0
     elements: int = 0
     mismatches: int = 0
     same_nan: int = 0
@@ -107,7 +106,6 @@ class Tally:
 
     def add(self, left: Array, right: Array) -> None:
         """Compare the output of one run: ``left`` of the reference, ``right`` of the candidate."""
-        self.runs += 1
         self.elements += left.size
         if left.shape != right.shape:
             self.problem = self.problem or f"has shape {list(right.shape)} instead of {list(left.shape)}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from .formats.half import HALF_TYPES, HalfPrecisionPass
+from .formats.half import HalfPrecisionPass
+from .formats.half_pass import HALF_TYPES
 from .method import Made, Measurements, Method
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.any_graph import graph_passes
 from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
-from ...graph_opt.quantize.formats.half import HALF_TYPES
+from ...graph_opt.quantize.formats.half_pass import HALF_TYPES
 from ..base import Provider, Runner, RunnerConfig
 from . import ort
 from .slot_runner import SlotRunner

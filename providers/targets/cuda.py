@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ...errors import CarryallError, ProviderRuntimeError
+from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.kernels import CUDA
 from ...graph_opt.lower.pipelines.ort_paged import block_size
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
+from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.paged import OrtPagedSession, read_paged_graph
-from ..ort.provider import OrtProvider, is_paged
+from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
@@ -55,7 +56,7 @@ class CudaOptions(Checked):
     memory_fraction: float = option(0.9, least=0, most=1)
 
 
-class CudaProvider(OrtProvider):
+class CudaProvider(NvidiaProvider):
     """A CUDA device, compute capability 7.5 or newer."""
 
     name = "cuda"
@@ -65,24 +66,6 @@ class CudaProvider(OrtProvider):
     vendors = frozenset({"NVIDIA"})
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
-
-    def available(self) -> str | None:
-        """None if this provider can run here, else what is missing and what to do about it."""
-        reason = super().available()
-        if reason is not None:
-            return reason
-        lacking = libraries.complaint(libraries.missing(nvidia.cuda_libraries()))
-        if lacking is not None:
-            return lacking
-        try:
-            count = nvidia.device_count()
-        except CarryallError as error:
-            return str(error)
-        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
-
-    def device_names(self) -> list[str]:
-        """Numbers of the CUDA devices."""
-        return [str(index) for index in range(nvidia.device_count())]
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Options of the execution provider itself."""

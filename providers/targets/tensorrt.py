@@ -10,19 +10,20 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import CarryallError, UsageError
+from ...errors import UsageError
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
 from ...storage.root import cache_root
 from ..base import Runner, RunnerConfig
-from ..host import libraries, nvidia
+from ..host import nvidia
 from ..host.libraries import Library
+from ..host.nvidia_provider import NvidiaProvider
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
-from ..ort.provider import OrtProvider, compute_type
+from ..ort.provider import compute_type
 from ..ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
 from ..runners.explicit_runner import ExplicitRunner
 
@@ -46,31 +47,16 @@ class TensorRTOptions(Checked):
     cache_folder: str = ""
 
 
-class TensorRTProvider(OrtProvider):
+class TensorRTProvider(NvidiaProvider):
     """A CUDA device through TensorRT 10."""
 
     name = "tensorrt"
     execution_provider = "TensorrtExecutionProvider"
     kernels = Kernels()
-    device_name = "cuda"
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
     # ONNX Runtime sets no builder flag for int4, without which TensorRT refuses it.
     int4: ClassVar[bool] = False
     options: ClassVar[type[Any]] = TensorRTOptions
-
-    def available(self) -> str | None:
-        """None if this provider can run here, else what is missing and what to do about it."""
-        reason = super().available()
-        if reason is not None:
-            return reason
-        lacking = libraries.complaint(libraries.missing(self.libraries()))
-        if lacking is not None:
-            return lacking
-        try:
-            count = nvidia.device_count()
-        except CarryallError as error:
-            return str(error)
-        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
 
     def libraries(self) -> list[Library]:
         """What must be loadable."""

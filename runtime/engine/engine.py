@@ -25,6 +25,7 @@ from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
 from .kv_policies import chosen_policy
 from .kv_policy import KVPolicy, PolicyParts
+from .late_draws import LateDraws
 from .plan_draws import draw_tokens, observe_prompts
 from .plan_runner import PlanRunner
 from .requests.chunk import Tier
@@ -119,6 +120,7 @@ class Engine:
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
+        self._late = LateDraws()
 
     @property
     def has_work(self) -> bool:
@@ -180,12 +182,16 @@ class Engine:
             self._counters.finished += 1
             self._retire(request)
         drawing = plan.drawing()
-        accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
+        known = {i: plan.requests[i].num_tokens for i in drawing}
+        processors = self.config.logits_processors
+        accepted = draw_tokens(plan, ran.logits, drawing, processors, self._take, self._late)
         self._scheduler.settle(plan)
         self._policy.after_step(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
+        late = self._late.draw(processors, self._take, patient=not plan.rows)
         self._operations.apply()
-        return expired + refused + failed + embedded + [plan.requests[i] for i in drawing]
+        told = [plan.requests[i] for i in drawing if _has_news(plan.requests[i], known[i])]
+        return expired + refused + failed + embedded + told + late
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
@@ -298,6 +304,10 @@ class Engine:
         for i in plan.drawing():
             plan.requests[i].prepare_draw()
         return plan
+
+
+def _has_news(request: Request, known: int) -> bool:
+    return request.finished or request.num_tokens > known
 
 
 def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:

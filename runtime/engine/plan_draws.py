@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from ...providers.base import BestLogits
 from .draw_best import place, sample_rows
+from .late_draws import PATIENCE, LateDraws
 from .plan_runner import Logits
 from .requests.request import Request
 from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted
@@ -21,6 +23,7 @@ def draw_tokens(
     drawing: Sequence[int],
     processors: Sequence[BatchLogitsProcessor],
     take: Callable[[Request, Sample], None],
+    late: LateDraws,
 ) -> list[int]:
     """Draw the next token of the ``drawing`` rows, and another while the last was the one proposed.
 
@@ -33,6 +36,7 @@ def draw_tokens(
         drawing: rows that end with the newest token of their requests.
         processors: change the logits of whole batches.
         take: gives a request its token; the request may be finished then.
+        late: gets the requests whose grammar has not told in time what may come next.
 
     Returns:
         Per row, how many of the proposed tokens were drawn.
@@ -46,8 +50,14 @@ def draw_tokens(
             accepted[i] = _take_all(plan, i, tokens, take)
     drawing = one_by_one
     while drawing:
-        places = [place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing]
-        samples = sample_rows(places, [plan.requests[i].sampling for i in drawing], processors)
+        places = {i: place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing}
+        until = time.monotonic() + PATIENCE
+        for i, own in list(places.items()):
+            if not isinstance(own, BestLogits) and not plan.requests[i].can_draw(until - time.monotonic()):
+                late.set_aside(plan.requests[i], own)
+                del places[i]
+        drawing = list(places)
+        samples = sample_rows(list(places.values()), [plan.requests[i].sampling for i in drawing], processors)
         for i, drawn in zip(drawing, samples, strict=True):
             take(plan.requests[i], drawn)
         drawing = [

@@ -18,7 +18,7 @@ from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
 from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
-from ...graph_opt.quantize.formats.half import LARGEST
+from ...graph_opt.quantize.formats.half_pass import LARGEST
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Forms
 from ...graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence

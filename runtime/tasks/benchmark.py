@@ -17,13 +17,13 @@ from ...errors import CarryallError, UsageError
 from ...graph_opt.graph import graph_facts
 from ...progress import Progress, phase
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
+from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..evaluate.memory import peak_memory, reset_peak
 from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
-from ..types.report import Report, human_bytes
 from .evaluate import load_notes
 
 _PROMPTS_FIRST = EngineConfig(prefix_cache=False, max_step_slowdown=math.inf)

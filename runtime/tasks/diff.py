@@ -12,8 +12,8 @@ from typing import Any
 from ...graph_opt.compare.diff import GraphDiff
 from ...graph_opt.compare.diff import diff as diff_graphs
 from ...graph_opt.graph.graph_facts import layer_pattern
+from ...reports import Report
 from ..models.graphs import load_graph
-from ..types.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

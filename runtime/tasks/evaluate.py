@@ -13,12 +13,12 @@ import numpy as np
 from ...errors import UsageError
 from ...progress import Progress, phase
 from ...providers.base import Runner
+from ...reports import Report
 from ..evaluate.calibration import read_text
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
-from ..types.report import Report
 
 _LONGEST_WINDOW = 1024
 

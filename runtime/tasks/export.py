@@ -21,8 +21,8 @@ from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
+from ...reports import Report, human_bytes
 from ..models.model_source import locate_model
-from ..types.report import Report, human_bytes
 from .quantize import quantized_record, warn_of_much_float
 
 

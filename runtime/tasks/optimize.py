@@ -22,11 +22,11 @@ from ...graph_opt.pipeline.bisect import first_failing_pass
 from ...graph_opt.pipeline.report import Report as PassesReport
 from ...progress import Progress, phase
 from ...providers.base import Provider
+from ...reports import Report
 from ..evaluate.provider_decoder import verify_with_provider
 from ..models.graphs import graph_file, load_graph, stated_context
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
-from ..types.report import Report
 from .optimize_job import PORTABLE, Job
 from .report_file import check_report, pending_report
 

@@ -22,12 +22,12 @@ from ...graph_opt.quantize.formats.weight_only import has_quantized_weights
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
+from ...reports import Report, human_bytes
 from ..evaluate.float_model import FloatModel
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
-from ..types.report import Report, human_bytes
 from .report_file import check_report, left_without_report, write_report
 
 

@@ -16,9 +16,9 @@ from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
+from ...reports import Report
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
-from ..types.report import Report
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 

@@ -7,20 +7,24 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InvalidSamplingError
+from ...errors import InvalidSamplingError, RequestFailedError
 from ..types.structured_output import StructuredOutput
 from .tokenizer import Tokenizer
 
 _KEPT = 128
-# About a second of work, then the library gives up. Its own limits allow far more.
+# About a second of work to compile and 0.1 s a mask, then the library gives up. Its own limits allow more.
 _LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000, max_grammar_size=200_000, max_lexer_states=50_000
+    initial_lexer_fuel=1_000_000,
+    max_grammar_size=200_000,
+    max_lexer_states=50_000,
+    step_max_items=20_000,
+    verbose_errors=False,
 )
 # A weak model would fill the context with spaces, were they without limit.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
@@ -31,18 +35,19 @@ _STACK_BYTES = 512 << 20
 _SLOWEST_MASK = 0.5
 
 
-def _thread(name: str) -> ThreadPoolExecutor:
-    """One thread with a deep stack; it costs memory only as far as it is used."""
-    pool = ThreadPoolExecutor(1, name)
+def _threads(name: str, count: int = 1) -> ThreadPoolExecutor:
+    """Threads with deep stacks; these cost memory only as far as they are used."""
+    pool, together = ThreadPoolExecutor(count, name), threading.Barrier(count)
     before = threading.stack_size(_STACK_BYTES)
     try:
-        pool.submit(int)  # starts the thread
+        for _ in range(count):
+            pool.submit(together.wait)  # each starts a thread, as none of them is idle before all are there
     finally:
         threading.stack_size(before)
     return pool
 
 
-_MASKS = _thread("carryall-mask")
+_MASKS = _threads("carryall-mask", 4)  # several, so that a slow mask does not hold up those of other requests
 
 
 class GrammarMatcher:
@@ -68,16 +73,29 @@ class GrammarMatcher:
         if self._filled is None:
             self._filled = _MASKS.submit(self._fill)
 
+    def ready(self, seconds: float) -> bool:
+        """Whether it is known what may come next; wait at most so long for it."""
+        self.prepare()
+        assert self._filled is not None  # noqa: S101 -- prepared
+        return bool(wait([self._filled], max(0.0, seconds)).done)
+
     def observe(self, token: int) -> None:
         """Go on with a token."""
         self._filled = None
         self._matcher.consume_token(token)
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        """Forbid all tokens that the grammar does not allow here."""
+        """Forbid all tokens that the grammar does not allow here.
+
+        Raises:
+            RequestFailedError: the library gave up.
+        """
         self.prepare()
         assert self._filled is not None  # noqa: S101 -- prepared
         self._filled.result()
+        if self.error:  # the library then allows the end alone, which would pass for that of the text
+            reason = self.error.splitlines()[0]
+            raise RequestFailedError(f"the grammar takes too much work, or cannot go on: {reason}")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
         logits[allowed == 0] = -np.inf
 
@@ -112,7 +130,7 @@ class GrammarCompiler:
         self._vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._pool = _thread("carryall-grammar")
+        self._pool = _threads("carryall-grammar")
         self._compiled: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> Future[GrammarMatcher]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from .report import html_table
+from ...reports import html_table
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

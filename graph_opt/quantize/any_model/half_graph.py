@@ -17,10 +17,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
-from ...graph.edit import insert, subgraphs, weight
+from ...graph.edit import subgraphs, weight
 from ...graph.lazy import lazy
-from ...passes.base import GraphPass
-from ..formats.half import HALF_TYPES, LARGEST
+from ..formats.half_pass import HALF_TYPES, LARGEST, HalfPass
 from .values import Feed, GraphValues
 
 _FLOAT = ir.DataType.FLOAT
@@ -36,7 +35,7 @@ _WIDE = frozenset(  # sums, powers and exponentials, which lose digits or overfl
 _STEM = ".largest_magnitude"
 
 
-class HalfGraphPass(GraphPass):
+class HalfGraphPass(HalfPass):
     """Compute the main graph in 16 bits where its operators' schemas allow, with casts at the borders.
 
     Args:
@@ -50,23 +49,12 @@ class HalfGraphPass(GraphPass):
     oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
 
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
-        super().__init__()
-        if dtype not in LARGEST:
-            raise UsageError(f"half precision is FLOAT16 or BFLOAT16, not {dtype.name}")
-        self.dtype = dtype
-        self.keep_float = frozenset(keep_float)
+        super().__init__(dtype, keep_float=keep_float)
         self.wide_weights: list[str] = []
-        self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self._stored: dict[ir.Value, ir.Value] = {}
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, the types of whose values are inferred first."""
-        common.ShapeInferencePass()(model)
-        return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Decide about every node, then change types and put casts between both kinds."""
-        self._casts, self._stored, self.wide_weights = {}, {}, []
+        self.wide_weights = []
         version = graph.opset_imports.get("", 0)
         captured = {value for node in graph for inner in subgraphs(node) for value in _outer(inner)}
         chosen = [node for node in graph if self._fits(node, version, captured)]
@@ -79,11 +67,11 @@ class HalfGraphPass(GraphPass):
                 if inside and self._allowed(node, position, version):
                     node.replace_input_with(position, self._narrowed(graph, node, value, made))
                 elif value in made:
-                    node.replace_input_with(position, self._cast(value, _FLOAT, node))
-        self._widen_outputs(graph, made)
+                    node.replace_input_with(position, self.cast(value, _FLOAT, node))
+        self.widen_outputs(graph, made)
         for value in made:
             value.type = ir.TensorType(self.dtype)
-        for old in self._stored:
+        for old in self.stored:
             if not old.uses() and not old.is_graph_output():
                 del graph.initializers[str(old.name)]
         self.fired = len(chosen)
@@ -92,10 +80,7 @@ class HalfGraphPass(GraphPass):
         """Return whether a node computes floats and may do so in 16 bits."""
         if node.domain or node.op_type in _STATED_TYPES | _WIDE or any(True for _ in subgraphs(node)):
             return False
-        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-        large = next((value.name for value in values if value.name in self.keep_float), None)
-        if large is not None:
-            self.refuse(node, f"{large} goes beyond {self.dtype.name}, so it stays float")
+        if self.too_large(node):
             return False
         wide = next((value for value in node.inputs if value is not None and self._is_beyond(value)), None)
         if wide is not None:
@@ -128,37 +113,14 @@ class HalfGraphPass(GraphPass):
     ) -> ir.Value:
         tensor = weight(value)
         if tensor is None:
-            return value if value in made else self._cast(value, self.dtype, node)
-        if value not in self._stored:
-            content = tensor  # for the closure: float numbers that fit, see _fits
-            stored = lazy(
-                lambda: content.numpy().astype(self.dtype.numpy()), self.dtype, tuple(tensor.shape.numpy())
-            )
-            stored.name = f"{value.name}.{self.dtype.name.lower()}"
-            new = ir.Value(
-                name=stored.name, type=ir.TensorType(self.dtype), shape=stored.shape, const_value=stored
-            )
-            graph.register_initializer(new)
-            self._stored[value] = new
-        return self._stored[value]
+            return value if value in made else self.cast(value, self.dtype, node)
+        content = tensor  # for the closure: float numbers that fit, see _fits
 
-    def _widen_outputs(self, graph: ir.Graph, made: Collection[ir.Value]) -> None:
-        for index, output in enumerate(graph.outputs):
-            if output not in made:
-                continue
-            cast = ir.node("Cast", [output], {"to": _FLOAT.value})
-            graph.append(cast)
-            result = cast.outputs[0]
-            output.name, result.name = f"{output.name}.{self.dtype.name.lower()}", output.name
-            result.type, result.shape = ir.TensorType(_FLOAT), output.shape
-            graph.outputs[index] = result
+        def make() -> ir.LazyTensor:
+            shape = tuple(content.shape.numpy())
+            return lazy(lambda: content.numpy().astype(self.dtype.numpy()), self.dtype, shape)
 
-    def _cast(self, value: ir.Value, dtype: ir.DataType, before: ir.Node) -> ir.Value:
-        if (value, dtype) not in self._casts:
-            result = insert(before, "Cast", [value], {"to": dtype.value}).outputs[0]
-            result.type, result.shape = ir.TensorType(dtype), value.shape
-            self._casts[value, dtype] = result
-        return self._casts[value, dtype]
+        return self.store(graph, value, make)
 
 
 def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> list[str]:

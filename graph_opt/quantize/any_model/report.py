@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ....reports import Report, human_bytes
 from ...graph.lazy import Array
 
 _MOST_DECIBELS = 200.0  # of equal tensors
@@ -31,7 +32,7 @@ class OutputFidelity:
 
 
 @dataclass(slots=True, kw_only=True)
-class GraphQuantizationReport:
+class GraphQuantizationReport(Report):
     """What was done to one model.
 
     Attributes:
@@ -73,29 +74,27 @@ class GraphQuantizationReport:
         """Return the report for JSON."""
         return dataclasses.asdict(self)
 
-    def to_text(self) -> str:
-        """Return the report for a terminal, a few lines."""
-        reasons = Counter(self.left_float.values())
-        lines = [f"{self.method}: {len(self.left_float)} weights or values left float"]
-        if self.layer_errors or self.tables:
-            lines[0] = (
-                f"{self.method}: {len(self.layer_errors)} weights of layers, {len(self.tables)} tables; "
-                f"{len(self.left_float)} left float"
-            )
-        lines += [f"left float: {count} x {reason}" for reason, count in reasons.most_common()]
-        if self.samples is not None:
-            lines.append(f"calibrated on {self.samples}")
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        weights, tables = len(self.layer_errors), len(self.tables)
+        rows = [("method", self.method)]
+        rows += [("quantized", f"{weights} weights of layers, {tables} tables")] if weights or tables else []
+        rows.append(("left float", f"{len(self.left_float)} weights or values"))
+        for reason, count in Counter(self.left_float.values()).most_common():
+            rows.append(("", f"{count} x {reason}"))
+        rows += [("calibrated on", self.samples)] if self.samples is not None else []
         if self.layer_errors:
             name = max(self.layer_errors, key=self.layer_errors.__getitem__)
-            lines.append(f"largest layer error: {100 * self.layer_errors[name]:.2g} % at {name}")
+            rows.append(("largest layer error", f"{100 * self.layer_errors[name]:.2g} % at {name}"))
         for name, one in self.outputs.items():
-            lines.append(
-                f"output {name}: SNR {one.snr:.1f} dB, cosine {one.cosine:.6f}, "
-                f"largest error {100 * one.max_error:.2g} % of the largest value"
-            )
-        if self.time is not None:
-            lines.append(f"time of a run on this CPU: {self.time:.2f} of the float model's")
-        return "\n".join([*lines, *self.notes])
+            error = f"largest error {100 * one.max_error:.2g} % of the largest value"
+            rows.append((f"output {name}", f"SNR {one.snr:.1f} dB, cosine {one.cosine:.6f}, {error}"))
+        rows += [("time of a run", f"{self.time:.2f} of the float model's on this CPU")] if self.time else []
+        rows += [("note", note) for note in self.notes]
+        if self.path:
+            sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
+            rows.append(("written", f"{self.path}, {sizes}, {self.seconds:.1f} s"))
+        return rows
 
 
 def output_fidelity(

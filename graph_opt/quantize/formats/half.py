@@ -10,22 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....contract import is_past, is_present
-from ....errors import GraphError, UsageError
+from ....errors import GraphError
 from ...graph.edit import insert, nodes_of, shared_constant, weight
 from ...graph.lazy import Array, lazy, shape_of
-from ...passes.base import GraphPass
+from .half_pass import LARGEST, HalfPass
 
-HALF_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-LARGEST = {  # finite magnitudes
-    ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
-    ir.DataType.BFLOAT16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max),
-}
 _FLOAT = ir.DataType.FLOAT
 _COMPUTING = frozenset({"Attention", "Gemm", "MatMul"})
 _MOVING = frozenset(
@@ -39,7 +32,7 @@ _AFTER_HEAD = frozenset({"Add", "Div", "Mul", "Reshape", "Tanh"})
 _MASK = 3  # Attention's input
 
 
-class HalfPrecisionPass(GraphPass):
+class HalfPrecisionPass(HalfPass):
     """Compute in 16 bits what can be, and store those weights so, lazily. ``logits`` stay fp32.
 
     Args:
@@ -51,47 +44,33 @@ class HalfPrecisionPass(GraphPass):
     """
 
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
-        super().__init__()
-        if dtype not in LARGEST:
-            raise UsageError(f"half precision is FLOAT16 or BFLOAT16, not {dtype.name}")
-        self.dtype = dtype
-        self.keep_float = frozenset(keep_float)
+        super().__init__(dtype, keep_float=keep_float)
         self._half: set[ir.Value] = set()
-        self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self._stored: dict[ir.Value, ir.Value] = {}
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, the types of whose values are inferred first."""
-        common.ShapeInferencePass()(model)
-        return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Decide about every node, then change types and put casts between the two kinds; once is enough."""
         if is_half(graph):
             return
-        self._half, self._casts, self._stored = set(), {}, {}
+        self._half = set()
         chosen = self._choose(graph)
         for node in list(graph):
             if node in chosen:
                 self._narrow(graph, node)
             else:
                 self._widen_inputs(node)
-        self._widen_outputs(graph)
-        for old, new in self._stored.items():
+        self.widen_outputs(graph, {value for value in self._half if not is_present(value.name)})
+        for old, new in self.stored.items():
             if not old.uses():
                 del graph.initializers[str(old.name)]
                 _rename(graph, new, str(old.name))
-        self.fired = len(self._stored)
+        self.fired = len(self.stored)
 
     def _choose(self, graph: ir.Graph) -> set[ir.Node]:
         """Return the nodes to compute in 16 bits: what the embedding reaches, unless it must stay float."""
         chosen: set[ir.Node] = set()
         ending = _after_head(graph)
         for node, sources in reached(graph):
-            values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-            large = next((value.name for value in values if value.name in self.keep_float), None)
-            if large is not None:
-                self.refuse(node, f"{large} goes beyond {self.dtype.name}, so it stays float")
+            if self.too_large(node):
                 continue
             computes = node.op_type in _COMPUTING or _embeds(node)
             follows = node.op_type in _FOLLOWING and all(value.producer() in chosen for value in sources)
@@ -130,18 +109,10 @@ class HalfPrecisionPass(GraphPass):
             return self._dequantized(graph, source)
         if is_mask:
             return self._mask(graph, node, value)
-        return self._cast(value, self.dtype, before=node)
+        return self.cast(value, self.dtype, before=node)
 
     def _store(self, graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-        if value not in self._stored:
-            stored = _halved(tensor, self.dtype, str(value.name))
-            stored.name = f"{value.name}.{self.dtype.name.lower()}"
-            new = ir.Value(
-                name=stored.name, type=ir.TensorType(self.dtype), shape=stored.shape, const_value=stored
-            )
-            graph.register_initializer(new)
-            self._stored[value] = new
-        return self._stored[value]
+        return self.store(graph, value, lambda: _halved(tensor, self.dtype, str(value.name)))
 
     def _dequantized(self, graph: ir.Graph, source: ir.Node) -> ir.Value:
         """Let a quantized weight be dequantized to 16 bits: its scales are stored so."""
@@ -154,37 +125,18 @@ class HalfPrecisionPass(GraphPass):
 
     def _mask(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Value:
         """Cast an additive mask, whose lowest float must not become -inf: a row of them would be NaN."""
-        if (value, self.dtype) not in self._casts:
+        if (value, self.dtype) not in self.casts:
             lowest = np.array(-LARGEST[self.dtype], np.float32)
             bound = shared_constant(graph, f"constants/lowest_{self.dtype.name.lower()}", lowest)
             raised = insert(node, "Max", [value, bound])
             raised.outputs[0].type = ir.TensorType(_FLOAT)
-            self._casts[value, self.dtype] = self._cast(raised.outputs[0], self.dtype, before=node)
-        return self._casts[value, self.dtype]
+            self.casts[value, self.dtype] = self.cast(raised.outputs[0], self.dtype, before=node)
+        return self.casts[value, self.dtype]
 
     def _widen_inputs(self, node: ir.Node) -> None:
         for position, value in enumerate(node.inputs):
             if value in self._half and value.dtype == self.dtype and node.op_type != "Shape":
-                node.replace_input_with(position, self._cast(value, _FLOAT, before=node))
-
-    def _widen_outputs(self, graph: ir.Graph) -> None:
-        """Give fp32 outputs, in particular logits, back under their names."""
-        for index, output in enumerate(graph.outputs):
-            if output not in self._half or is_present(output.name):
-                continue
-            cast = ir.node("Cast", [output], {"to": _FLOAT.value})
-            graph.append(cast)
-            result = cast.outputs[0]
-            output.name, result.name = f"{output.name}.{self.dtype.name.lower()}", output.name
-            result.type, result.shape = ir.TensorType(_FLOAT), output.shape
-            graph.outputs[index] = result
-
-    def _cast(self, value: ir.Value, dtype: ir.DataType, *, before: ir.Node) -> ir.Value:
-        if (value, dtype) not in self._casts:
-            result = insert(before, "Cast", [value], {"to": dtype.value}).outputs[0]
-            result.type, result.shape = ir.TensorType(dtype), value.shape
-            self._casts[value, dtype] = result
-        return self._casts[value, dtype]
+                node.replace_input_with(position, self.cast(value, _FLOAT, before=node))
 
 
 def is_half(graph: ir.Graph) -> bool:

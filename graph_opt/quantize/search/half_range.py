@@ -15,7 +15,8 @@ from onnx_ir.passes import common
 from ....contract import is_present
 from ....progress import Progress
 from ..calibration.activations import ActivationReader, Tokens, read_windows
-from ..formats.half import LARGEST, reached
+from ..formats.half import reached
+from ..formats.half_pass import LARGEST
 
 _MARGIN = 4  # other texts may reach values as many times larger
 _STEM = ".largest_magnitude"

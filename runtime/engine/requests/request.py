@@ -44,6 +44,9 @@ class Grammar(LogitsProcessor, Protocol):
     def prepare(self) -> None:
         """Begin to find out what may come next."""
 
+    def ready(self, seconds: float) -> bool:
+        """Whether that is known; wait at most so long for it."""
+
     @property
     def finished(self) -> bool:
         """Whether nothing more may come."""
@@ -171,6 +174,10 @@ class Request:
     def prepare_draw(self) -> None:
         """Do what of the next draw does not need the logits, beside the model's run."""
         self._of_grammar(lambda grammar: grammar.prepare(), None)
+
+    def can_draw(self, seconds: float) -> bool:
+        """Whether the grammar, if there is one, has told what may come next; wait at most so long for it."""
+        return self._of_grammar(lambda grammar: grammar.ready(seconds), True)
 
     @property
     def draw_error(self) -> str:

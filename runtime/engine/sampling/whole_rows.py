@@ -154,8 +154,9 @@ def draw_nucleus(
     if min_p > 0.0 or xtc_threshold < 1.0:
         left = weights.copy()
         _drop_below(left, min_p * heaviest)
-        if xtc_threshold < 1.0:  # a nucleus of thousands of tokens has the mass asked for, and no more
-            exclude_top(left, xtc_threshold * nucleus, heaviest)
+        if xtc_threshold < 1.0:
+            # A nucleus of thousands of tokens has the mass asked for, and no more; min-p may leave less.
+            exclude_top(left, xtc_threshold * min(nucleus, mass(left)), heaviest)
         cumulative = Cumulative(left)
 
     def is_kept(token: int) -> bool:

@@ -162,6 +162,8 @@ class Scheduler:
         self._grow_running()
         prefilling = []
         for request in self._running:
+            if request.num_uncomputed == 0:
+                continue  # its next token waits for a grammar
             if request.num_uncomputed == 1:
                 plan.add(request, 1)
             elif request.restorable > request.num_computed:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...types.outputs import ToolCall
-from ..stop_strings import overlap
 
 
 class StrippedText:
@@ -149,3 +148,9 @@ def _arguments(call: dict[str, Any]) -> str:
     """The arguments as JSON text; models write them as an object, some as its text."""
     given = call.get("arguments", call.get("parameters", {}))
     return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+def overlap(text: str, marker: str) -> int:
+    """The length of the longest end of ``text`` with which ``marker`` begins."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

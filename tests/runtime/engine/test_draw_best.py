@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
 
 from carryall.providers.base import BestLogits
 from carryall.runtime.engine.draw_best import best_may_suffice, sample_best
@@ -45,6 +46,19 @@ def check_equal(got: Sample, expected: Sample) -> None:
         assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
 
 
+def check_reference(got: Sample, logits: Logits, state: SamplingState) -> None:
+    if state.params.greedy:
+        assert got.token_id == most_likely(logits)
+        return
+    with whole_rows_used() as used:
+        sample([logits], [state])
+    kept = keep(logits, state.filters())
+    expected, margin = kept.draw(state.uniform())
+    if margin > ROUNDING and kept.margin > ROUNDING:
+        assert got.token_id in kept.tokens
+        assert got.token_id == expected or used
+
+
 @settings(deadline=None, max_examples=400)
 @given(
     seed=st.integers(0, 2**31),
@@ -70,6 +84,7 @@ def test_equals_sampling_from_all_logits(
     got = sample_best(best_of(logits, count), state)
     if got is not None:
         check_equal(got, sample([logits], [state])[0])
+        check_reference(got, logits, state)
 
 
 @pytest.mark.parametrize(

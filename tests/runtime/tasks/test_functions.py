@@ -18,9 +18,9 @@ from carryall.errors import CarryallError, UsageError, VerificationError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
 from carryall.graph_opt.compare.bars import Bars
+from carryall.reports import Report
 from carryall.runtime.tasks import report_file
 from carryall.runtime.types.outputs import CompletionOutput, RequestOutput
-from carryall.runtime.types.report import Report
 
 
 @pytest.fixture(autouse=True)

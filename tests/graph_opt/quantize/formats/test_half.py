@@ -18,7 +18,8 @@ from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
-from carryall.graph_opt.quantize.formats.half import HALF_TYPES, HalfPrecisionPass, is_half
+from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass, is_half
+from carryall.graph_opt.quantize.formats.half_pass import HALF_TYPES
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 RNG = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """What optimizing costs as a model grows deeper: seconds over the number of layers, as a table and a chart.
 
-    python benchmarks/optimize_cost.py FOLDER [--rounds 3] [--chart FILE.svg]
+    python benchmarks/decoders/optimize_cost.py FOLDER [--rounds 3] [--chart FILE.svg]
 
 FOLDER holds <layers>/model.onnx, the same decoder traced with that many layers. The time is that of the
 portable passes and of those for the CPU, in processor time; reading and writing files is left out.

@@ -1,6 +1,7 @@
 """Which exporters' graphs reach the canonical form, and what is left of a layer then.
 
-    python benchmarks/sources.py CHECKPOINTS TRACES... [--source NAME] [--family NAME] [--markdown FILE]
+    python benchmarks/decoders/sources.py CHECKPOINTS TRACES... [--source NAME] [--family NAME] \\
+        [--markdown FILE]
 
 CHECKPOINTS holds a folder for each family; each TRACES holds <source>/<family>/**/*.onnx of the same weights.
 Every graph goes through the portable passes and the CPU's lowering. A cell says how many nodes a layer has

@@ -1,6 +1,6 @@
 """What choosing tokens costs beside computing their logits.
 
-    python benchmarks/sampling.py MODEL [--batch 1 8 32] [--rounds 20] [--json]
+    python benchmarks/engine/sampling.py MODEL [--batch 1 8 32] [--rounds 20] [--json]
 
 Each round runs a decode step of the model, then draws from its logits with every sampler. Reported is the
 median CPU time, that of the step divided by its threads: about what passes where nothing else runs, whatever

@@ -1,6 +1,6 @@
 """Wall time and peak memory of whole commands, interleaved: exporters beside each other, for instance.
 
-    python benchmarks/commands.py --rounds 3 --clean out \\
+    python benchmarks/decoders/commands.py --rounds 3 --clean out \\
         --command carryall="carryall export models/qwen3 out --quantize int4" \\
         --command genai="python -m onnxruntime_genai.models.builder -m models/qwen3 -o out -p int4 -e cpu"
 

@@ -1,7 +1,8 @@
 """What KV eviction costs and gains: perplexity and time of the engine's own decoding, beside all KV kept.
 
-    python benchmarks/squeezed_kv.py demo --text exporter/demo/pycoder/heldout.txt --keep 256 --keep 128
-    python benchmarks/squeezed_kv.py MODEL --context 8000 --keep 1024
+    python benchmarks/engine/squeezed_kv.py demo --text exporter/demo/pycoder/heldout.txt --keep 256 \\
+        --keep 128
+    python benchmarks/engine/squeezed_kv.py MODEL --context 8000 --keep 1024
 
 With a text, windows of it are continued as they stand, from their middle on: the engine decodes token by
 token, and a logits processor draws what is written there and notes how likely that was. Other ways to choose

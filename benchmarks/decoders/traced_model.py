@@ -1,6 +1,7 @@
 """A traced decoder of real size: what optimizing it costs, and whether it still says the same.
 
-    python benchmarks/traced_model.py TRACE.onnx WORK [--rounds 3] [--prompts 3] [--tokens 32] [--json FILE]
+    python benchmarks/decoders/traced_model.py TRACE.onnx WORK [--rounds 3] [--prompts 3] [--tokens 32] \\
+        [--json FILE]
 
 Loads the trace, runs the portable passes and those of the CPU, each timed apart, and writes the lowered graph
 to WORK. Then both graphs continue the same random prompts, greedily and token by token, the trace as it was

@@ -28,7 +28,7 @@ class Report(abc.ABC):
     def __str__(self) -> str:
         rows = self.rows()
         width = max((len(label) for label, _ in rows), default=0) + 2
-        return "\n".join(f"{label + ':':<{width}}{text}" for label, text in rows)
+        return "\n".join(f"{label and label + ':':<{width}}{text}" for label, text in rows)
 
     def _repr_html_(self) -> str:
         return html_table(type(self).__name__, self.rows())

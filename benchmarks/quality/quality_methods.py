@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-WORKERS = Path(__file__).parent / "workers"
+WORKERS = Path(__file__).resolve().parents[1] / "workers"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """INT8 versions of real ONNX models by carryall and by onnxruntime.quantization: error, answers, speed, size.
 
-    python benchmarks/any_model_int8.py --zoo zoo --photos photos --json any.json --markdown any.md
+    python benchmarks/any_model/any_model_int8.py --zoo zoo --photos photos --json any.json --markdown any.md
 
 ``zoo`` holds unpacked wheels (``pip download --no-deps nudenet ...``, then ``unzip -d zoo/nudenet``), named
 in ``any_model_data.py``; ``photos`` the images of scikit-image's wheel (skimage/data). Both sides calibrate

@@ -1,6 +1,6 @@
 """What a batch job costs beside the bare engine: reading, tokenizing, the journal and the output.
 
-    python benchmarks/batch_jobs.py --prompts 10000 --json batch_jobs.json
+    python benchmarks/engine/batch_jobs.py --prompts 10000 --json batch_jobs.json
 
 Both answer the same prompts on one engine of the embedded model, piece by piece and in turns, so that the
 load of the machine falls on both alike. The bare engine gets all requests of a piece at once, in the order

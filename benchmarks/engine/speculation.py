@@ -1,6 +1,7 @@
 """Speculation against plain decoding: two engines take turns on one loaded model.
 
-    python benchmarks/speculation.py [--model demo] [--method prompt-lookup] [--batch 1] [--rounds 9] [--json]
+    python benchmarks/engine/speculation.py [--model demo] [--method prompt-lookup] [--batch 1] \\
+        [--rounds 9] [--json]
 
 Three kinds of work, each of the same prompts for both engines:
     copy     greedy continuations of code that repeats itself

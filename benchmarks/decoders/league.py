@@ -1,8 +1,8 @@
 """Optimizer league: what each optimizer makes of decoder traces, as one table and one chart.
 
-    python benchmarks/league.py TRACES [--exporter optimum] [--family llama] [--optimizer carryall]
+    python benchmarks/decoders/league.py TRACES [--exporter optimum] [--family llama] [--optimizer carryall]
         [--latency] [--past 256] [--json FILE] [--markdown FILE] [--chart FILE.svg] [--speed-chart FILE.svg]
-    python benchmarks/league.py --join FILE.json ... [--markdown FILE] [--chart FILE.svg] ...
+    python benchmarks/decoders/league.py --join FILE.json ... [--markdown FILE] [--chart FILE.svg] ...
 
 TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
 fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it

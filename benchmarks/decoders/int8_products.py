@@ -1,6 +1,6 @@
 """How fast onnxruntime's CPU computes a product with int8 weights, in each form a graph can have.
 
-python benchmarks/int8_products.py --size 1024x6144 --rows 1,8,128
+python benchmarks/decoders/int8_products.py --size 1024x6144 --rows 1,8,128
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Optimizer league on models that are no decoders: what each optimizer makes of real ones from PyPI packages.
 
-    python benchmarks/any_model.py [--model NAME ...] [--optimizer NAME ...] [--rounds 24]
+    python benchmarks/any_model/any_model.py [--model NAME ...] [--optimizer NAME ...] [--rounds 24]
         [--json FILE] [--markdown FILE]
-    python benchmarks/any_model.py --join FILE.json ... [--markdown FILE]
+    python benchmarks/any_model/any_model.py --join FILE.json ... [--markdown FILE]
 
 The models are those of ``tests/kits/zoo.py``, downloaded on demand. A row says how many nodes an optimizer's
 file has (constants not counted), its size, whether its outputs equal the original's (within 1e-4 of the
@@ -33,9 +33,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from optimizers import onnxsim, onnxslim, ort_all
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kits"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kits"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "decoders"))
+from optimizers import onnxsim, onnxslim, ort_all
 from zoo import ZOO, ZooError, ZooModel
 
 from carryall.graph_opt.compare.verify import verify

@@ -1,7 +1,8 @@
 """Fidelity, size, speed and cost of quantizing: all our methods, and those of the reference libraries.
 
-    python benchmarks/quality.py FOLDER --onnxruntime PYTHON --nncf PYTHON --markdown FILE --chart FILE.svg
-    python benchmarks/quality.py FOLDER --stage speed draw --chart docs/quality.svg     # the speed anew
+    python benchmarks/quality/quality.py FOLDER --onnxruntime PYTHON --nncf PYTHON --markdown FILE \\
+        --chart FILE.svg
+    python benchmarks/quality/quality.py FOLDER --stage speed draw --chart docs/quality.svg  # the speed anew
 
 Every tool quantizes the embedded model's portable graph in a process of its own, whose wall time, processor
 time and peak memory are counted, imports included. One evaluator judges all graphs as they stand, on the

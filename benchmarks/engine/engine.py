@@ -1,6 +1,6 @@
 """carryall's engine beside its peers on traces of requests, and beside its own static batching.
 
-    python benchmarks/engine.py --rounds 3 \\
+    python benchmarks/engine/engine.py --rounds 3 \\
         --engine carryall=.venv/bin/python:carryall_engine:models/qwen3-int4 \\
         --engine openvino=envs/ov/bin/python:ov_engine:models/ov-int4-128 \\
         --engine genai=envs/ort/bin/python:genai_engine:models/genai-int4 --json engine.json

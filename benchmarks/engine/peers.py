@@ -4,7 +4,7 @@ Every engine is a worker process in its own environment (``benchmarks/workers/``
 engines, so that a change of clock speed or a noisy neighbour touches all of them; the figures are medians
 over rounds, and what counts is the ratio within a run. Each round starts with another engine.
 
-    python benchmarks/peers.py --work 256x64x1 --rounds 5 \\
+    python benchmarks/engine/peers.py --work 256x64x1 --rounds 5 \\
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
         --engine genai=envs/ort/bin/python:ort_genai:models/genai-int4 \\
         --engine openvino=envs/ov/bin/python:ov_genai:models/ov-int4-128 --json peers.json
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-WORKERS = Path(__file__).parent / "workers"
+WORKERS = Path(__file__).resolve().parents[1] / "workers"
 _SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
 
 

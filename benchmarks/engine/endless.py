@@ -1,6 +1,6 @@
 """What it costs to drop the middle of a full context: perplexity of a long text, read to its end.
 
-    python benchmarks/endless.py demo exporter/demo/pycoder/heldout.txt --context 256 --tokens 20000
+    python benchmarks/engine/endless.py demo exporter/demo/pycoder/heldout.txt --context 256 --tokens 20000
 
 The text is fed to the model as it stands. Whenever the context is full, a policy decides what stays: nothing,
 the recent half, or the first tokens and the recent half (``context_shift=True``). Beside them, what a
