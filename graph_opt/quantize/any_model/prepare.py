@@ -9,8 +9,8 @@ from onnx_ir.passes import common
 from ....errors import GraphError, UsageError
 from ...passes.cleanup.remove_identities import RemoveIdentitiesPass
 from ...passes.normalize.fold_constants import FoldConstantsPass
+from ...passes.normalize.fold_scales import FoldScalesPass
 from ...pipeline.pipeline import run
-from .fold_affine import FoldAffinePass
 
 OLDEST = 13  # the first opset whose DequantizeLinear has a scale a channel
 
@@ -47,7 +47,7 @@ def prepare(model: ir.Model) -> ir.Model:
         common.LiftSubgraphInitializersToMainGraphPass(),
         common.ShapeInferencePass(),
         FoldConstantsPass(),
-        FoldAffinePass(),
+        FoldScalesPass(),
         common.RemoveUnusedNodesPass(),
     ]
     model, _ = run(model, passes)
