@@ -93,7 +93,6 @@ def onnxruntime(method: str) -> Maker:
 
 METHODS: dict[str, Maker] = {
     "carryall static": carryall("static"),
-    "carryall static, float_share 0": carryall("static", float_share=0.0),
     "ort static": onnxruntime("static"),
     "carryall dynamic": carryall("dynamic"),
     "ort dynamic": onnxruntime("dynamic"),

@@ -22,6 +22,9 @@ from .small_contents import MAX_CONTENT
 _ENDLESS = 1 << 24  # larger numbers stand for no bound at all
 _NARROWEST = 8  # bits
 _CACHE_RANK = 4
+_STEP = 24  # sizes are multiples of it, and of these remainders
+_REMAINDERS = (1, 0, -1, 14)
+_SPARE = 8  # multiples more than there are axes
 _PICTURE = 61  # the least size of an axis of a picture
 _CLOSE = 53  # cached tokens
 _FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
@@ -82,7 +85,8 @@ def axis_name(value: ir.Value, axis: int) -> str:
 def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
     """Return sizes for the dynamic axes of a graph's inputs, by ``axis_name``.
 
-    All are 1 in the first set, and differ in the others; large ones are odd.
+    All are 1 in the first set, and differ in the others. Divided by 2, 3 or 4, each leaves every remainder
+    in some set, so that lengths rounded up and down are told apart.
     """
     names = list(
         dict.fromkeys(
@@ -93,15 +97,14 @@ def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
         )
     )
     rng = np.random.default_rng(0)
+    first = _PICTURE if reach is Reach.LARGE else 1
+    multiples = _STEP * np.arange(-(-first // _STEP) + 1, len(names) + _SPARE)
+    rows = np.array([rng.permutation(multiples)[: len(names)] + rest for rest in _REMAINDERS])
     if reach is Reach.LARGE:
-        numbers = rng.permutation(np.arange(_PICTURE, _PICTURE + 8 * len(names) + 200, 2))
-        large = numbers[: 4 * len(names)].reshape(4, -1)
-        return [dict(zip(names, row, strict=True)) for row in large.tolist()]
-    numbers = rng.permutation(np.arange(2, 4 * len(names) + 200))
-    rows = numbers[: 3 * len(names)].reshape(3, -1)
+        return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0
-    rows[-1] += largest * np.arange(1, len(names) + 1)
-    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows.tolist())]
+    rows[-1] += -(-largest // _STEP) * _STEP * np.arange(1, len(names) + 1)
+    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows[1:].tolist())]
 
 
 def _largest_number(graph: ir.Graph) -> int:

@@ -58,7 +58,7 @@ def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
     bounds: list[int] = []
     choices: set[int] = set()
     if value.dtype is not None and value.dtype.is_integer():
-        for handed, index, node in _readers(value):
+        for handed, index, node in readers(value):
             bounds += _bound(node, index)
             choices |= _compared_with(node, handed)
     fed_by = _next_state(graph, value)
@@ -66,7 +66,7 @@ def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
     return InputFacts(value, role, min(bounds, default=None), tuple(sorted(choices)), fed_by)
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
+def readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
     """Yield what reads the values of an input, through operators that only hand them on."""
     waiting, seen = [value], {value}
     while waiting:
@@ -83,7 +83,7 @@ def table_readers(value: ir.Value) -> list[ir.Value]:
     """Return the tables of which an input picks rows along their first axis."""
     found = (
         node.inputs[0]
-        for _, index, node in _readers(value)
+        for _, index, node in readers(value)
         if node.op_type == "Gather" and index == 1 and not int_attribute(node, "axis", 0)
     )
     return [table for table in dict.fromkeys(found) if table is not None]

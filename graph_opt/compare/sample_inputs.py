@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...errors import GraphError, UsageError
 from ..graph.lazy import Array
 from .input_facts import InputFacts, input_facts
+from .tree_inputs import MOST_RUNS, ROWS, has_trees, near_thresholds, thresholds
 
 Feed = dict[str, Array]
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -116,6 +117,23 @@ def sample_inputs(
     samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
     if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
         samples += _other_sizes(facts, sizes, run, seed, longest)
+    if has_trees(graph):
+        samples += _tree_rows(facts, sizes, run, seed)
+    return samples
+
+
+def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
+    """Make samples of many rows, in one run if the graph takes them."""
+    many = replace(sizes, batch=ROWS)
+    grows = _shapes(facts, many) != _shapes(facts, sizes)
+    rng, samples = np.random.default_rng([seed, ROWS]), []
+    splits = {one.name: thresholds(one.value) for one in facts}
+    for number in range(len(_STYLES) if grows else MOST_RUNS):
+        feed = _feed(facts, many if grows else sizes, number, seed + 3)
+        for name, found in splits.items():
+            if found and feed[name].ndim == 2 and feed[name].dtype.kind == "f":
+                feed[name] = near_thresholds(feed[name], found, rng)
+        samples.append(Sample(_text(feed), feed, run(feed)))
     return samples
 
 

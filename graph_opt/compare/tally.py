@@ -13,6 +13,7 @@ from ..graph.lazy import Array
 from .bars import Bars, epsilon, is_float
 
 Floats = npt.NDArray[np.float64]
+KEYS = ", keys"  # what the name of an output ends with that holds the keys of maps
 _WHOLE = -1  # the "axis" of the slice that is the whole tensor
 _MOST_SLICES = 65536
 _NOISES = 10  # the rounding error of another correct graph, as a multiple of one measured

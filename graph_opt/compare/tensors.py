@@ -19,7 +19,7 @@ from .report import VerifyReport
 from .rounding import rounded_feed, write_rounded
 from .runners import open_session, running
 from .sample_inputs import Sample
-from .tally import OutputResult, Tally
+from .tally import KEYS, OutputResult, Tally
 
 
 class Side:
@@ -188,10 +188,35 @@ def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
     return noises
 
 
+def _table(result: Any) -> tuple[Array, Array] | None:
+    """Return keys, and values [rows, keys], of a map or of a sequence of maps, as classifiers give them.
+
+    None for what is none, and for maps of several key sets or of tensors.
+    """
+    rows = [result] if isinstance(result, dict) else result
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    keys = list(rows[0])
+    scalar = all(list(row) == keys and not any(np.ndim(one) for one in row.values()) for row in rows)
+    if not scalar:
+        return None
+    kept = np.array(keys, object) if any(isinstance(key, str) for key in keys) else np.array(keys)
+    return kept, np.array([list(row.values()) for row in rows], _map_type(rows[0]))
+
+
+def _map_type(row: Mapping[Any, Any]) -> Any:
+    """Maps of floats have numbers of 32 bits, which Python widens."""
+    return np.float32 if any(isinstance(one, float) for one in row.values()) else None
+
+
 def _tensors(results: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Array]]:
     """Name the tensors of the outputs, those of sequences and maps too; an absent optional is left out."""
     for name, result in results:
-        if isinstance(result, list):
+        table = _table(result)
+        if table is not None:
+            yield name + KEYS, table[0]
+            yield name, table[1]
+        elif isinstance(result, list):
             yield from _tensors((f"{name}[{number}]", one) for number, one in enumerate(result))
         elif isinstance(result, dict):
             yield from _tensors((f"{name}[{key!r}]", one) for key, one in result.items())

@@ -6,7 +6,7 @@ Everything here works for the device ``cpu`` too, which is how it is tested wher
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,20 @@ class Device:
         index: which of several.
         addressable: memory is plain addresses, so that slots can lie in one buffer and host arrays be copied
             into device values at any time. Direct3D resources are not.
+        memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
     """
 
     name: str
     index: int = 0
     addressable: bool = True
+    memory: Any = None
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an ``OrtValue`` in this device's memory, its content undefined."""
+        make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
+        if self.memory is not None:
+            return make(list(shape), _element_type(dtype), memory_info=self.memory)
+        return make(list(shape), _element_type(dtype), self.name, self.index)
 
 
 class DeviceMemory(SlotMemory):
@@ -170,9 +179,8 @@ class DeviceMemory(SlotMemory):
         return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
         try:
-            return make(list(shape), _element_type(dtype), self._device.name, self._device.index)
+            return self._device.allocate(shape, dtype)
         except ort.runtime_errors() as error:
             size = int(np.prod(shape)) * dtype.itemsize / 2**30
             raise ProviderRuntimeError(

@@ -17,13 +17,18 @@ import onnx_ir as ir
 from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
-from ...options import Checked
+from ...options import Checked, option
 from ..base import Runner, RunnerConfig
+from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
-from ..ort.device_memory import Device
+from ..ort.device_memory import Device, DeviceMemory
 from ..ort.explicit import OrtExplicitSession
+from ..ort.input_memory import cache_device
 from ..ort.provider import OrtProvider
+from ..ort.slot_policy import SlotPolicy
+from ..ort.slot_runner import SlotRunner
 from ..runners.explicit_runner import ExplicitRunner
+from ..runners.self_agreement import check_agreement
 
 _SUFFIX = "ExecutionProvider"
 _LIBRARIES = (".so", ".dll", ".dylib")
@@ -37,15 +42,35 @@ class PassThroughOptions(Checked):
         lowering: ``standard``, operators of opset 21 alone, or ``slots``, ONNX Runtime's own kernels.
         device: of a plugin's devices those of this kind: CPU, GPU or NPU; empty takes the first.
         settings: of the provider's own, as ``NAME=VALUE;NAME=VALUE``.
+        prefill_chunk: most tokens of a prompt in one run, with ``slots`` on a device.
     """
 
     lowering: Literal["standard", "slots"] = "standard"
     device: str = ""
     settings: str = ""
+    prefill_chunk: int = option(128, least=1)
+
+
+# What ONNX Runtime's providers for GPUs have in common: kernels that compute in float, none of int8 products.
+KERNELS = Kernels(
+    accuracy_level=0,
+    dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
+    int8_kv=False,
+    softcap=False,
+    padded_prompts=False,
+    dequantize_blocks=False,
+)
+_REMEDY = (
+    "Use --provider-option lowering=standard, or prefill_chunk=16 if kernels for long prompts are at fault"
+)
 
 
 class PassThroughProvider(OrtProvider):
-    """An execution provider that carryall knows nothing about; caches and logits pass through host memory.
+    """An execution provider that carryall knows nothing about.
+
+    With the lowering ``standard``, caches and logits pass through host memory. With ``slots``, caches stay
+    where the session reads them.
 
     Args:
         target: its name, with or without ``ExecutionProvider``, or the path of a plugin library.
@@ -53,7 +78,7 @@ class PassThroughProvider(OrtProvider):
 
     name = "ep"
     takes_argument = True
-    kernels = Kernels()
+    kernels = KERNELS
     options: ClassVar[type[Any]] = PassThroughOptions
 
     def __init__(self, target: str = "") -> None:
@@ -83,11 +108,31 @@ class PassThroughProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
-        if self.checked_options(config.options)["lowering"] == "slots":
-            return super().runner(model, config)
         session = self._open(model, config, generating=True)
+        if self.checked_options(config.options)["lowering"] == "slots":
+            return self._slot_runner(session, model, config)
         device = Device(name="cpu", index=0)
         return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
+
+    def _slot_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
+        """Keep caches where the session reads them; refuse kernels that contradict themselves."""
+        graph = read_slot_graph(session, str(model))
+        device = cache_device(session, graph.caches, str(model))
+        if device is None:
+            return SlotRunner(session, config, str(model))
+        options = self.checked_options(config.options)
+        own, devices = self.provider_options(options, generating=False), self.devices(options)
+        name = devices[0].ep_name if devices else self.execution_provider
+        memory = functools.partial(
+            DeviceMemory,
+            device=device,
+            session_factory=lambda content: ort.open_session(content, name, None, own, devices=devices),
+        )
+        policy = SlotPolicy(max_hole=0, max_rows=1, max_scores=2**40, prefill_chunk=options["prefill_chunk"])
+        runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
+        if graph.hidden_size is None:
+            check_agreement(runner, f"{name}, {model},", _REMEDY)
+        return runner
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """What ``settings`` says."""

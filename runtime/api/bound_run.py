@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnxruntime
 
 from ...errors import ProviderRuntimeError, UsageError
 from ...providers.ort import ort
+from ...providers.ort.input_memory import device_inputs
 
 Tensors = Mapping[str, Any]
 
@@ -70,8 +71,11 @@ class BoundRun:
         self._inputs = {name: ort_value(name, tensor) for name, tensor in inputs.items()}
         self._outputs = {name: ort_value(name, _writable(name, tensor)) for name, tensor in outputs.items()}
         self._binding = session.io_binding()
-        for name, value in self._inputs.items():
-            self._binding.bind_ortvalue_input(name, value)
+        self._bind_inputs(self._inputs)
+        copied = device_inputs(session)  # what lies on the host is copied there when it is bound
+        self._copied = [
+            name for name, value in self._inputs.items() if name in copied and value.device_name() == "cpu"
+        ]
 
     def run(self, run_options: Any = None) -> dict[str, onnxruntime.OrtValue]:
         """Run once.
@@ -82,6 +86,7 @@ class BoundRun:
         Raises:
             ProviderRuntimeError: the run failed.
         """
+        self._bind_inputs(self._copied)
         # Bound anew, since a binding gives its allocated outputs out again otherwise.
         self._binding.clear_binding_outputs()
         for name in self._names:
@@ -94,6 +99,10 @@ class BoundRun:
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"the run failed: {ort.one_line(error)}") from error
         return dict(zip(self._names, self._binding.get_outputs(), strict=True))
+
+    def _bind_inputs(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._binding.bind_ortvalue_input(name, self._inputs[name])
 
 
 def _check_names(kind: str, tensors: Tensors, known: list[str]) -> None:

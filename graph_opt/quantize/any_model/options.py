@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ....errors import UsageError
 from ..calibration.calibrators import CALIBRATORS
 from .layers import Layer
+from .logarithms import before_logarithms
 
 AUTO = "auto"
 MAX_ERROR = 0.1
@@ -81,7 +82,8 @@ def exempt(
     layers: Iterable[Layer], refused: Mapping[str, str], options: IntegerOptions, *, convolutions: bool
 ) -> dict[str, str]:
     """Return which weights stay float before anything is measured, and why."""
-    left = dict(refused)
+    layers = list(layers)
+    left = {**refused, **before_logarithms(layers)}
     for layer in layers:
         reason = _misfit(layer, options, convolutions)
         if reason is not None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import pytest
+from forests import zipped_forest
 from small_graphs import binary_head, encoder
 
 from carryall.errors import VerificationError
@@ -97,6 +99,35 @@ def test_elements_of_sequences_are_compared() -> None:
     assert compared(text.replace("OP", "Neg"), text.replace("OP", "Neg")).passed
     found = compared(text.replace("OP", "Neg"), text.replace("OP", "Abs"))
     assert {reason.split()[1] for reason in found.failures} == {"y[0]", "y[1]"}
+
+
+def test_maps_are_compared_by_keys_and_values(tmp_path: Path) -> None:
+    """As tables [rows, keys], so that a small probability is judged by its column."""
+
+    def report(**changes: Any) -> VerifyReport:
+        for name, model in (("a", zipped_forest()), ("b", zipped_forest(**changes))):
+            onnx.save(model, tmp_path / f"{name}.onnx")
+        return verify(tmp_path / "a.onnx", tmp_path / "b.onnx")
+
+    same = report()
+    assert same.passed
+    assert set(same.outputs) == {"label", "zipped", "zipped, keys"}
+    assert "512, 5" in same.text()
+    assert "keys" not in same.text()
+    assert report(scale=1.0005).passed
+    assert report(scale=1.01).failures[0].startswith("output zipped has the relative error")
+    (renamed,) = report(names=("ham", "perhaps", "spam")).failures
+    assert renamed.startswith("output zipped, keys differs in")
+    reordered = report(names=("spam", "maybe", "ham")).failures
+    assert reordered[0].startswith("output zipped has the relative error")
+
+
+def test_sequences_of_another_length_fail() -> None:
+    text = """(float[batch, 4] x) => (seq(float[batch, n]) y) <int64[N] parts = {P}>
+        { y = SplitToSequence<axis = 1>(x, parts) }"""
+    two, three = text.replace("N", "2").replace("P", "2, 2"), text.replace("N", "3").replace("P", "2, 1, 1")
+    assert "output y[2] is not among the reference's" in compared(two, three).failures
+    assert "output y[2] is missing" in compared(three, two).failures
 
 
 def test_a_missing_output_and_another_type_fail() -> None:
