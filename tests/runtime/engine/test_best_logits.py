@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.providers.base import BestLogits
-from carryall.runtime.engine.draw_best import best_may_suffice, sample_best
+from carryall.runtime.engine.best_logits import best_may_suffice, sample_best
 from carryall.runtime.engine.sampling.sampler import Sample, sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
