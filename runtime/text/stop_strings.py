@@ -1,4 +1,4 @@
-"""Stop strings, found wherever token borders fall, in text that arrives in pieces."""
+"""Find stop strings in text that arrives in pieces, across token boundaries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches a text for the first of several strings to be completed.
+    """Find the first completed stop string in a text.
 
-    Text that may be the beginning of a stop string is held back until that is decided. How the text is cut
-    into pieces changes nothing.
+    Text that may be the start of a stop string is held back until that is decided. The result does not depend
+    on how the text is cut into pieces.
 
     Args:
-        strings: what to look for; may be empty.
-        include: leave the stop string at the end of the text.
+        strings: the stop strings; may be empty.
+        include: keep the stop string at the end of the text.
     """
 
     def __init__(self, strings: Sequence[str], *, include: bool = False) -> None:
@@ -26,10 +26,10 @@ class StopStrings:
 
         Args:
             text: the next piece.
-            check: False lets it pass unseen, along with what was held.
+            check: False returns the held and the new text without a search.
 
         Returns:
-            The text that may be given out, and the stop string that ended it.
+            The text that is final, and the stop string that ended it, if any.
         """
         text = self._held + text
         self._held = ""
@@ -44,17 +44,17 @@ class StopStrings:
         return text[: len(text) - held], None
 
     def end(self) -> str:
-        """Return what is held back: no more text will come."""
+        """Return the held text: no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """End and string of the occurrence completed first; of several, the longest."""
+        """Return the end and the string of the first completed occurrence; of several, the longest string."""
         found = [(at + len(stop), stop) for stop in self._strings if (at := text.find(stop)) >= 0]
         return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
 
 
 def overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` with which ``stop`` begins."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
