@@ -1,4 +1,4 @@
-"""What the functions of ``carryall`` return: facts as JSON, as text, and as a table in a notebook."""
+"""Reports, which the functions of ``carryall`` return: as JSON, as text, and as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class Report(abc.ABC):
-    """The result of a function. ``str`` gives text for a person, ``to_json`` one line of strict JSON."""
+    """The result of a function. ``str`` gives text for people, ``to_json`` one line of strict JSON."""
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return all facts, of types that JSON knows."""
+        """Return all values, as types that JSON supports; paths are allowed."""
 
     @abc.abstractmethod
     def rows(self) -> list[tuple[str, str]]:
-        """Return the facts for a person: labels and what they are."""
+        """Return the lines for people, each a label and a text."""
 
     def to_json(self) -> str:
-        """Return ``to_dict`` as one line of JSON; numbers that JSON does not know become null."""
+        """Return ``to_dict`` as one line of JSON; NaN and infinity become null."""
         return json.dumps(json_value(self.to_dict()), ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Report(abc.ABC):
 
 
 def html_table(title: str, rows: list[tuple[str, str]]) -> str:
-    """Return a table for a notebook."""
+    """Return an HTML table for a notebook."""
     lines = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
         f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(text)}</td></tr>"
@@ -45,7 +45,7 @@ def html_table(title: str, rows: list[tuple[str, str]]) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as strict JSON takes it: paths as text, NaN and infinity as null."""
+    """Return a value that strict JSON can encode: paths become text, NaN and infinity become None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -56,7 +56,7 @@ def json_value(value: Any) -> Any:
 
 
 def human_bytes(size: float) -> str:
-    """Return a size for people, in powers of 1000: ``14.7 MB``."""
+    """Return a size in bytes as text with a decimal unit: ``14.7 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -19,7 +19,7 @@ _STYLE = """
     .dot { stroke: #12161c } .front { stroke: #98a3b3 }
   }"""
 _SLOW, _FAST = (196, 98, 16), (29, 111, 184)  # colours of the slowest and the fastest decoding
-_LEAST_KL = 1e-4  # smaller ones lie on the lower edge
+_MIN_KL = 1e-4  # smaller ones lie on the lower edge
 
 
 def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -29,7 +29,7 @@ def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
         results: by name: ``bytes``, ``lowered`` with ``kl``, ``decode`` with ``median``.
     """
     points = {
-        name: (facts["bytes"] / 1e6, max(facts["lowered"]["kl"], _LEAST_KL), facts["decode"]["median"])
+        name: (facts["bytes"] / 1e6, max(facts["lowered"]["kl"], _MIN_KL), facts["decode"]["median"])
         for name, facts in results.items()
         if "lowered" in facts and "decode" in facts
     }
@@ -61,7 +61,7 @@ def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"<title>{escape(title)}</title></circle>"
         )
         parts.append(_text(x, y + 4, str(number), "number", "middle"))
-        divergence = f"{kl:.4f}" if kl > _LEAST_KL else "< 0.0001"
+        divergence = f"{kl:.4f}" if kl > _MIN_KL else "< 0.0001"
         cells = (str(number), name, f"{size:.1f}", divergence, f"{speed:.0f}")
         parts += _row(_TOP + 4 + 18 * number, cells, "")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'

@@ -1,6 +1,6 @@
-"""Any other execution provider of ONNX Runtime: one that the installed wheel has, or a plugin library.
+"""The provider ``ep``: other execution providers of ONNX Runtime, built into the wheel or plugins.
 
-``ep:NAME`` takes a built-in one (``ep:XNNPACK``, ``ep:QNNExecutionProvider``), ``ep:PATH`` a plugin library
+``ep:NAME`` is a built-in one (``ep:XNNPACK``, ``ep:QNNExecutionProvider``), ``ep:PATH`` a plugin library
 (https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/).
 """
 
@@ -87,9 +87,9 @@ class PassThroughProvider(OrtProvider):
         self.execution_provider = f"{target}{_SUFFIX}" if named else target
 
     def available(self) -> str | None:
-        """None if this provider can run here, else why not and what to do about it."""
+        """Return None if the provider can run on this machine, else the reason and the remedy."""
         if not self.execution_provider:
-            return "say which: ep:NAME for one of onnxruntime's, or ep:PATH for a plugin library"
+            return "name one: ep:NAME for one of onnxruntime's, or ep:PATH for a plugin library"
         if self.library is None:
             return super().available()
         try:
@@ -99,7 +99,7 @@ class PassThroughProvider(OrtProvider):
         return None
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes of the chosen lowering, in order."""
+        """Return the passes of the chosen lowering, in order."""
         if self.checked_options(config.options)["lowering"] == "slots":
             return super().passes(config)
         if config.context_length is None:
@@ -135,32 +135,32 @@ class PassThroughProvider(OrtProvider):
         return runner
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """What ``settings`` says."""
+        """Return the options in ``settings``."""
         pairs = [setting.partition("=") for setting in options["settings"].split(";") if setting]
         wrong = [name for name, equals, _ in pairs if not equals]
         if wrong:
-            raise UsageError(f"option 'settings' has '{wrong[0]}', which is no NAME=VALUE")
+            raise UsageError(f"option 'settings' has '{wrong[0]}', which is not NAME=VALUE")
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     def devices(self, options: Mapping[str, Any]) -> list[Any]:
-        """The plugin's device to use; none for a built-in provider."""
+        """Return the plugin's device to use; none for a built-in provider."""
         if self.library is None:
             return []
         found, kind = plugin_devices(self.library), options["device"].upper()
         chosen = [device for device in found if kind in ("", device.device.type.name)][:1]
         if not chosen:
             raise ProviderUnavailableError(
-                f"{self.library} offers no {kind} here, only {_described(found)}; change the option 'device'"
+                f"{self.library} has no {kind} device, only {_described(found)}; change the option 'device'"
             )
         return chosen
 
 
 @functools.cache
 def plugin_devices(library: Path) -> tuple[Any, ...]:
-    """Register a plugin library, once a process; returns its ``onnxruntime.OrtEpDevice``.
+    """Register a plugin library once in the process; return its ``onnxruntime.OrtEpDevice`` objects.
 
     Raises:
-        ProviderUnavailableError: it is missing, no plugin, or offers no device on this machine.
+        ProviderUnavailableError: it is missing, is not a plugin, or has no device on this machine.
     """
     onnxruntime = ort.load_onnxruntime(str(library))
     if not library.is_file():
@@ -171,20 +171,20 @@ def plugin_devices(library: Path) -> tuple[Any, ...]:
     except ort.runtime_errors() as error:
         raise ProviderUnavailableError(
             f"onnxruntime {onnxruntime.__version__} cannot load {library} as a plugin library: "
-            f"{ort.one_line(error)}. Make sure that it is one, made for this version, with its own libraries"
+            f"{ort.one_line(error)}. Check that it is built for this version and that its libraries exist"
         ) from error
     everything = onnxruntime.get_ep_devices()
     found = tuple(device for device in everything if (device.ep_name, device.device.type) not in before)
     if not found:
         raise ProviderUnavailableError(
-            f"the plugin library {library} offers no device on this machine; onnxruntime sees "
-            f"{_described(everything)}. It needs hardware, and a driver, that it was made for"
+            f"the plugin library {library} has no device on this machine; onnxruntime finds "
+            f"{_described(everything)}. Check that its hardware and driver are installed"
         )
     return found
 
 
 def _described(devices: Any) -> str:
-    """Devices in words."""
+    """Return a text that lists devices."""
     return ", ".join(
         f"{device.device.type.name} ({device.device.vendor}, {device.ep_name})" for device in devices
     )

@@ -1,4 +1,4 @@
-"""Runs on tensors of any library, without copies."""
+"""Run a session on tensors of any library, without copies."""
 
 from __future__ import annotations
 
@@ -16,49 +16,47 @@ Tensors = Mapping[str, Any]
 
 
 def ort_value(name: str, tensor: Any) -> onnxruntime.OrtValue:
-    """See a tensor as an ``OrtValue`` that shares its memory, wherever that lies.
+    """Return an ``OrtValue`` that shares the memory of a tensor, on the host or a device.
 
     Args:
-        name: what errors call it.
+        name: the name of the tensor, for errors.
         tensor: a C-contiguous NumPy array, an ``OrtValue``, or a DLPack tensor (PyTorch, JAX, ...).
 
     Raises:
-        UsageError: it is none of these, is not contiguous, or has a type that cannot be shared.
+        UsageError: it has another type, is not contiguous, or has a dtype that cannot be shared.
     """
     if isinstance(tensor, onnxruntime.OrtValue):
         return tensor
     if isinstance(tensor, np.ndarray):
         if not tensor.flags.c_contiguous:
-            raise UsageError(f"'{name}' is not C-contiguous; give np.ascontiguousarray of it")
+            raise UsageError(f"'{name}' is not C-contiguous; pass np.ascontiguousarray of it")
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor)
     if not hasattr(tensor, "__dlpack__"):
         raise UsageError(
-            f"'{name}' is a {type(tensor).__name__}; wanted: a NumPy array, an OrtValue or a DLPack tensor"
+            f"'{name}' must be a NumPy array, an OrtValue or a DLPack tensor, not {type(tensor).__name__}"
         )
     try:
         return onnxruntime.OrtValue.from_dlpack(tensor)
     except (RuntimeError, BufferError, TypeError) as error:
         raise UsageError(
-            f"'{name}' cannot be shared: {ort.one_line(error)}. Give it contiguous, without "
-            "gradient, and in a type that NumPy has"
+            f"'{name}' cannot be shared: {ort.one_line(error)}. It must be contiguous, without "
+            "gradient, and of a dtype that NumPy has"
         ) from error
 
 
 class BoundRun:
-    """A session with its tensors in place: ``run()`` reads the inputs where they lie, each time anew.
+    """A session with bound tensors; each ``run()`` reads the inputs from their memory again.
 
-    Inputs, and outputs that the caller brought, stay the caller's: change them between runs, never during
-    one. Outputs that the runtime allocates are new with every run, belong to whoever holds them, and outlive
-    the session.
-    Not thread-safe; use one a thread.
+    The caller owns inputs and given outputs, and may change them between runs, not during one. Other outputs
+    are allocated in each run and outlive the session. Not thread-safe; use one per thread.
 
     Args:
         session: an ``onnxruntime.InferenceSession``.
-        inputs: tensor by name, see ``ort_value``.
-        outputs: tensor by name to write into, of the shape and type of the result; others are allocated.
+        inputs: tensors by name, see ``ort_value``.
+        outputs: tensors to write into, by name, with the shape and dtype of the result; others are allocated.
 
     Raises:
-        UsageError: a name or a tensor does not fit the session.
+        UsageError: a name is unknown, or a tensor cannot be shared.
     """
 
     def __init__(self, session: Any, inputs: Tensors, outputs: Tensors | None = None) -> None:
@@ -81,7 +79,7 @@ class BoundRun:
         """Run once.
 
         Returns:
-            Every output by name: ``.numpy()`` or ``torch.from_dlpack(value)`` see it without a copy.
+            All outputs by name; ``.numpy()`` and ``torch.from_dlpack(value)`` share their memory.
 
         Raises:
             ProviderRuntimeError: the run failed.
@@ -113,5 +111,5 @@ def _check_names(kind: str, tensors: Tensors, known: list[str]) -> None:
 
 def _writable(name: str, tensor: Any) -> Any:
     if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
-        raise UsageError(f"'{name}' is to be written into, but the array is read-only")
+        raise UsageError(f"output '{name}' is a read-only array")
     return tensor

@@ -1,4 +1,4 @@
-"""Draws that wait for a grammar: their requests are set aside with their logits, and the others go on."""
+"""Requests that wait for the mask of their grammar while the other requests go on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .requests.request import Request
 from .sampling.sampler import BatchLogitsProcessor, Sample, sample
 from .sampling.top_candidates import Row
 
-PATIENCE = 0.01  # seconds that a step waits for grammars once the model has run
+PATIENCE = 0.01  # seconds that a step waits for masks after the model has run
 
 
 class LateDraws:
-    """Requests whose grammar has not told in time what may come next; they keep slots and run nothing."""
+    """Requests whose grammar had no mask in time. They keep their slots and have no rows in a step."""
 
     def __init__(self) -> None:
         self._logits: dict[Request, Row] = {}
 
     def set_aside(self, request: Request, logits: Row) -> None:
-        """Draw from ``logits`` [vocab_size] later."""
+        """Keep ``logits`` [vocab_size] to sample from later."""
         self._logits[request] = logits.copy()  # the next run overwrites the original
 
     def draw(
@@ -29,14 +29,14 @@ class LateDraws:
         *,
         patient: bool,
     ) -> list[Request]:
-        """Draw for those whose grammars have told by now, and return them.
+        """Sample for the requests whose masks are ready, and return these requests.
 
         Args:
             processors: change the logits of whole batches.
-            take: gives a request its token.
-            patient: wait a moment, as there is nothing else to do.
+            take: appends a token to its request.
+            patient: wait up to 10 ms, because no row runs.
         """
-        # One that ended is forgotten, and one that lost its slot is computed again and gets new logits.
+        # A finished request is forgotten. A request without a slot is computed again and gets new logits.
         self._logits = {one: logits for one, logits in self._logits.items() if _waits(one)}
         until = time.monotonic() + (PATIENCE if patient else 0.0)
         ready = [request for request in self._logits if request.can_draw(until - time.monotonic())]

@@ -1,4 +1,4 @@
-"""``carryall.export``: a checkpoint becomes a portable package."""
+"""``carryall.export``: convert a checkpoint to a portable package."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .quantize import quantized_record, warn_of_much_float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport(Report):
-    """A package that was written.
+    """The result of an export.
 
     Attributes:
         path: the package.
-        model_type: its family.
-        parameters: how many values its weights have.
-        nodes: of its graph.
-        quantization: what its record says, None for float32.
+        model_type: the model family.
+        parameters: number of values of all weights.
+        nodes: number of nodes of the graph.
+        quantization: the package's record of its quantization, None for float32.
         left_float: weights that quantization left float; None without quantization.
-        bytes: of all its files.
+        bytes: total size of the package's files.
         seconds: wall time.
     """
 
@@ -88,27 +88,27 @@ def export(
     via: Literal["optimum"] | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Turn a Hugging Face checkpoint into a portable ONNX package.
+    """Convert a Hugging Face checkpoint to a portable ONNX package.
 
-    Weights are read, changed and written one by one, so a model may be larger than the memory.
+    Weights are read, changed and written one by one, so the model may be larger than the memory.
 
     Args:
         source: a checkpoint folder, a hub id, or ``demo``.
         out: the package, a new folder; it does not exist if anything fails.
-        quantize: how to store the weights, a recipe or a method's name; recipes that need a calibration are
-            for ``carryall.quantize``.
-        via: ``optimum`` lets Optimum trace the model with torch, for families without an exporter.
-        progress: told about every tensor, in bytes.
+        quantize: a quantization recipe or the name of a method; recipes that need calibration work only in
+            ``carryall.quantize``.
+        via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
+        progress: called for every tensor, in bytes.
 
     Raises:
-        UsageError: there is no such model, ``out`` exists, or the recipe needs a calibration.
-        UnsupportedModelError: no exporter knows the model.
+        UsageError: there is no such model, ``out`` exists, or the recipe needs calibration.
+        UnsupportedModelError: no exporter supports the model.
         CheckpointError: a file is missing or damaged.
-        OSError: the disk is full, or the like.
+        OSError: a file cannot be written, for instance on a full disk.
     """
     path, out = locate_model(source), Path(out)
     if path.is_file() or Package.is_package(path):
-        raise UsageError(f"{source} is exported already; see 'carryall quantize' and 'carryall optimize'")
+        raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
     passes, record = ([], None) if quantize is None else quantize.passes()

@@ -1,4 +1,4 @@
-"""``carryall.quantize_any``: an ONNX file that is no decoder, in INT8 or 16 bits."""
+"""Quantize an ONNX file that is not a decoder, to INT8 or 16 bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS = ("int8-static", "int8-dynamic", "fp16", "bf16")
 
 
 def is_any_model(source: str | Path, method: str) -> bool:
-    """Whether a model is an ONNX file that is no decoder, and the method one for those."""
+    """Whether a model is an ONNX file but not a decoder, and ``method`` applies to such models."""
     path = locate_model(source)
     return method in METHODS and path.is_file() and not is_decoder(read_model(path).graph)
 
@@ -60,7 +60,7 @@ def quantize_any(
         options: of the INT8 methods.
         images: how images become tensors.
         report: a JSON file for the report.
-        progress: told about the phase ``measure``.
+        progress: called in the phase ``measure``.
 
     Raises:
         UsageError: an option has no effect, the samples do not fit, or the result would be larger.
@@ -72,16 +72,16 @@ def quantize_any(
     if method not in METHODS:
         raise UsageError(f"method '{method}' is not one of {', '.join(METHODS)}")
     if out.suffix != ".onnx":
-        raise UsageError(f"{path} is an ONNX file, so the result is one too: call it {out}.onnx")
+        raise UsageError(f"{path} is an ONNX file, so the output must be one too: name it {out}.onnx")
     if file is not None and file.suffix != ".json":
-        raise UsageError("the report of a model that is no decoder is JSON: call it something.json")
+        raise UsageError(f"the report of a model that is not a decoder is JSON: name it {file.stem}.json")
     if calibration is None and images is not None:
-        raise UsageError("--image options describe images of --calibration, and there is none")
+        raise UsageError("--image options have no effect without --calibration")
     check_output(path, out)
     model = read_model(path)
     samples = None if calibration is None else _samples(model, calibration, images)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GeneratedSamplesWarning)  # the report's notes say it
+        warnings.simplefilter("ignore", GeneratedSamplesWarning)  # the report's notes contain it
         result, found = _quantized(model, method, samples, options, phase(progress, "measure"))
     found.bytes_before = _file_bytes(path)
     found.bytes_after = write_single_file(result, out, at_most=found.bytes_before)

@@ -101,8 +101,8 @@ def test_operators_of_other_domains_are_left_alone(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere/out.onnx"], "there is no folder"),
-        (["out"], "call it"),
-        (["out.onnx", "--report", "nowhere/report.html"], "there is no folder nowhere"),
+        (["out"], "name it"),
+        (["out.onnx", "--report", "nowhere/report.html"], "the folder nowhere does not exist"),
     ],
 )
 def test_places_that_cannot_be_written_to_are_refused_first(

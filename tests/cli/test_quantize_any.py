@@ -99,8 +99,8 @@ def test_without_samples_the_result_says_so(net: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--image-std", "0.5"], "--image options describe images of --calibration, and there is none"),
-        (["--report", "report.html"], "JSON: call it something.json"),
+        (["--image-std", "0.5"], "--image options have no effect without --calibration"),
+        (["--report", "report.html"], "JSON: name it report.json"),
     ],
 )
 def test_options_without_effect_are_refused(
@@ -124,7 +124,7 @@ def test_what_fails_leaves_nothing_behind(net: Path, samples: Path, tmp_path: Pa
     )
     assert (tmp_path / "out.onnx").read_text() == "kept"
     assert re.search(
-        r"so the result is one too: call it \S+folder\.onnx",
+        r"so the output must be one too: name it \S+folder\.onnx",
         refusal(net, tmp_path / "folder", "--method", "int8-static", "--calibration", samples),
     )
     empty = tmp_path / "empty"
@@ -151,7 +151,7 @@ def test_decoders_go_their_own_way(net: Path, samples: Path, tmp_path: Path) -> 
     assert not is_any_model(str(net), "int4")
     assert not is_any_model("demo", "int8-static")
     assert re.search(
-        "--min-snr is for ONNX files that are no decoders",
+        "--min-snr is for ONNX files that are not decoders",
         refusal("demo", tmp_path / "out", "--method", "int8-static", "--min-snr", "30"),
     )
     assert re.search(

@@ -1,7 +1,7 @@
 """The reference of sampling: everything sorted, filtered in the documented order, added up in float64.
 
-All fast paths of ``runtime/engine/sampling`` and ``draw_best`` are held equal to it. It follows the order of
-the fields of ``Filters``: temperature, then Mirostat alone, or top-k, top-p, min-p, typical-p and XTC.
+All fast paths of ``runtime/engine/sampling`` and ``best_logits`` are compared with it. It follows the order
+of the fields of ``Filters``: temperature, then Mirostat alone, or top-k, top-p, min-p, typical-p and XTC.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from carryall.runtime.engine.sampling import whole_rows
+from carryall.runtime.engine.sampling import full_vocabulary
 from carryall.runtime.engine.sampling.filters import Filters
 
 Logits = npt.NDArray[np.float32]
 # These lead uniforms to tokens in another order than from the most to the least likely.
-WHOLE_ROWS = ("draw_any", "draw_nucleus", "draw_typical", "draw_unsurprising")
+WHOLE_ROWS = ("draw_any", "draw_nucleus", "draw_typical", "draw_below_surprise")
 ROUNDING = 1e-5  # closer decisions may fall either way
 
 
@@ -128,11 +128,11 @@ def whole_rows_used() -> Iterator[set[str]]:
     used: set[str] = set()
     with contextlib.ExitStack() as stack:
         for name in WHOLE_ROWS:
-            own = getattr(whole_rows, name)
+            own = getattr(full_vocabulary, name)
 
             def spy(*args: Any, name: str = name, own: Any = own) -> Any:
                 used.add(name)
                 return own(*args)
 
-            stack.enter_context(mock.patch.object(whole_rows, name, spy))
+            stack.enter_context(mock.patch.object(full_vocabulary, name, spy))
         yield used

@@ -77,7 +77,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
         (source / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
         words, code = "llama", 2
     elif kind == "a package":
-        arguments[1], words, code = tiny_package, "exported already", 2
+        arguments[1], words, code = tiny_package, "already exported", 2
     else:
         arguments, words, code = [*arguments, "--quantize", "int3"], "int3", 2
     result = run(*arguments)
@@ -161,7 +161,7 @@ def test_quantize_refuses_what_it_cannot_do(tiny_package: Path, tmp_path: Path) 
     assert run("quantize", tiny_package, tmp_path / "a", "--block-size", 16).exit_code == 0
     again = run("quantize", tmp_path / "a", tmp_path / "b")
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
-    assert "quantized already" in again.stderr
+    assert "already quantized" in again.stderr
     assert not (tmp_path / "b").exists()
     for name in ("model.onnx", "model.onnx.data"):
         shutil.copyfile(tiny_package / name, tmp_path / name)

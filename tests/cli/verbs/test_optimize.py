@@ -112,7 +112,7 @@ def test_verify_refuses_to_write_a_graph_that_differs(package: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--target", "gpu"], "the targets are: portable, cpu"),
+        (["--target", "gpu"], "choose one of portable, cpu"),
         (["--target", "cpu", "--disable", "Nope"], "GroupQueryAttention"),
         (["--pass", "nope"], "package.module.Class"),
         (["--pass", "no_such_module_anywhere:Pass"], "cannot be imported"),

@@ -90,12 +90,12 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
     ("options", "message"),
     [
         (("--method", "none"), "nothing to do"),
-        (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
+        (("--method", "none", "--kv", "int8"), "the KV cache of .* is already quantized"),
         (
             ("--max-error", "0.1"),
             "max_error has no effect with method int4; it is for: int8-",
         ),
-        (("--budget", "many"), "a budget is a number of bits, such as 4.5bits, not 'many'"),
+        (("--budget", "many"), "'many' is not a number of bits such as 4.5bits"),
         (
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",
@@ -184,7 +184,7 @@ def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
     assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
     again = run("quantize", out, tmp_path / "again")
     assert again.exit_code == 2
-    assert "is quantized already" in again.stderr
+    assert "is already quantized" in again.stderr
     refused = run(
         "quantize", tiny_package, tmp_path / "no", "--method", "int8-dynamic", "--algorithm", "gptq"
     )
@@ -225,7 +225,9 @@ def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: s
     for second in ("int4", "int8-static", "fp16"):
         result = run("quantize", once, tmp_path / "twice", "--method", second)
         assert result.exit_code == 2
-        assert re.search(r"is (quantized|in 16 bits) already; start from the float model", result.stderr)
+        assert re.search(
+            r"(is already quantized|already has 16-bit weights); start from the float model", result.stderr
+        )
         assert not (tmp_path / "twice").exists()
 
 

@@ -66,7 +66,7 @@ def test_static_int8_runs_near_the_float_model(tiny_package: Path, tmp_path: Pat
     assert 0 < divergence(out, tiny_package, tmp_path) < 0.05
     again = run("quantize", out, tmp_path / "again")
     assert again.exit_code == 2
-    assert "is quantized already; start from the float model" in again.stderr
+    assert "is already quantized; start from the float model" in again.stderr
 
 
 def test_calibration_is_done_once_for_all_calibrators(
@@ -110,7 +110,7 @@ def test_half_precision(tiny_package: Path, tmp_path: Path, method: str) -> None
     assert divergence(out, tiny_package, tmp_path) < 1e-4
     again = run("quantize", out, tmp_path / "again", "--method", "int4")
     assert again.exit_code == 2
-    assert "is in 16 bits already; start from the float model" in again.stderr
+    assert "already has 16-bit weights; start from the float model" in again.stderr
 
 
 def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_first_wrong_pass_is_named(tiny_package: Path, tmp_path: Path, targe
     out = tmp_path / "out"
     result = run("optimize", tiny_package, out, "--target", target, "--verify", *own)
     assert result.exit_code == 1
-    assert "It first does after pass Wrong." in result.stderr
+    assert "It first differs after pass Wrong." in result.stderr
     assert result.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
         "wrong_passes_module.py"

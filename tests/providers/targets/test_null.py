@@ -57,7 +57,7 @@ def test_prefix_copy_and_release() -> None:
     runner.release(3)
     assert runner.held_tokens() == 2
     assert np.array_equal(runner.forward([row(0, [9], start=2)])[0], logits_of([1, 2, 9]))
-    with pytest.raises(ProviderRuntimeError, match="slot 3 holds 0 tokens, cannot copy 1"):
+    with pytest.raises(ProviderRuntimeError, match="slot 3 holds 0 tokens, 1 cannot be copied"):
         runner.copy_prefix(3, 1, 1)
 
 

@@ -224,7 +224,7 @@ def test_a_damaged_cache_entry_changes_no_answer(
     remembered(entry)
     damage(entry / name, other / name)
     assert generate(case.package) == case.answer
-    assert f"cache entry {entry} is damaged and made again: " in caplog.text
+    assert f"cache entry {entry} is damaged and is built again: " in caplog.text
     remembered(entry)
 
 
@@ -299,7 +299,7 @@ def test_integrity_of_a_whole_package_and_of_what_is_none(case: Case, tmp_path: 
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.count("  ok, ") == len(FILES) - 1
     for words, arguments in (
-        ("is no package", ["demo", "--integrity"]),
+        ("is not a package", ["demo", "--integrity"]),
         ("leave B out", ["demo", "demo", "--integrity"]),
         ("missing argument 'B'", ["demo"]),
     ):

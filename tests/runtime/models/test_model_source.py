@@ -91,7 +91,7 @@ def test_wrong_quantization_is_refused(checkpoint: Path, package: Path) -> None:
     with pytest.raises(UsageError, match="method 'int3' is not one of int4"):
         resolve_model(checkpoint, quantize="int3")
     quantized = resolve_model(package, quantize="int4").folder
-    with pytest.raises(UsageError, match="is quantized already"):
+    with pytest.raises(UsageError, match="is already quantized"):
         resolve_model(quantized, quantize="int4")
     with pytest.raises(UsageError, match="is an ONNX file"):
         resolve_model(package / "model.onnx", quantize="int4")
@@ -102,7 +102,7 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
     assert files.folder == package
     assert files.context_length == 128
     (package / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"no config.json beside it"):
+    with pytest.raises(UsageError, match=r"needs a config.json in its folder"):
         resolve_model(package / "model.onnx")
 
 
@@ -111,7 +111,7 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
     [
         ("nothing", ModelNotFoundError, "no model 'nothing'; give a package"),
         ("empty", ModelNotFoundError, "it has no config.json"),
-        ("notes.txt", ModelNotFoundError, "is no model"),
+        ("notes.txt", ModelNotFoundError, "is not a model"),
         ("model.gguf", UsageError, "GGUF files are not supported yet"),
         ("./nope", ModelNotFoundError, r"there is no file or folder \./nope"),
         ("../nope", ModelNotFoundError, r"there is no file or folder \.\./nope"),
@@ -202,5 +202,5 @@ def test_context_length_is_the_model_s_default_or_within_its_limit(checkpoint: P
     files = resolve_model(checkpoint)
     assert with_context(RunnerConfig(), files).context_length == config["max_position_embeddings"]
     for wrong in (129, -1):
-        with pytest.raises(UsageError, match=rf"context length {wrong} is not in \[1, 128\]"):
+        with pytest.raises(UsageError, match=rf"context_length {wrong} is not in \[1, 128\]"):
             with_context(RunnerConfig(context_length=wrong), files)

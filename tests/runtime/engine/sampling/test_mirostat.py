@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from carryall.errors import InvalidSamplingError
-from carryall.runtime.engine.sampling.draw import draw
 from carryall.runtime.engine.sampling.filters import Filters
 from carryall.runtime.engine.sampling.mirostat import Mirostat
+from carryall.runtime.engine.sampling.random_sampling import sample_random
 from carryall.runtime.engine.sampling.sampler import sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ def test_surprise_is_that_of_the_token_at_the_temperature() -> None:
     weights = np.exp(logits / 0.5)
     expected = -np.log2(weights / weights.sum())
     filters = Filters(max_surprise=100.0, temperature=0.5)
-    drawn = draw([logits] * 200, [filters] * 200, np.linspace(0, 0.999, 200))
+    drawn = sample_random([logits] * 200, [filters] * 200, np.linspace(0, 0.999, 200))
     assert set(drawn.token_ids.tolist()) == {0, 1, 2}
     assert drawn.surprises == pytest.approx(expected[drawn.token_ids], abs=1e-5)
 

@@ -1,8 +1,8 @@
 """Every way to draw from a row of logits gives what the plain reference gives.
 
-The ways, see ``draw._path``: top-k; a nucleus among few candidates, or from the whole row; min-p with few
-left, or many; whole rows; Mirostat; typical-p of sorted candidates, or from the whole row; each with XTC.
-Greedy rows and the best logits of a device have properties of their own (test_sampler.py, test_draw_best.py).
+The ways, see ``random_sampling._path``: top-k; a nucleus among few candidates, or from the whole row; min-p
+with few left, or many; whole rows; Mirostat; typical-p of sorted candidates, or from the whole row; each with
+XTC. Greedy rows are tested in test_sampler.py, the best logits of a device in test_best_logits.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plain_sampler import ROUNDING, keep, whole_rows_used
 
-from carryall.runtime.engine.sampling.draw import draw
 from carryall.runtime.engine.sampling.filters import Filters
+from carryall.runtime.engine.sampling.random_sampling import sample_random
 
 Logits = npt.NDArray[np.float32]
 
@@ -55,7 +55,7 @@ def test_every_token_is_the_references_or_one_that_it_keeps(
     assume(kept.margin > ROUNDING)
     uniforms = np.random.default_rng(seed).random(8)
     with whole_rows_used() as used:
-        drawn = draw([logits] * len(uniforms), [filters] * len(uniforms), uniforms)
+        drawn = sample_random([logits] * len(uniforms), [filters] * len(uniforms), uniforms)
     for token, uniform in zip(drawn.token_ids.tolist(), uniforms.tolist(), strict=True):
         expected, margin = kept.draw(uniform)
         assert token in kept.tokens
@@ -79,7 +79,7 @@ def test_few_candidates_are_drawn_from_in_order(options: dict[str, Any], xtc_thr
     filters = Filters(**options, xtc_threshold=xtc_threshold)
     uniforms = np.arange(40) / 40
     with whole_rows_used() as used:
-        tokens = draw([logits] * 40, [filters] * 40, uniforms).token_ids
+        tokens = sample_random([logits] * 40, [filters] * 40, uniforms).token_ids
     kept = keep(logits, filters)
     assert not used
     assert len(kept.tokens) > 1
@@ -112,7 +112,7 @@ def test_from_whole_rows_each_token_comes_as_often_as_it_should(
     logits = random_logits(0, spread, 4000, ties=True)
     filters = Filters(**options)
     with whole_rows_used() as used:
-        tokens = draw([logits] * count, [filters] * count, np.arange(count) / count).token_ids
+        tokens = sample_random([logits] * count, [filters] * count, np.arange(count) / count).token_ids
     assert used == {path}
     expected = keep(logits, filters).shares(len(logits))
     counts = np.bincount(tokens, minlength=len(logits))

@@ -1,7 +1,7 @@
-"""Random choice from many rows of logits.
+"""Random sampling from many rows of logits.
 
-All that reads whole rows of a large vocabulary is done to one after the other, while it is in a core's cache:
-that halves its time. Where a few candidates are left, those of all rows are sorted and drawn from together.
+Work on a whole vocabulary is done row by row, while the row is in a core's cache, which halves its time. If
+filters leave few candidates, those of all rows are sorted and sampled together.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import whole_rows
+from . import full_vocabulary
 from .filters import Filters, Floats, choose, is_kept, typical, weigh
+from .full_vocabulary import Cumulative, Weights, exclude_top, inverse
 from .top_candidates import Found, Integers, Row, find_above, find_top, in_order
-from .whole_rows import Cumulative, Weights, exclude_top, inverse
 
-MOST_SORTED = 512  # candidates; from more of them, drawing without order is cheaper
-NUCLEUS = 64  # candidates that usually hold what top-p keeps
-_MOST_SURPRISE = 1000.0  # bits; two to minus this is still a float64
+MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
+NUCLEUS = 64  # number of top candidates that usually hold the nucleus of top-p
+_MAX_SURPRISE = 1000.0  # bits; 2**-1000 is still a float64
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """Per row, the token drawn, and where ``max_surprise`` was given its bits of surprise, else NaN."""
+class RandomTokens:
+    """Per row, the sampled token, and its surprise in bits if ``max_surprise`` was set, else NaN."""
 
     token_ids: Integers
     surprises: Floats
 
 
 @dataclass(frozen=True, slots=True)
-class _Draws:
-    """Rows to draw from, at hand: their places in the result, likeliest tokens, filters and uniforms."""
+class _Rows:
+    """Rows to sample from: indices in the result, logits, most likely tokens, filters and uniforms."""
 
     places: Integers
     rows: Sequence[Row]
@@ -40,34 +40,34 @@ class _Draws:
     filters: Sequence[Filters]
     uniforms: Floats
 
-    def those(self, chosen: Sequence[int]) -> _Draws:
-        """Some of them."""
+    def those(self, chosen: Sequence[int]) -> _Rows:
+        """Return a subset of the rows."""
         if len(chosen) == len(self.rows):
             return self
         rows, filters = [self.rows[i] for i in chosen], [self.filters[i] for i in chosen]
-        return _Draws(self.places[chosen], rows, self.best[chosen], filters, self.uniforms[chosen])
+        return _Rows(self.places[chosen], rows, self.best[chosen], filters, self.uniforms[chosen])
 
     def weights(self, index: int) -> Weights:
-        """Weights of a whole row."""
+        """Return the weights of all tokens of a row."""
         return Weights.of(self.rows[index], self.filters[index].temperature, int(self.best[index]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shortlist:
-    """The only tokens that some rows may give, and the mass of all tokens of each; NaN is their own."""
+    """The candidates of some rows, and the total weight of each row; NaN is the sum of its candidates."""
 
-    draws: _Draws
+    draws: _Rows
     found: Found
     total: Floats
 
 
-class Drawing:
-    """Draws one token for each of many rows, which come group by group and are not kept.
+class RandomSampler:
+    """Sample one token for each row. Rows are added in groups, and whole rows are not kept.
 
-    A row's result depends on nothing but its own logits, filters and uniform.
+    The result of a row depends only on its own logits, filters and uniform.
 
     Args:
-        count: how many rows will come.
+        count: total number of rows.
     """
 
     def __init__(self, count: int) -> None:
@@ -83,18 +83,26 @@ class Drawing:
         filters: Sequence[Filters],
         uniforms: Floats,
     ) -> None:
-        """Look at rows of logits [vocab_size], whose ``best`` tokens have the largest, finite ones."""
-        draws = _Draws(np.array(places, np.int64), rows, np.array(best, np.int64), filters, uniforms)
+        """Add rows.
+
+        Args:
+            places: indices of the rows in the result.
+            rows: logits [vocab_size] per row.
+            best: a most likely token per row; its logit must be finite.
+            filters: filters per row.
+            uniforms: [rows] in [0, 1).
+        """
+        draws = _Rows(np.array(places, np.int64), rows, np.array(best, np.int64), filters, uniforms)
         paths: dict[_Path, list[int]] = {}
         for i, each in enumerate(filters):
             paths.setdefault(_path(each, len(rows[i])), []).append(i)
         for path, chosen in paths.items():
             path(self, draws.those(chosen))
 
-    def finish(self) -> Drawn:
-        """Draw from what was kept of the rows."""
-        narrow = [each for each in self._short if each.found.counts.max() <= MOST_SORTED]
-        wide = [[each] for each in self._short if each.found.counts.max() > MOST_SORTED]
+    def finish(self) -> RandomTokens:
+        """Sample from the candidates of all rows that were not sampled in ``add``; return all results."""
+        narrow = [each for each in self._short if each.found.counts.max() <= MAX_SORTED]
+        wide = [[each] for each in self._short if each.found.counts.max() > MAX_SORTED]
         for some in [narrow, *wide] if narrow else wide:
             filters = [f for each in some for f in each.draws.filters]
             candidates = in_order([each.found for each in some])
@@ -106,23 +114,23 @@ class Drawing:
             uniforms = np.concatenate([each.draws.uniforms for each in some])
             places = np.concatenate([each.draws.places for each in some])
             self._tokens[places] = choose(candidates, weights, total, filters, uniforms)
-        return Drawn(self._tokens, self._surprises)
+        return RandomTokens(self._tokens, self._surprises)
 
-    def top_k(self, draws: _Draws) -> None:
-        """Keep those that top-k leaves."""
+    def top_k(self, draws: _Rows) -> None:
+        """Shortlist the candidates of top-k."""
         found = find_top(draws.rows, np.array([f.top_k for f in draws.filters], np.int64))
         self._short.append(_Shortlist(draws, found, np.full(len(draws.rows), np.nan)))
 
-    def nucleus(self, draws: _Draws) -> None:
-        """Keep a few candidates if they hold the wanted share of the whole row's mass, else draw at once."""
+    def nucleus(self, draws: _Rows) -> None:
+        """Shortlist the top candidates if they hold the nucleus of top-p; else sample from the whole row."""
         vocab_size = len(draws.rows[0])
-        width = vocab_size if vocab_size <= MOST_SORTED else NUCLEUS
+        width = vocab_size if vocab_size <= MAX_SORTED else NUCLEUS
         weights = [draws.weights(i) for i in range(len(draws.rows))]
         cumulative = [Cumulative(each.values) for each in weights]
         heaviest = np.array([each.heaviest for each in weights])
         total = np.array([each.total for each in cumulative]) / heaviest
         wanted = np.array([f.top_p for f in draws.filters]) * total
-        # The heaviest weighs 1, so that fewer tokens than the wanted mass cannot hold it.
+        # Each weight is at most 1, so a nucleus of weight w needs at least w tokens.
         is_narrow = wanted <= width
         tried = np.flatnonzero(is_narrow)
         if len(tried):
@@ -136,7 +144,7 @@ class Drawing:
                 self._short.append(_Shortlist(kept, found.those(enough), total[tried[enough]]))
         for i in np.flatnonzero(~is_narrow).tolist():
             f, share = draws.filters[i], float(draws.uniforms[i])
-            self._tokens[draws.places[i]] = whole_rows.draw_nucleus(
+            self._tokens[draws.places[i]] = full_vocabulary.draw_nucleus(
                 cumulative[i],
                 weights[i].heaviest,
                 float(wanted[i] * heaviest[i]),
@@ -145,16 +153,16 @@ class Drawing:
                 share,
             )
 
-    def min_p(self, draws: _Draws) -> None:
-        """Keep those that min-p leaves, unless they are too many."""
-        # One float32 step of slack, so that rounding drops nobody here; ``choose`` decides exactly.
+    def min_p(self, draws: _Rows) -> None:
+        """Shortlist the candidates of min-p; if there are too many, sample from the whole row."""
+        # The threshold is one float32 step lower, so that rounding drops no token; ``choose`` is exact.
         lowest = [
             float(row[best]) + f.temperature * math.log(f.min_p)
             for row, best, f in zip(draws.rows, draws.best.tolist(), draws.filters, strict=True)
         ]
         threshold = np.nextafter(np.array(lowest, np.float32), np.float32(-np.inf))
         counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
-        is_few = np.less_equal(counts, MOST_SORTED)
+        is_few = np.less_equal(counts, MAX_SORTED)
         few, many = np.flatnonzero(is_few).tolist(), np.flatnonzero(~is_few).tolist()
         if few:
             some = draws.those(few)
@@ -163,57 +171,57 @@ class Drawing:
         if many:
             self.any(draws.those(many))
 
-    def any(self, draws: _Draws) -> None:
-        """Draw without sorting; of the filters, min-p and XTC apply."""
+    def any(self, draws: _Rows) -> None:
+        """Sample from the whole row; of the filters, only min-p and XTC apply."""
         for i, f in enumerate(draws.filters):
             share = float(draws.uniforms[i])
-            token = whole_rows.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share)
+            token = full_vocabulary.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share)
             self._tokens[draws.places[i]] = token
 
-    def unsurprising(self, draws: _Draws) -> None:
-        """Mirostat 2 (arXiv:2007.14966), which has no other filters."""
+    def mirostat(self, draws: _Rows) -> None:
+        """Sample with Mirostat 2 (arXiv:2007.14966), without other filters."""
         for i, f in enumerate(draws.filters):
-            bits = min(f.max_surprise or 0.0, _MOST_SURPRISE)
+            bits = min(f.max_surprise or 0.0, _MAX_SURPRISE)
             share, place = float(draws.uniforms[i]), draws.places[i]
-            drawn = whole_rows.draw_unsurprising(draws.weights(i), bits, share)
+            drawn = full_vocabulary.draw_below_surprise(draws.weights(i), bits, share)
             self._tokens[place], self._surprises[place] = drawn
 
-    def typical(self, draws: _Draws) -> None:
-        """Row by row: whom typical-p keeps is known only once all others are weighed."""
+    def typical(self, draws: _Rows) -> None:
+        """Sample with typical-p, row by row."""
         each = zip(draws.rows, draws.best.tolist(), draws.filters, draws.uniforms.tolist(), strict=True)
         self._tokens[draws.places] = [_draw_typical(*one) for one in each]
 
 
-_Path = Callable[[Drawing, _Draws], None]
+_Path = Callable[[RandomSampler, _Rows], None]
 
 
 def _path(filters: Filters, vocab_size: int) -> _Path:
     if filters.max_surprise is not None:
-        return Drawing.unsurprising
+        return RandomSampler.mirostat
     if filters.typical_p < 1.0:
-        return Drawing.typical
+        return RandomSampler.typical
     if 0 < filters.top_k < vocab_size:
-        return Drawing.top_k
+        return RandomSampler.top_k
     if filters.top_p < 1.0:
-        return Drawing.nucleus
-    return Drawing.min_p if filters.min_p > 0.0 else Drawing.any
+        return RandomSampler.nucleus
+    return RandomSampler.min_p if filters.min_p > 0.0 else RandomSampler.any
 
 
-def draw(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> Drawn:
-    """Draw one token a row, see ``Drawing``.
+def sample_random(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> RandomTokens:
+    """Sample one token for each row; see ``RandomSampler``.
 
     Args:
-        rows: per row, logits [vocab_size], the largest finite.
-        filters: per row.
+        rows: logits [vocab_size] per row; the largest must be finite.
+        filters: filters per row.
         uniforms: [rows] in [0, 1).
     """
-    drawing = Drawing(len(rows))
-    drawing.add(range(len(rows)), rows, [int(row.argmax()) for row in rows], filters, uniforms)
-    return drawing.finish()
+    sampler = RandomSampler(len(rows))
+    sampler.add(range(len(rows)), rows, [int(row.argmax()) for row in rows], filters, uniforms)
+    return sampler.finish()
 
 
 def _masses(found: Found, weights: Sequence[Weights]) -> Floats:
-    """What each row's candidates weigh together, in the heaviest's weights."""
+    """Return the total weight of each row's candidates, relative to the row's largest weight."""
     own = np.split(found.token_ids, np.cumsum(found.counts)[:-1])
     pairs = zip(own, weights, strict=True)
     return np.array([each.values[ids].sum(dtype=np.float64) / each.heaviest for ids, each in pairs])
@@ -222,9 +230,9 @@ def _masses(found: Found, weights: Sequence[Weights]) -> Floats:
 def _draw_typical(row: Row, best: int, filters: Filters, share: float) -> int:
     count = min(filters.top_k or len(row), len(row))
     alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
-    if alone and count == len(row) > MOST_SORTED:
-        scaled = whole_rows.scaled_logits(row, filters.temperature, best)
-        return whole_rows.draw_typical(scaled, filters.typical_p, share)
+    if alone and count == len(row) > MAX_SORTED:
+        scaled = full_vocabulary.scaled_logits(row, filters.temperature, best)
+        return full_vocabulary.draw_typical(scaled, filters.typical_p, share)
     candidates = in_order([find_top([row], np.array([count]))])
     weights = weigh(candidates.logits.astype(np.float64), [filters])
     weights[:, count:] = 0.0

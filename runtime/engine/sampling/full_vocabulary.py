@@ -1,7 +1,7 @@
-"""Draws from rows of logits that are not worth sorting: whole vocabularies, a few passes each.
+"""Full-vocabulary sampling: sample from whole rows without sorting, in a few passes each.
 
-Where it cannot be told at once which tokens a filter keeps, a token is drawn from all, and again until it is
-one that is kept: exact, since whether one token is kept takes a single look at the row.
+Filters are applied by rejection sampling: draw a token from all until the filter keeps it. This is exact and
+cheap, since one pass over the row decides whether a single token is kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from .splitmix import uniform
 
 _BLOCK = 256
-_PRODUCTS = 4096  # summed at once: few, so that rounding errors stay small and no BLAS begins threads
-_PARTS = 4  # of a row, looked at one by one where a part may tell already
-_TRIES = 2  # draws in the hope of a token that is kept, before those are picked out
-_SURELY = 1.0 - 1e-4  # of a float32 sum over a part
-# Exponents up to this one need no shift for their exponentials, and the sum of these, to be good floats.
-_MOST_UNSHIFTED = 40.0
+_PRODUCTS = 4096  # products per dot product: bounds rounding errors, and stays below BLAS's threading limit
+_PARTS = 4  # a row is read in this many parts where one part may decide
+_TRIES = 2  # rejected draws before the kept tokens are collected
+_SURELY = 1.0 - 1e-4  # safety factor for the rounding of a float32 sum
+# Exponents up to this bound need no shift: their exponentials, and the sum of these, are finite and nonzero.
+_MAX_UNSHIFTED = 40.0
 
 Row = npt.NDArray[np.float32]  # [vocab_size]
 _F = TypeVar("_F", np.float32, np.float64)
@@ -31,33 +31,33 @@ _F = TypeVar("_F", np.float32, np.float64)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A row in proportion to probability, and the weight of its likeliest token."""
+    """Unnormalized probabilities of a row, and the largest of them."""
 
     values: Row
     heaviest: float
 
     @classmethod
     def of(cls, logits: Row, temperature: float, best: int) -> Weights:
-        """Those of ``logits``, of which ``best`` is a largest."""
+        """Return the weights of ``logits`` [vocab_size]; ``best`` is a token with the largest logit."""
         values = scaled_logits(logits, temperature, best)
         np.exp(values, out=values)
         return cls(values, float(values[best]))
 
 
 def scaled_logits(logits: Row, temperature: float, best: int) -> Row:
-    """Exponents of weights that neither vanish nor overflow; ``best`` is the token of a largest logit."""
+    """Return logits / temperature, shifted if their exponentials could overflow or vanish."""
     factor, largest = np.float32(1.0 / temperature), logits[best]
-    if abs(float(largest)) * float(factor) <= _MOST_UNSHIFTED:
+    if abs(float(largest)) * float(factor) <= _MAX_UNSHIFTED:
         unshifted: Row = logits * factor
         return unshifted
     scaled: Row = logits - largest
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+    with np.errstate(over="ignore"):  # a tiny temperature gives -inf for all but the largest, as intended
         scaled *= factor
     return scaled
 
 
 def block_sums(weights: Row) -> npt.NDArray[np.float32]:
-    """Sums of blocks of at most ``_BLOCK`` weights that lie far apart, so that whole vectors are added."""
+    """Return sums of blocks of at most ``_BLOCK`` strided weights, so that the additions vectorize."""
     blocks = -(-len(weights) // _BLOCK)
     full = len(weights) // blocks * blocks
     sums: npt.NDArray[np.float32] = weights[:full].reshape(-1, blocks).sum(axis=0)
@@ -66,18 +66,18 @@ def block_sums(weights: Row) -> npt.NDArray[np.float32]:
 
 
 def mass(weights: Row) -> float:
-    """The sum of a row."""
+    """Return the sum of a row."""
     return float(block_sums(weights).sum(dtype=np.float64))
 
 
 def log_sum_exp(logits: Row, best: int) -> float:
-    """The logarithm of the sum of all exponentials."""
+    """Return the log-sum-exp of ``logits`` [vocab_size]; ``best`` is a token with the largest logit."""
     weights = Weights.of(logits, 1.0, best)
     return float(logits[best]) + math.log(mass(weights.values) / weights.heaviest)
 
 
 def products_mass(left: Row, right: Row) -> float:
-    """The sum of the products of two rows, taken in blocks so that rounding errors stay small."""
+    """Return the dot product of two rows, computed in blocks so that rounding errors stay small."""
     blocks = max(1, len(left) // _PRODUCTS)
     full = len(left) // blocks * blocks
     parts = left[:full].reshape(blocks, 1, -1) @ right[:full].reshape(blocks, -1, 1)
@@ -85,7 +85,7 @@ def products_mass(left: Row, right: Row) -> float:
 
 
 class Cumulative:
-    """Inverse of a cumulative distribution in two levels: find the block, then the token in it."""
+    """Inverse transform sampling in two levels: find the block, then the token in it."""
 
     def __init__(self, weights: Row) -> None:
         self.weights = weights
@@ -94,7 +94,7 @@ class Cumulative:
         self.total = float(self._mass[-1])
 
     def token(self, share: float) -> int:
-        """The token at this share of the mass."""
+        """Return the token at this share, in [0, 1), of the total weight."""
         target = share * self.total
         block = _place(self._mass, target)
         inside = self.weights[block :: len(self._sums)]
@@ -102,18 +102,18 @@ class Cumulative:
         return block + place * len(self._sums)
 
     def tokens(self, share: float) -> Iterator[int]:
-        """Draw again and again: with ``share`` first, then with numbers that follow from it."""
+        """Yield draws without end: the first with ``share``, the others with uniforms derived from it."""
         key = int(share * 2**53)
         for place in itertools.count():
             yield self.token(uniform(key, place) if place else share)
 
     def first_kept(self, share: float, is_kept: Callable[[int], bool]) -> int:
-        """Draw until a token is kept."""
+        """Return the first drawn token that is kept."""
         return next(filter(is_kept, self.tokens(share)))
 
 
 def inverse(weights: npt.NDArray[_F], target: float) -> int:
-    """The first index at which the cumulative sum exceeds ``target``; never one without weight."""
+    """Return the first index at which the cumulative sum exceeds ``target``; its weight is never 0."""
     return _place(np.cumsum(weights, dtype=np.float64), target)
 
 
@@ -123,7 +123,7 @@ def _place(cumulative: npt.NDArray[np.float64], target: float) -> int:
 
 
 def exclude_top(weights: npt.NDArray[_F], bound: float, heaviest: float = 1.0) -> None:
-    """Of one row's weights that reach ``bound``, leave only the least; of equal ones the last.
+    """Set all weights >= ``bound`` to 0 except the smallest of them (the last of equal ones), in place.
 
     XTC, by its author's definition: https://github.com/oobabooga/text-generation-webui/pull/6335.
     """
@@ -136,7 +136,7 @@ def exclude_top(weights: npt.NDArray[_F], bound: float, heaviest: float = 1.0) -
 
 
 def draw_any(weights: Weights, min_p: float, xtc_threshold: float, share: float) -> int:
-    """Draw from all tokens that min-p and XTC leave; ``weights`` are used up."""
+    """Sample from the tokens that min-p and XTC keep; ``weights`` may be overwritten."""
     values, least = weights.values, min_p * weights.heaviest
     if xtc_threshold == 1.0:
         return _draw_above(Cumulative(values), least, share)
@@ -149,7 +149,7 @@ def draw_any(weights: Weights, min_p: float, xtc_threshold: float, share: float)
 def draw_nucleus(
     cumulative: Cumulative, heaviest: float, nucleus: float, min_p: float, xtc_threshold: float, share: float
 ) -> int:
-    """Draw from the likeliest tokens that together have the mass ``nucleus``."""
+    """Sample from the most likely tokens that together have the weight ``nucleus`` (top-p)."""
     weights, total = cumulative.weights, cumulative.total
     if min_p > 0.0 or xtc_threshold < 1.0:
         left = weights.copy()
@@ -171,16 +171,16 @@ def draw_nucleus(
 
 
 def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
-    """Draw from the tokens whose surprise is closest to the entropy (arXiv:2202.00666).
+    """Sample from the tokens whose surprise is closest to the entropy (arXiv:2202.00666).
 
-    Surprise is log(total) - scaled, and entropy its mean, so that their distance is that of the scaled logit
-    from its own mean.
+    Surprise is log(total) - scaled, and entropy is its mean. Their distance is therefore that of the scaled
+    logit from its mean.
     """
     weights = np.exp(scaled)
     cumulative = Cumulative(weights)
     with np.errstate(invalid="ignore"):
         moment = products_mass(weights, scaled)
-    if np.isnan(moment):  # what has no weight adds nothing
+    if np.isnan(moment):  # 0 * -inf: tokens without weight must add 0
         moment = products_mass(weights, np.maximum(scaled, np.finfo(np.float32).min))
     mean, wanted = moment / cumulative.total, typical_p * cumulative.total
 
@@ -204,15 +204,15 @@ def draw_typical(scaled: Row, typical_p: float, share: float) -> int:
     return cumulative.first_kept(share, is_kept)
 
 
-def draw_unsurprising(weights: Weights, bits: float, share: float) -> tuple[int, float]:
-    """Draw from the tokens of at most so many bits of surprise; also that of the token drawn."""
+def draw_below_surprise(weights: Weights, bits: float, share: float) -> tuple[int, float]:
+    """Sample from the tokens of at most ``bits`` bits of surprise; return the token and its surprise."""
     cumulative = Cumulative(weights.values)
     token = _draw_above(cumulative, min(cumulative.total * 2.0**-bits, weights.heaviest), share)
     return token, math.log2(cumulative.total / float(weights.values[token]))
 
 
 def _draw_above(cumulative: Cumulative, least: float, share: float) -> int:
-    """Draw from the tokens of at least this weight."""
+    """Sample from the tokens whose weight is at least ``least``."""
     weights = cumulative.weights
     for token in itertools.islice(cumulative.tokens(share), _TRIES):
         if weights[token] >= least:
@@ -223,13 +223,13 @@ def _draw_above(cumulative: Cumulative, least: float, share: float) -> int:
 
 
 def _drop_below(weights: Row, least: float) -> None:
-    weights *= (weights >= least).astype(np.float32)  # several times as fast as writing where a mask says
+    weights *= (weights >= least).astype(np.float32)  # several times as fast as assigning through a mask
 
 
 def _outweigh(weights: Row, which: Callable[[slice], npt.NDArray[np.bool_]], bound: float) -> bool:
-    """Whether some tokens weigh more than ``bound``, if that shows before the whole row was looked at.
+    """Whether the selected tokens surely weigh more than ``bound``; False if that is not certain.
 
-    A token whose share of the mass is not at the very end of what a filter keeps needs a part of the row.
+    The row is read in parts and the search ends early, which decides most tokens.
     """
     found, size = 0.0, -(-len(weights) // _PARTS)
     for start in range(0, len(weights), size):

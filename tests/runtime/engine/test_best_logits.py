@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
 
 from carryall.providers.base import BestLogits
-from carryall.runtime.engine.draw_best import best_may_suffice, sample_best
+from carryall.runtime.engine.best_logits import best_may_suffice, sample_best
 from carryall.runtime.engine.sampling.sampler import Sample, sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""Draws the tokens that a plan's logits lead to, proposed ones included."""
+"""Sample the tokens of a step, and verify proposed tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...providers.base import BestLogits
-from .draw_best import place, sample_rows
+from .best_logits import logits_at, sample_rows
 from .late_draws import PATIENCE, LateDraws
 from .plan_runner import Logits
 from .requests.request import Request
@@ -17,55 +17,56 @@ from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted
 from .schedule.scheduler import StepPlan
 
 
-def draw_tokens(
+def sample_tokens(
     plan: StepPlan,
     logits: Sequence[Logits],
-    drawing: Sequence[int],
+    sampling: Sequence[int],
     processors: Sequence[BatchLogitsProcessor],
     take: Callable[[Request, Sample], None],
     late: LateDraws,
 ) -> list[int]:
-    """Draw the next token of the ``drawing`` rows, and another while the last was the one proposed.
+    """Sample the next token of the ``sampling`` rows, and further ones while they equal the proposed tokens.
 
-    Every token is drawn as it would be without proposals, so these change no result: neither the most likely
-    token, nor the one that a seed leads to.
+    Every token is sampled as without proposals, so proposals change neither greedy nor seeded results.
 
     Args:
-        plan: as it was run.
-        logits: of its rows.
-        drawing: rows that end with the newest token of their requests.
+        plan: the plan that was run.
+        logits: per row of the plan.
+        sampling: indices of rows that end with the newest token of their requests.
         processors: change the logits of whole batches.
-        take: gives a request its token; the request may be finished then.
-        late: gets the requests whose grammar has not told in time what may come next.
+        take: appends a token to its request, which may finish the request.
+        late: receives the requests whose grammar has no mask within 10 ms.
 
     Returns:
-        Per row, how many of the proposed tokens were drawn.
+        Per row, the number of accepted proposed tokens.
     """
     accepted, one_by_one = [0] * len(plan.rows), []
-    for i in drawing:
+    for i in sampling:
         tokens = _all_at_once(plan, i, logits[i], processors)
         if tokens is None:
             one_by_one.append(i)
         else:
             accepted[i] = _take_all(plan, i, tokens, take)
-    drawing = one_by_one
-    while drawing:
-        places = {i: place(logits[i], accepted[i] - plan.proposed[i] - 1) for i in drawing}
+    sampling = one_by_one
+    while sampling:
+        places = {i: logits_at(logits[i], accepted[i] - plan.proposed[i] - 1) for i in sampling}
         until = time.monotonic() + PATIENCE
         for i, own in list(places.items()):
             if not isinstance(own, BestLogits) and not plan.requests[i].can_draw(until - time.monotonic()):
                 late.set_aside(plan.requests[i], own)
                 del places[i]
-        drawing = list(places)
-        samples = sample_rows(list(places.values()), [plan.requests[i].sampling for i in drawing], processors)
-        for i, drawn in zip(drawing, samples, strict=True):
+        sampling = list(places)
+        samples = sample_rows(
+            list(places.values()), [plan.requests[i].sampling for i in sampling], processors
+        )
+        for i, drawn in zip(sampling, samples, strict=True):
             take(plan.requests[i], drawn)
-        drawing = [
+        sampling = [
             i
-            for i, drawn in zip(drawing, samples, strict=True)
+            for i, drawn in zip(sampling, samples, strict=True)
             if not plan.requests[i].finished and plan.accepts(i, accepted[i], drawn.token_id)
         ]
-        for i in drawing:
+        for i in sampling:
             accepted[i] += 1
             plan.requests[i].num_computed += 1
     return accepted
@@ -74,7 +75,7 @@ def draw_tokens(
 def _all_at_once(
     plan: StepPlan, index: int, logits: Logits, processors: Sequence[BatchLogitsProcessor]
 ) -> npt.NDArray[np.intp] | None:
-    """The tokens of all positions that a row proposes, where none depends on those before it."""
+    """Return the most likely tokens of all positions of a row; None unless greedy sampling needs no more."""
     extra, state = plan.proposed[index], plan.requests[index].sampling
     if not extra or not state.takes_most_likely or isinstance(logits, BestLogits):
         return None
@@ -88,7 +89,7 @@ def _all_at_once(
 def _take_all(
     plan: StepPlan, index: int, tokens: npt.NDArray[np.intp], take: Callable[[Request, Sample], None]
 ) -> int:
-    """Give a request its tokens as long as they are those proposed, and one more; return how many were."""
+    """Append tokens while they equal the proposed ones, and one more; return the number accepted."""
     request = plan.requests[index]
     for accepted, token in enumerate(tokens.tolist()):
         take(request, Sample(token))
@@ -99,7 +100,7 @@ def _take_all(
 
 
 def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
-    """Give logits and hidden states of prompts to the requests that want them; return those that ended."""
+    """Pass prompt logits and hidden states to the requests that want them; return finished requests."""
     ended = []
     for row, request, own in zip(plan.rows, plan.requests, logits, strict=True):
         if request.awaits_prompt_logprobs and not isinstance(own, BestLogits) and len(own):

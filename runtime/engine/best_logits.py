@@ -1,8 +1,9 @@
-"""Draws from the best logits alone, exactly where all of them would lead to the same token.
+"""Sample from the k largest logits alone, if that gives the same token as sampling from all logits.
 
-weights   w_i = exp((l_i - l_0) / T), best first; the k best are known, and the log-sum-exp of all at T = 1
-top-p     keeps the tokens before which less than top_p * total lies, so ``total`` decides only where the
-          kept ones end: any two totals between which that end does not move give the same draw
+Weights are w_i = exp((l_i - l_0) / T), in descending order. Known are the k largest logits, and the
+log-sum-exp of all logits at T = 1. Top-p keeps a token while the weights before it sum to less than
+top_p * total. So ``total`` decides only how many tokens are kept. If a lower and an upper bound of ``total``
+keep the same tokens, the sampled token is certain.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, BestLogitsRunner, Runner
-from .sampling.draw import MOST_SORTED, NUCLEUS
 from .sampling.filters import Filters, Floats, choose, is_kept, weigh
+from .sampling.random_sampling import MAX_SORTED, NUCLEUS
 from .sampling.sampler import NO_TOKEN, BatchLogitsProcessor, Sample, TokenLogprob, is_wanted, sample
 from .sampling.sampling_state import SamplingState
 from .sampling.top_candidates import Candidates, Row
 from .schedule.scheduler import StepPlan
 
-# Relative error of a float32 sum of a vocabulary's exponentials, here or on a device.
+# Relative error of a float32 sum of exponentials over a vocabulary, on the CPU or on a device.
 _ROUNDING = 1e-4
-# ``draw`` sorts so many tokens at most; from more of them it draws in another way, with another result.
 
 
 def forward(
     runner: Runner, plan: StepPlan, processors: Sequence[BatchLogitsProcessor]
 ) -> list[npt.NDArray[np.float32] | BestLogits]:
-    """Run a step; a runner that finds the best logits gives only those to rows for which they may suffice."""
+    """Run a step; return per row its logits, or only the largest ones where these may be enough to sample."""
     count = runner.info.top_logits
     if not count:
         return list(runner.forward(plan.rows))
@@ -43,10 +43,10 @@ def forward(
     return cast(BestLogitsRunner, runner).forward_best(plan.rows)
 
 
-def place(
+def logits_at(
     logits: npt.NDArray[np.float32] | BestLogits, position: int
 ) -> npt.NDArray[np.float32] | BestLogits:
-    """The logits of one of a row's positions; those that a device keeps have no other."""
+    """Return the logits of one position of a row; ``BestLogits`` have one position only."""
     return logits if isinstance(logits, BestLogits) else logits[position]
 
 
@@ -55,7 +55,7 @@ def sample_rows(
     states: Sequence[SamplingState],
     processors: Sequence[BatchLogitsProcessor] = (),
 ) -> list[Sample]:
-    """Choose the next token of each row as ``sample`` does, and ask for all logits only where they matter."""
+    """Sample the next token of each row as ``sample`` does; fetch all logits only of rows that need them."""
     samples: dict[int, Sample] = {}
     whole: dict[int, Row] = {}
     for i, (row, state) in enumerate(zip(rows, states, strict=True)):
@@ -77,9 +77,9 @@ def sample_rows(
 def best_may_suffice(
     state: SamplingState, count: int, processors: Sequence[BatchLogitsProcessor] = ()
 ) -> bool:
-    """Whether it is worth leaving all but the best ``count`` logits of a request's next token behind.
+    """Whether the ``count`` largest logits may be enough to sample a request's next token.
 
-    Where only they can tell, with top-p and min-p, ``sample_best`` may ask for the others after all.
+    With top-p and min-p this depends on the logits; ``sample_best`` returns None if they were not enough.
     """
     params = state.params
     if state.processors or any(is_wanted(processor, state) for processor in processors):
@@ -95,15 +95,15 @@ def best_may_suffice(
 
 
 def sample_best(best: BestLogits, state: SamplingState) -> Sample | None:
-    """The next token of a request for which the best may suffice; None if they do not.
+    """Sample a request's next token from its largest logits; return None if these are not enough.
 
-    Log-probabilities are those of all logits, but for rounding in the log-sum-exp.
+    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
     """
     if not np.isfinite(best.logsumexp):
         return None
     token: int | None = int(best.token_ids[0])
     if not state.params.greedy:
-        token = draw_best(best, state.filters(), state.uniform())
+        token = draw_from_best(best, state.filters(), state.uniform())
     if token is None:
         return None
     return Sample(
@@ -111,8 +111,8 @@ def sample_best(best: BestLogits, state: SamplingState) -> Sample | None:
     )
 
 
-def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
-    """Draw one token as ``draw`` does from all logits; None if the best do not tell which.
+def draw_from_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
+    """Return the token that ``sample_random`` draws from all logits; None if the largest do not decide it.
 
     Args:
         best: a row with a finite log-sum-exp.
@@ -120,11 +120,11 @@ def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
         uniform: in [0, 1).
     """
     allowed = min(filters.top_k or best.vocab_size, best.vocab_size)
-    is_nucleus = filters.top_p < 1.0 and allowed == best.vocab_size > MOST_SORTED
-    count = min(len(best.logits), NUCLEUS if is_nucleus else MOST_SORTED)
+    is_nucleus = filters.top_p < 1.0 and allowed == best.vocab_size > MAX_SORTED
+    count = min(len(best.logits), NUCLEUS if is_nucleus else MAX_SORTED)
     logits = best.logits[:count]
     if allowed == best.vocab_size <= len(best.logits):
-        return None  # ``draw`` has other ways for rows without top-k
+        return None  # ``sample_random`` uses another algorithm for rows without top-k
     weights = weigh(logits[None].astype(np.float64), [filters])
     if allowed <= count:
         weights[:, allowed:] = 0.0
@@ -139,13 +139,13 @@ def draw_best(best: BestLogits, filters: Filters, uniform: float) -> int | None:
 
 
 def _ends_within(weights: Floats, totals: tuple[float, float], filters: Filters, *, has_top_k: bool) -> bool:
-    """Whether the filters keep the same tokens for both totals, and leave one of the known tokens out."""
+    """Whether the filters keep the same tokens for both totals, and drop at least one known token."""
     least, most = (int(is_kept(weights, np.array([total]), [filters]).sum()) for total in totals)
     if least != most or most >= weights.shape[1]:
         return False
     if has_top_k:
         return True
-    if filters.top_p < 1.0:  # ``draw`` sorts rows whose best hold the nucleus, whatever else filters them
+    if filters.top_p < 1.0:  # ``sample_random`` sorts a row only if its top candidates hold the nucleus
         return float(weights.sum()) >= filters.top_p * totals[1]
     return float(weights[0, -1]) < filters.min_p * (1 - _ROUNDING)
 
@@ -157,10 +157,11 @@ def _totals(
     weights: Floats,
     allowed: int,
 ) -> tuple[float, float]:
-    """Bounds of the sum of the weights of the ``allowed`` best tokens, of which the first are known.
+    """Return lower and upper bounds of the total weight of the ``allowed`` largest logits.
 
-    The others have x = exp(l - l_0) <= x_k and sum to R, so that their x^a = x x^(a-1) sum to R x_k^(a-1) at
-    most for a >= 1, at least for a <= 1; the other bound is that of n equal ones, n (R / n)^a (Jensen).
+    With a = 1 / T, the n unknown tokens have x = exp(l - l_0) <= x_k, and their x sum to R. Their weights
+    x^a = x x^(a-1) sum to at most R x_k^(a-1) if a >= 1, and to at least that if a <= 1. The other bound is
+    that of n equal values, n (R / n)^a (Jensen's inequality).
     """
     exponent, others = 1.0 / filters.temperature, best.vocab_size - len(logits)
     plain = np.exp(logits.astype(np.float64) - float(logits[0]))
