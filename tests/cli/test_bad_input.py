@@ -50,7 +50,7 @@ BAD: dict[str, tuple[Callable[[Path], object], int, str]] = {
         "has a cycle",
     ),
     "invalid": (lambda path: path.write_bytes(net("{ y = Add(x, nope) }")), 1, "Add reads nope"),
-    "too new": (lambda path: path.write_bytes(net("{ y = Abs(x) }", '"" : 99')), 1, "is of opset 99"),
+    "too new": (lambda path: path.write_bytes(net("{ y = Abs(x) }", '"" : 99')), 1, "has opset 99"),
     "missing weights": (without_weights, 1, "there is no such file"),
 }
 

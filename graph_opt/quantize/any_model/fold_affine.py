@@ -1,6 +1,6 @@
-"""A convolution and what scales and shifts its channels afterwards -> one convolution.
+"""Fold per-channel scaling behind a convolution, such as batch normalization, into its weight and bias.
 
-Quantized apart, weights would be rounded at scales that the batch norm undoes. B. Jacob et al.,
+Otherwise weights would be quantized at scales that the batch norm changes again. B. Jacob et al.,
 https://arxiv.org/abs/1712.05877, section 3.2.
 """
 
@@ -31,12 +31,12 @@ _FLOAT = ir.DataType.FLOAT
 
 
 class FoldAffinePass(GraphPass):
-    """Fold BatchNormalization, and arithmetic with a constant a channel, into the convolution before."""
+    """Fold BatchNormalization, and arithmetic with a constant per channel, into the convolution before it."""
 
     oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Fold what follows each convolution, one node after the other."""
+        """Fold the nodes behind each convolution one by one."""
         for node in list(graph):
             if node.op_type != "Conv" or node.domain or not _has_own_weight(node):
                 continue
@@ -60,7 +60,7 @@ def _has_own_weight(node: ir.Node) -> bool:
 
 
 def _affine(reader: ir.Node, value: ir.Value, channels: int) -> tuple[Reals, Reals] | None:
-    """Return factor and shift [channels] of a node that does nothing else, None for other nodes."""
+    """Return factor and shift [channels] of a node that computes value * factor + shift, else None."""
     if reader.domain:
         return None
     if reader.op_type == "BatchNormalization":
@@ -80,7 +80,7 @@ def _affine(reader: ir.Node, value: ir.Value, channels: int) -> tuple[Reals, Rea
 
 
 def _by_channel(operand: ir.Value | None, value: ir.Value, channels: int) -> Reals | None:
-    """Return a constant that is the same at all positions of a channel, [channels]."""
+    """Return a constant with one value per channel, [channels], else None."""
     content, rank = constant(operand), len(value.shape or ())
     if content is None or operand is None or operand.is_graph_input() or content.dtype.kind != "f":
         return None
@@ -106,7 +106,7 @@ def _batch_norm(node: ir.Node) -> tuple[Reals, Reals] | None:
 
 
 def _scale(graph: ir.Graph, node: ir.Node, factor: Reals, shift: Reals) -> None:
-    """Give a convolution weight * factor and bias * factor + shift."""
+    """Replace a convolution's weight by weight * factor and its bias by bias * factor + shift."""
     source, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     tensor, old = weight(source), weight(bias)
     if source is None or tensor is None:

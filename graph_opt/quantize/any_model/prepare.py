@@ -1,4 +1,4 @@
-"""The form of a graph that is to be quantized: opset 13 or later, constants as weights, norms folded."""
+"""Prepare a graph for quantization: opset 13 or later, constants as initializers, batch norms folded."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...passes.normalize.fold_constants import FoldConstantsPass
 from ...pipeline.pipeline import run
 from .fold_affine import FoldAffinePass
 
-OLDEST = 13  # the first opset whose DequantizeLinear has a scale a channel
+OLDEST = 13  # the first opset whose DequantizeLinear has per-axis scales
 
 
 def prepare(model: ir.Model) -> ir.Model:
-    """Bring a float model into the form that the passes of this package expect; the results stay the same.
+    """Bring a float model into the form that the passes of this package expect, without changing its results.
 
     Args:
-        model: changed in place where its opset allows; use the returned one.
+        model: changed in place if its opset allows; use the returned model.
 
     Raises:
-        UsageError: it is quantized already.
-        GraphError: it is of an opset below 13 that onnx's converter cannot raise.
+        UsageError: the model is already quantized.
+        GraphError: its opset is below 13, and onnx's converter cannot raise it.
     """
     quantizers = (
         "QuantizeLinear",
@@ -34,12 +34,10 @@ def prepare(model: ir.Model) -> ir.Model:
     )
     found = next((node for node in model.graph.all_nodes() if node.op_type in quantizers), None)
     if found is not None:
-        raise UsageError(
-            f"the model is quantized already (it has a {found.op_type}); start from the float model"
-        )
+        raise UsageError(f"the model is already quantized (it has a {found.op_type}); use the float model")
     model = _at_least_opset(model)
     if model.ir_version < 4:
-        common.RemoveInitializersFromInputsPass()(model)  # such files must list them, and nobody feeds them
+        common.RemoveInitializersFromInputsPass()(model)  # IR versions below 4 list initializers as inputs
     common.InlinePass()(model)
     passes: list[ir.passes.PassBase] = [
         common.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
@@ -56,7 +54,7 @@ def prepare(model: ir.Model) -> ir.Model:
 
 
 def name_everything(model: ir.Model) -> None:
-    """Give every value a name of its own, so that reports can speak of it."""
+    """Give every value a unique name, for reports."""
     common.NameFixPass()(model)
 
 
@@ -68,7 +66,7 @@ def _at_least_opset(model: ir.Model) -> ir.Model:
         raised = version_converter.convert_version(ir.to_proto(model), OLDEST)
     except (RuntimeError, ValueError, version_converter.ConvertError) as error:
         raise GraphError(
-            f"the model is of opset {version}, and onnx cannot raise it to {OLDEST}, which scales a channel "
-            f"need: {error}. Export it again with opset {OLDEST} or later"
+            f"the model has opset {version}, and onnx cannot convert it to opset {OLDEST}, which per-channel "
+            f"scales need: {error}. Export it again with opset {OLDEST} or later"
         ) from error
     return ir.from_proto(raised)

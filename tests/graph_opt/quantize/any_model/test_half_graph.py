@@ -62,7 +62,7 @@ def test_bf16_without_kernels_is_refused_with_the_reason() -> None:
     samples = checked_samples(graph(NET).graph, FEEDS)
     with pytest.raises((GraphError, UsageError), match="bf16"):
         convert_half(graph(NET, **ARRAYS), "bf16", samples)
-    with pytest.raises(UsageError, match="half precision is fp16 or bf16, not 'fp8'"):
+    with pytest.raises(UsageError, match="half precision must be fp16 or bf16, found 'fp8'"):
         convert_half(graph(NET, **ARRAYS), "fp8", samples)
 
 

@@ -1,4 +1,4 @@
-"""Calibration samples: files, images, made-up tensors, and everything that can be wrong with them."""
+"""Calibration samples: files, images, random tensors, and every kind of invalid sample."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_one_file_is_one_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"b": None}, r"0.npz lacks the input b; it has: a"),
-        ({"a": np.zeros((4, 2), np.float32)}, r"input a has the shape \[4, 2\], the model takes \['N', 3\]"),
+        ({"b": None}, r"0.npz: input b is missing; it has: a"),
+        ({"a": np.zeros((4, 2), np.float32)}, r"input a has shape \[4, 2\], the model needs \['N', 3\]"),
         ({"a": np.zeros(3, np.float32)}, r"input a has the shape \[3\]"),
         ({"a": np.full((1, 3), np.nan, np.float32)}, "input a holds NaN or infinity"),
         ({"a": np.full((1, 3), 1e300)}, "input a holds NaN or infinity"),
-        ({"b": np.array([0.5, 1])}, "input b is float64, the model takes int64"),
+        ({"b": np.array([0.5, 1])}, "input b has type float64, the model needs int64"),
         ({"a": np.array(["x"])}, "input a has the shape"),
     ],
 )
@@ -91,10 +91,10 @@ def mixed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: None, "holds no calibration sample: files of the kinds .npz"),
-        (damaged, "0.npz is no .npz file of tensors"),
-        (array_instead, "0.npz is no .npz file of tensors"),
-        (pickled, "0.npz is no .npz file of tensors"),
+        (lambda folder: None, "holds no calibration samples; supported file types: .npz"),
+        (damaged, "0.npz cannot be read as an .npz file"),
+        (array_instead, "0.npz cannot be read as an .npz file"),
+        (pickled, "0.npz cannot be read as an .npz file"),
         (mixed, "holds .npz files and images"),
     ],
 )
@@ -105,9 +105,9 @@ def test_folders_that_cannot_be_used(make: Callable[[Path], None], message: str,
 
 
 def test_a_missing_folder_and_no_sample(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no calibration file or folder"):
+    with pytest.raises(UsageError, match=r"the calibration file or folder .* does not exist"):
         read_samples(TWO, tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="at least one is needed"):
+    with pytest.raises(UsageError, match="calibration needs at least one sample"):
         checked_samples(TWO, [])
 
 
@@ -133,9 +133,9 @@ def test_layout_is_read_from_the_graph_or_given(tmp_path: Path) -> None:
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"no image")
-    with pytest.raises(UsageError, match=r"0.png is no readable image"):
+    with pytest.raises(UsageError, match=r"0.png cannot be read as an image"):
         read_samples(PICTURE, tmp_path)
-    with pytest.raises(UsageError, match="the model does not take one image"):
+    with pytest.raises(UsageError, match="the model's inputs are not one image"):
         read_samples(TWO, tmp_path)
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
     with pytest.raises(UsageError, match="2 numbers of mean for 3 channels; give 1 or 3"):
