@@ -145,7 +145,7 @@ def test_verify_wants_the_same_vocabulary_and_decoders(package: Path, tmp_path: 
     assert run("verify", package, tmp_path / "net.onnx").exit_code == 1
     result = run("verify", package, "demo")
     assert result.exit_code == 2
-    assert "different vocabularies" in result.stderr
+    assert "different vocabulary sizes" in result.stderr
 
 
 def test_the_report_is_a_page_with_the_error_of_each_layer(package: Path, tmp_path: Path) -> None:

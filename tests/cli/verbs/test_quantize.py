@@ -100,7 +100,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",
         ),
-        (("--budget", "5", "--max-kl", "0.1"), "choose one of them"),
+        (("--budget", "5", "--max-kl", "0.1"), "exclude each other; choose one"),
         (("--calibration", __file__), "calibration has no effect here"),
     ],
 )

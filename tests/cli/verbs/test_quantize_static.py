@@ -131,7 +131,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
         (
             lambda folder: broken(folder, "model.embed_tokens.weight", 1e5),
             ("--method", "fp16"),
-            "weight model.embed_tokens.weight reaches 1e+05, beyond the 65504 of FLOAT16",
+            "weight model.embed_tokens.weight reaches 1e+05, above the limit 65504 of FLOAT16",
         ),
         (
             lambda folder: broken(folder, "model.layers.1.input_layernorm.weight", np.inf),

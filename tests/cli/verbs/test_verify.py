@@ -117,7 +117,7 @@ def test_given_inputs_must_fit(tiny_package: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "ids.npz", input_ids=np.array([[1, 2]]), attention_mask=np.array([[0, 0]]))
     cases = [
         ([graph, graph, "--inputs", tmp_path / "half.npz"], "needs input by"),
-        ([graph, graph, "--inputs", tmp_path / "text.npz"], "no .npz file"),
+        ([graph, graph, "--inputs", tmp_path / "text.npz"], "cannot be read as an .npz file"),
         ([graph, graph, "--inputs", tmp_path / "empty.npz"], "is an empty file"),
         ([graph, graph, "--inputs", tmp_path / "nothing.npz"], "holds no tensors"),
         ([graph, graph, "--inputs", tmp_path / "folder"], "holds no .npz file"),

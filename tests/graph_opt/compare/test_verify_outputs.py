@@ -77,7 +77,7 @@ def test_infinities_must_have_the_same_sign() -> None:
     same = compared(text, text, feed)
     assert same.passed
     assert "the same infinity in 1 of 2 places" in same.text()
-    assert "is infinite in 1 places" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
+    assert "is infinite in 1 elements" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
 
 
 def test_whole_numbers_must_be_equal() -> None:

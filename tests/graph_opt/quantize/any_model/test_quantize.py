@@ -303,7 +303,7 @@ def test_older_opsets(opset: int) -> None:
     ("given", "message"),
     [
         ({"calibrator": "max"}, "unknown calibrator 'max'; the calibrators are: auto, minmax"),
-        ({"activations": "int4"}, "activations are uint8 or int8, not 'int4'"),
+        ({"activations": "int4"}, "activations must be uint8 or int8, found 'int4'"),
         ({"float_share": 1.5}, "float_share must be between 0 and 1, found 1.5"),
         ({"max_error": 0.0}, "max_error must be above 0"),
     ],

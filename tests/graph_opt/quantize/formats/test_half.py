@@ -127,7 +127,7 @@ def test_values_that_are_too_large_stay_float() -> None:
     ("value", "dtype", "message"),
     [
         (1e5, FP16, "weight w reaches 1e.05, above the limit 65504 of FLOAT16; use bf16 instead"),
-        (3.4e38, BF16, "weight w reaches 3.4e.38, beyond the 3.38953e.38 of BFLOAT16"),
+        (3.4e38, BF16, "weight w reaches 3.4e.38, above the limit 3.38953e.38 of BFLOAT16"),
         (np.nan, FP16, "weight w holds NaN or infinity"),
         (np.inf, BF16, "weight w holds NaN or infinity"),
     ],
