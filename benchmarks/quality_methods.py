@@ -60,7 +60,7 @@ def _blocks(size: int) -> list[Method]:
         )
         for name in ("gptq", "awq+gptq")
     ]
-    nearest = (*blocks, "--asymmetric", "--embedding", "int8")
+    nearest = (*blocks, "--algorithm", "rtn")
     theirs = [
         Method(kind, f"{name}/{size}", "onnxruntime", (name, str(size)))
         for name in ("rtn", "hqq", "kquant", "gptq")
