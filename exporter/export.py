@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint -> portable graph -> package."""
+"""Export a Hugging Face checkpoint to a portable graph, and write it as a package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .weights import Checkpoint, WeightWarning
 
 
 class Family(Protocol):
-    """What a module in ``models/`` exports."""
+    """The functions that each module in ``models/`` defines."""
 
     def config(self, raw: RawConfig) -> DecoderConfig:
         """Normalise config.json."""
@@ -33,34 +33,34 @@ class Family(Protocol):
 
 
 def families() -> list[str]:
-    """Every ``model_type`` that can be exported."""
+    """Return every ``model_type`` that can be exported, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(models.__path__))
 
 
 def family(model_type: str) -> Family:
-    """The module of one family.
+    """Return the module of a model family.
 
     Raises:
-        UnsupportedModelError: there is none.
+        UnsupportedModelError: no module exists for ``model_type``.
     """
     if model_type not in families():
         raise UnsupportedModelError(
-            f"no exporter for model_type '{model_type}'; there is one for: {', '.join(families())}. "
+            f"model_type '{model_type}' has no exporter; supported: {', '.join(families())}. "
             "Other models can be traced: carryall export SRC DST --via optimum"
         )
     return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
 
 
 def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
-    """Write the portable graph of a checkpoint folder, whose weights are read when they are asked for.
+    """Build the portable graph of a checkpoint folder, with lazily read weights.
 
     Args:
-        source: the folder.
-        config: its config.json, where that was read already.
+        source: the checkpoint folder.
+        config: the content of its config.json, if already read.
 
     Raises:
-        UnsupportedModelError: no exporter knows the model, or something it is configured to do.
-        CheckpointError: a weight is missing or not as the configuration says.
+        UnsupportedModelError: the model family, or an option of its configuration, is not supported.
+        CheckpointError: a weight is missing or does not match the configuration.
     """
     raw = read_config(source) if config is None else config
     module = family(raw["model_type"])
@@ -74,7 +74,9 @@ def export_model(source: Path, config: RawConfig | None = None) -> ir.Model:
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         warnings.warn(
-            f"{len(unused)} tensors have no place in a {raw['model_type']}: {shown}", WeightWarning, 2
+            f"{len(unused)} tensors of {source} are not used by model_type '{raw['model_type']}': {shown}",
+            WeightWarning,
+            2,
         )
     return model
 
@@ -83,7 +85,7 @@ def _config(module: Family, raw: RawConfig) -> DecoderConfig:
     try:
         config = module.config(raw)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        # A family reads the file's values as they come; one of another type is the file's fault.
+        # Families do not check the types of values that they read; a wrong type is an error of the file.
         raise CheckpointError(f"config.json does not describe a {raw['model_type']}: {error}") from error
     check_config(config)
     return config
@@ -102,20 +104,20 @@ def export_package(
 
     Args:
         source: a Hugging Face checkpoint folder.
-        out: where the package goes: a folder that is empty or does not exist.
-        transform: applied to the graph before it is written, such as a quantizer; its lazy initializers are
-            evaluated by the threads that write them.
-        quantization: what ``transform`` does to the weights, for the package's record.
-        passes: the names of the passes in ``transform``, for the package's record.
-        progress: told about every tensor written.
+        out: the folder of the package; must be empty or not exist.
+        transform: applied to the graph before it is written, such as a quantizer. The threads that write the
+            weights evaluate its lazy initializers.
+        quantization: how ``transform`` quantizes the weights; stored in the package's record.
+        passes: the names of the passes in ``transform``; stored in the package's record.
+        progress: called after each tensor written.
 
     Raises:
-        OutputExistsError: ``out`` holds something.
+        OutputExistsError: ``out`` is not empty.
         UnsupportedModelError: see ``export_model``.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
-        OSError: the disk is full, or the like; nothing is left behind.
+        OSError: a file cannot be written; the incomplete package is deleted.
     """
-    config = check_paths(source, out)  # before any work of the transformation
+    config = check_paths(source, out)  # fail before the slow transformation
     check_tokenizer(source)
     model = export_model(source, config)
     if transform is not None:

@@ -1,4 +1,4 @@
-"""Reads safetensors checkpoints lazily, through a memory map.
+"""Read safetensors checkpoints lazily through a memory map.
 
 Format: header length (8 bytes, little-endian), JSON header, data;
 https://github.com/huggingface/safetensors#format.
@@ -31,14 +31,14 @@ from .config import read_json
 Array = npt.NDArray[Any]
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
+_BLOCK = 128  # rows and columns of a transposed block; source and target fit in the CPU's cache
 _LAYER = re.compile(r"(.*?)\.(\d{1,9})\.")
-_CHUNK_BYTES = 32 << 20  # converted at once, so that little of a large tensor is in memory twice
+_CHUNK_BYTES = 32 << 20  # converted at a time, so that a large tensor is not in memory twice
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where one tensor lies."""
+    """The location of a tensor; ``begin`` and ``end`` are byte offsets from the start of the data."""
 
     file: _MappedFile
     dtype: str
@@ -50,8 +50,9 @@ class _Entry:
 class _MappedFile:
     """One safetensors file.
 
-    The library checks the header. The data is read here: the library's NumPy side knows no bfloat16, copies
-    each tensor, and cannot drop pages again, so memory would grow with the checkpoint.
+    The safetensors library checks the header. The data is read here because the library's NumPy interface
+    does not support bfloat16, copies each tensor, and cannot drop pages, so that memory would grow with the
+    checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +69,7 @@ class _MappedFile:
         self._data_start = start
 
     def entries(self) -> dict[str, _Entry]:
-        """All tensors of the file.
+        """Return the location of each tensor, by name.
 
         Raises:
             CheckpointError: the header is damaged or the file ends before its last tensor does.
@@ -82,7 +83,7 @@ class _MappedFile:
             if "file not fully covered" in reason:
                 raise self._truncated() from error
             raise CheckpointError(
-                f"{self.path} is no safetensors file, its header is damaged: {reason}; download it again"
+                f"{self.path} is not a safetensors file, its header is damaged: {reason}; download it again"
             ) from error
         header.pop("__metadata__", None)
         return {
@@ -91,21 +92,21 @@ class _MappedFile:
         }
 
     def array(self, entry: _Entry) -> Array:
-        """The tensor as a view of the mapped file."""
+        """Return the tensor as a view of the mapped file."""
         dtype = np.dtype(DTYPES[entry.dtype])
         count = (entry.end - entry.begin) // dtype.itemsize
         flat = np.frombuffer(self._map, dtype, count, offset=self._data_start + entry.begin)
         return flat.reshape(entry.shape)
 
     def forget(self, entry: _Entry) -> None:
-        """Drop the tensor's pages from this process, so that memory does not grow with the checkpoint."""
+        """Release the tensor's pages, so that memory does not grow with the checkpoint."""
         if hasattr(self._map, "madvise"):
             start = (self._data_start + entry.begin) // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, self._data_start + entry.end - start)
 
     def _truncated(self) -> CheckpointError:
         return CheckpointError(
-            f"{self.path} is truncated, or has bytes that belong to no tensor; download it again"
+            f"{self.path} is truncated, or has bytes outside of all tensors; download it again"
         )
 
 
@@ -118,7 +119,7 @@ class Checkpoint:
         for path in _shards(folder):
             if not link_stays_inside(path, folder):
                 raise CheckpointError(
-                    f"{path} is a link to {path.resolve()}, outside of {folder}; copy the file there"
+                    f"{path} is a link to {path.resolve()}, outside of {folder}; replace the link by a copy"
                 )
             self._entries |= _MappedFile(path).entries()
         self._unused = set(self._entries)
@@ -134,13 +135,13 @@ class Checkpoint:
         view: Callable[[Array], Array] | None = None,
         new_name: str | None = None,
     ) -> ir.LazyTensor:
-        """A float32 tensor, read and converted whenever its content is asked for.
+        """Return a lazy float32 tensor, read and converted each time it is evaluated.
 
         Args:
             name: its name in the checkpoint.
-            shape: the shape it must have there.
-            view: what to take of it: a transposition, a slice, a computation.
-            new_name: the result's name, ``name`` by default.
+            shape: its expected shape in the checkpoint.
+            view: a function applied to the array: a transposition, a slice, a computation.
+            new_name: the name of the result, by default ``name``.
 
         Raises:
             CheckpointError: the tensor is missing, or its shape or dtype is not as expected.
@@ -157,7 +158,7 @@ class Checkpoint:
         self._unused.discard(name)
         view = view or (lambda array: array)
         new_name = new_name or name
-        # The view of a zero-stride stand-in has the right shape and costs nothing.
+        # Applied to a zero-stride placeholder, ``view`` gives the shape without reading the tensor.
         new_shape = view(np.broadcast_to(np.zeros((), DTYPES[entry.dtype]), shape)).shape
         return ir.LazyTensor(
             lambda: ir.tensor(_read(entry, view, name), name=new_name),
@@ -167,15 +168,15 @@ class Checkpoint:
         )
 
     def ignore(self, *fragments: str) -> None:
-        """Expect tensors whose names contain one of ``fragments`` to stay unused."""
+        """Leave tensors whose names contain one of ``fragments`` out of ``unused``."""
         self._unused = {name for name in self._unused if not any(part in name for part in fragments)}
 
     def unused(self) -> list[str]:
-        """Names that nobody asked for."""
+        """Return the sorted names of tensors that were not requested."""
         return sorted(self._unused)
 
     def layer_counts(self) -> dict[str, int]:
-        """The number of layers by prefix: of ``model.layers``, where ``model.layers.0.`` begins a name."""
+        """Return the number of layers by prefix, such as ``model.layers`` for names ``model.layers.0.*``."""
         numbers: dict[str, set[int]] = defaultdict(set)
         for found in filter(None, map(_LAYER.match, self._entries)):
             numbers[found[1]].add(int(found[2]))
@@ -190,10 +191,10 @@ def _shards(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index} has no 'weight_map'")
+        raise CheckpointError(f"{index} has no 'weight_map' object")
     outside = [name for name in weight_map.values() if not stays_inside(name)]
     if outside:
-        raise CheckpointError(f"{index} names the shard {outside[0]!r}, which is no file of its own folder")
+        raise CheckpointError(f"{index} names the shard {outside[0]!r}, which is outside of its folder")
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     for shard in shards:
         if not shard.is_file():
@@ -217,7 +218,7 @@ def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArr
     for start in range(0, len(array), rows):
         result[start : start + rows] = _contiguous(array[start : start + rows])
         entry.file.forget(entry)
-    # NaN and infinity survive a sum; the exact look is only worth it then.
+    # A NaN or infinity makes the sum non-finite; only then is every element checked.
     with np.errstate(over="ignore", invalid="ignore"):
         suspicious = not np.isfinite(result.sum())
     if suspicious and not np.isfinite(result).all():
@@ -226,7 +227,10 @@ def _read(entry: _Entry, view: Callable[[Array], Array], name: str) -> npt.NDArr
 
 
 def _contiguous(array: Array) -> Array:
-    """``array`` in row-major order. NumPy's own copy of a transposed matrix misses the cache all the time."""
+    """Return ``array`` in row-major order, copied block by block.
+
+    NumPy's own copy of a large transposed matrix misses the CPU's cache at nearly every element.
+    """
     if array.ndim != 2 or array.flags.c_contiguous:
         return array
     result = np.empty(array.shape, array.dtype)

@@ -1,16 +1,16 @@
-"""Optimizer league on models that are no decoders: what each optimizer makes of real ones from PyPI packages.
+"""Compare graph optimizers on real ONNX models from PyPI packages that are not decoders.
 
     python benchmarks/any_model/any_model.py [--model NAME ...] [--optimizer NAME ...] [--rounds 24]
         [--json FILE] [--markdown FILE]
     python benchmarks/any_model/any_model.py --join FILE.json ... [--markdown FILE]
 
-The models are those of ``tests/kits/zoo.py``, downloaded on demand. A row says how many nodes an optimizer's
-file has (constants not counted), its size, whether its outputs equal the original's (within 1e-4 of the
-largest value), and how long onnxruntime takes for it at its level "all", as a ratio to the same for the
-original: processor time on one thread, one file after the other in each round, the median over the rounds,
-with sessions opened anew every six. "(again)" is the original in a session of its own: what of a ratio is
-chance. "ort_all" is what onnxruntime itself makes of the original while it loads, written to a file.
-Optimizers that are not installed are left out.
+The models are those of ``tests/kits/zoo.py``, downloaded on demand. For each optimizer the table has the
+number of nodes (without constants), the file size, whether the outputs equal the original's (within 1e-4 of
+the largest value), and the run time relative to the original's. Run time is processor time in onnxruntime at
+optimization level "all", on one thread. Files run in turn in each round, the ratio is the median over the
+rounds, and sessions are reopened every six rounds. "(again)" is the original in a second session: it shows
+the noise of the ratios. "ort_all" is the file that onnxruntime saves after its own optimizations at loading.
+Optimizers that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from carryall.graph_opt.pipeline.pipelines import model_passes
 from carryall.providers import get_provider
 
 _EQUAL = 1e-4
-_SLOWER = 1.05  # a ratio above is more than chance
-_SECONDS = 0.01  # of processor time that a measurement takes at least
-_FRESH = 6  # rounds after which sessions are opened anew: where weights lie in memory matters
+_SLOWER = 1.05  # ratios above are more than noise
+_SECONDS = 0.01  # minimum processor time of a measurement
+_FRESH = 6  # rounds after which sessions are reopened: the memory addresses of weights affect the speed
 _AGAIN = "(again)"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One optimizer on one model; the original too."""
+    """The result of one optimizer, or of the original, on one model."""
 
     model: str
     optimizer: str
@@ -71,12 +71,12 @@ class Row:
 
 
 def original(source: Path, target: Path) -> None:
-    """Copy."""
+    """Copy the file unchanged."""
     target.write_bytes(source.read_bytes())
 
 
 def carryall(target_name: str) -> Callable[[Path, Path], None]:
-    """Return what optimizes for a target, as ``carryall optimize --target`` does."""
+    """Return a function that optimizes for a target, as ``carryall optimize --target`` does."""
 
     def optimize(source: Path, target: Path) -> None:
         lowering = [] if target_name == "portable" else get_provider(target_name).model_passes()
@@ -87,7 +87,7 @@ def carryall(target_name: str) -> Callable[[Path, Path], None]:
     return optimize
 
 
-# name -> the package it needs, and how to run it
+# name -> (required package, function)
 OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     _AGAIN: ("onnxruntime", original),
     "ort_all": ("onnxruntime", ort_all),
@@ -122,7 +122,7 @@ def compete(model: ZooModel, names: list[str], rounds: int) -> list[Row]:
 
 
 def measure_file(path: Path) -> tuple[int, float]:
-    """Return the nodes of a file without constants, and megabytes, external weights included."""
+    """Return the number of nodes without constants, and megabytes including external weights."""
     nodes = onnx.load(path, load_external_data=False).graph.node
     data = path.with_name(f"{path.name}.data")
     size = path.stat().st_size + (data.stat().st_size if data.exists() else 0)
@@ -130,7 +130,7 @@ def measure_file(path: Path) -> tuple[int, float]:
 
 
 def measure_times(files: dict[str, Path], feed: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """Return milliseconds of processor time a run, each file once a round, in an order that turns."""
+    """Return processor milliseconds per run: each file once per round, in a rotating order."""
     found: dict[str, list[float]] = {name: [] for name in files}
     sessions: dict[str, Any] = {}
     repeats = 1
@@ -149,7 +149,7 @@ def measure_times(files: dict[str, Path], feed: dict[str, Any], rounds: int) -> 
 
 
 def timed(session: Any, feed: dict[str, Any], repeats: int) -> float:
-    """Return seconds of processor time of this thread, which computes alone, a run."""
+    """Return processor seconds of this thread per run; the session has no other threads."""
     start = time.thread_time()
     for _ in range(repeats):
         session.run(None, feed)
@@ -157,7 +157,7 @@ def timed(session: Any, feed: dict[str, Any], repeats: int) -> float:
 
 
 def open_session(path: Path) -> Any:
-    """Open a file at onnxruntime's highest level, on one thread."""
+    """Open a file at onnxruntime's highest optimization level, on one thread."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -175,7 +175,7 @@ def _timed(row: Row, times: dict[str, list[float]]) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a Markdown table, one line a model, then one line an optimizer."""
+    """Return a Markdown table with one line per model, and a second with one line per optimizer."""
     names = [name for name in OPTIMIZERS if any(row.optimizer == name for row in rows)]
     by_model: dict[str, dict[str, Row]] = {}
     for row in rows:
@@ -215,7 +215,7 @@ def _summary(name: str, by_model: dict[str, dict[str, Row]]) -> str:
 
 
 def versions() -> str:
-    """Say what was measured where."""
+    """Return the versions and the machine of the measurement in one line."""
     names = ("onnxruntime", "onnx", "onnxslim", "onnxsim")
     known = [f"{name} {importlib.metadata.version(name)}" for name in names if importlib.util.find_spec(name)]
     return f"{', '.join(known)}, Python {platform.python_version()}, {_processor()}, one thread"
@@ -230,14 +230,14 @@ def _processor() -> str:
 
 
 def _write(path: Path | None, rows: list[Row]) -> None:
-    """Write what is known so far; ``--join`` reads it."""
+    """Write the rows measured so far as JSON; ``--join`` reads it."""
     if path is not None:
         known = {"versions": versions(), "rows": [asdict(row) for row in rows]}
         path.write_text(json.dumps(known, indent=1))
 
 
 def main() -> None:
-    """Run the league."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

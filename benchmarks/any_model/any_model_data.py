@@ -1,7 +1,7 @@
-"""Float ONNX models that ship in Python packages, inputs of their kind, and what counts as the same answer.
+"""Float ONNX models from Python packages, realistic inputs for them, and how their answers are compared.
 
-Inputs: photographs of scikit-image's wheel, lines of rendered text, files of the Python library, and speech
-spoken by the zoo's own voice model. Everything is drawn from a seed.
+Inputs are photographs of scikit-image's wheel, lines of rendered text, files of the Python library, and
+speech of the zoo's text-to-speech model. All are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Subject:
     """A model of the zoo.
 
     Attributes:
-        path: below the zoo's folder.
+        path: relative to the zoo's folder.
         make: draws one sample.
-        answer: what a user takes from the outputs; None compares tensors only.
-        task: what ``answer`` is, in words.
+        answer: maps the outputs to the results a user reads, such as labels; None compares tensors only.
+        task: description of ``answer``.
     """
 
     path: str
@@ -56,13 +56,13 @@ class Subject:
     task: str = ""
 
     def feeds(self, count: int, seed: int) -> list[Feed]:
-        """Draw samples."""
+        """Return ``count`` samples drawn from ``seed``."""
         rng = np.random.default_rng(seed)
         return [self.make(rng) for _ in range(count)]
 
 
 class Sources:
-    """Where inputs come from.
+    """Draw images and speech for the inputs.
 
     Args:
         zoo: folder of unpacked packages.
@@ -74,7 +74,7 @@ class Sources:
         self.photos = sorted(path for path in photos.iterdir() if path.suffix in (".png", ".jpg"))
 
     def photo(self, rng: np.random.Generator, height: int, width: int) -> Array:
-        """A random crop of a photograph, [height, width, 3], 0..255."""
+        """Return a random crop of a photograph, float32 [height, width, 3], 0..255."""
         image = _open(self.photos[rng.integers(len(self.photos))])
         share = rng.uniform(0.5, 1.0)
         w, h = (max(8, int(size * share)) for size in image.size)
@@ -84,7 +84,7 @@ class Sources:
         return np.asarray(image.crop((left, top, left + w, top + h)).resize((width, height)), np.float32)
 
     def line(self, rng: np.random.Generator, height: int, width: int, text: str | None = None) -> Array:
-        """A line of text on paper, [height, width, 3], 0..255."""
+        """Return a noisy image of a line of text, float32 [height, width, 3], 0..255."""
         text = text or " ".join(rng.choice(WORDS, rng.integers(2, 4)))
         paper = tuple(int(value) for value in rng.integers(180, 256, 3))
         ink = tuple(int(value) for value in rng.integers(0, 90, 3))
@@ -95,7 +95,7 @@ class Sources:
         return np.clip(np.asarray(image, np.float32) + noise, 0, 255).astype(np.float32)
 
     def page(self, rng: np.random.Generator, height: int, width: int) -> Array:
-        """A photograph with lines of text on it, [height, width, 3], 0..255."""
+        """Return a photograph with lines of text on it, float32 [height, width, 3], 0..255."""
         page = self.photo(rng, height, width)
         for top in range(16, height - 48, 64):
             if rng.random() < 0.6:
@@ -104,7 +104,7 @@ class Sources:
         return page
 
     def speech(self, rng: np.random.Generator, samples: int) -> Array:
-        """Speech of 16 kHz in pieces with pauses and noise, [samples], -1..1."""
+        """Return speech at 16 kHz with pauses and noise, float32 [samples], about -1..1."""
         voice = _voice(self.zoo / VOICE)
         start = int(rng.integers(len(voice)))
         piece = np.take(voice, np.arange(start, start + samples), mode="wrap")
@@ -114,7 +114,7 @@ class Sources:
 
 
 def subjects(sources: Sources) -> list[Subject]:
-    """Return the float models of the zoo, small and large, of several kinds."""
+    """Return the float models of the zoo: vision, text and audio."""
     return [*_vision(sources), *_text(), *_audio(sources)]
 
 
@@ -269,7 +269,7 @@ def _open(path: Path) -> Image.Image:
 
 @functools.cache
 def _voice(path: Path) -> Array:
-    """Let the voice model say random phonemes: 60 s at 16 kHz."""
+    """Return about 60 s of random phonemes at 16 kHz, synthesized by the text-to-speech model."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     rng, pieces = np.random.default_rng(7), []
     while sum(map(len, pieces)) < 60 * 22050:
@@ -285,7 +285,7 @@ def _voice(path: Path) -> Array:
 
 
 def agreement(exact: Sequence[list[Array]], found: Sequence[list[Array]], answer: Answer) -> float:
-    """Return the share of equal answers."""
+    """Return the fraction of equal answers."""
     pairs = [
         pair for a, b in zip(exact, found, strict=True) for pair in zip(answer(a), answer(b), strict=True)
     ]

@@ -1,12 +1,12 @@
-"""INT8 versions of real ONNX models by carryall and by onnxruntime.quantization: error, answers, speed, size.
+"""Compare INT8 models of carryall and onnxruntime.quantization: error, answers, speed, size.
 
     python benchmarks/any_model/any_model_int8.py --zoo zoo --photos photos --json any.json --markdown any.md
 
-``zoo`` holds unpacked wheels (``pip download --no-deps nudenet ...``, then ``unzip -d zoo/nudenet``), named
-in ``any_model_data.py``; ``photos`` the images of scikit-image's wheel (skimage/data). Both sides calibrate
-on the same samples and are compared on others. Models older than opset 13 are raised to 13 for onnxruntime,
-and its own pre-processing runs first. Speed is CPU time of one thread relative to the float model,
-interleaved: the median of rounds, so that other work on the machine counts little.
+``zoo`` holds the unpacked wheels named in ``any_model_data.py`` (``pip download --no-deps nudenet ...``, then
+``unzip -d zoo/nudenet``). ``photos`` holds the images of scikit-image's wheel (skimage/data). Both tools
+calibrate on the same samples and are compared on held-out samples. For onnxruntime, models below opset 13 are
+converted to 13, and its own pre-processing runs first. Speed is CPU time of one thread relative to the float
+model: the models run in turn and the median of the rounds counts, which limits the effect of other load.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Maker = Callable[[Path, Path, list[Feed]], dict[str, Any]]
 
 
 def carryall(method: str, **options: Any) -> Maker:
-    """Quantize with carryall; what its report says of itself is kept."""
+    """Return a function that quantizes with carryall and returns figures of its report."""
 
     def make(source: Path, target: Path, feeds: list[Feed]) -> dict[str, Any]:
         function = ours.quantize_static if method == "static" else ours.quantize_dynamic
@@ -61,7 +61,7 @@ def carryall(method: str, **options: Any) -> Maker:
 
 
 def onnxruntime(method: str) -> Maker:
-    """Quantize with onnxruntime.quantization, per channel."""
+    """Return a function that quantizes with onnxruntime.quantization, per channel."""
 
     def make(source: Path, target: Path, feeds: list[Feed]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ METHODS: dict[str, Maker] = {
 
 
 class _Reader:
-    """What onnxruntime calls a CalibrationDataReader."""
+    """Calibration samples as onnxruntime's CalibrationDataReader."""
 
     def __init__(self, feeds: list[Feed]) -> None:
         self._feeds: Iterator[Feed] = iter(feeds)
@@ -118,7 +118,7 @@ def session(path: Path) -> Any:
 
 
 def study(subject: Subject, zoo: Path, scratch: Path, methods: Sequence[str]) -> dict[str, Any]:
-    """Quantize one model by some methods and compare the results."""
+    """Quantize one model with each of ``methods`` and compare the results with the float model's."""
     source = zoo / subject.path
     feeds, held_out = subject.feeds(CALIBRATION, 0), subject.feeds(HELD_OUT, 1)
     found: dict[str, Any] = {"model": subject.path, "task": subject.task, "bytes": source.stat().st_size}
@@ -150,7 +150,7 @@ def study(subject: Subject, zoo: Path, scratch: Path, methods: Sequence[str]) ->
 
 
 def cpu_ratios(sessions: dict[str, Any], feed: Feed) -> tuple[float, dict[str, float]]:
-    """Return CPU milliseconds of the float model, and each other's time relative to it, interleaved."""
+    """Return CPU milliseconds of the float model, and the time of each other model relative to it."""
     times: dict[str, list[float]] = {name: [] for name in sessions}
     for _ in range(ROUNDS):
         for name, one in sessions.items():
@@ -169,7 +169,7 @@ def _errors(names: Sequence[str], exact: list[list[Array]], found: list[list[Arr
 
 
 def markdown(records: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """Return the league table."""
+    """Return the Markdown table, one line per model."""
     lines = [
         f"{facts['cpu']}; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}."
     ]
@@ -201,8 +201,10 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--only", action="append", help="part of a model's path; may be repeated")
     parser.add_argument("--method", action="append", choices=list(METHODS), help="may be repeated")
-    parser.add_argument("--keep", action="store_true", help="leave out models that --json knows already")
-    parser.add_argument("--json", type=Path, required=True, help="read what is there, add to it")
+    parser.add_argument("--keep", action="store_true", help="skip models that --json already has")
+    parser.add_argument(
+        "--json", type=Path, required=True, help="file of results; new results are added to it"
+    )
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Bar and line charts as small SVG files, written without a plotting library."""
+"""Draw bar and line charts as small SVG files, without a plotting library."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WIDTH, _ROW, _LEFT, _TOP = 760, 17, 150, 52
 def bars(
     title: str, groups: Mapping[str, Mapping[str, float]], *, unit: str, notes: Mapping[str, str]
 ) -> str:
-    """Return horizontal bars: one block a group, one bar a series.
+    """Return a chart of horizontal bars: one block per group, one bar per series.
 
     Args:
-        title: above the chart.
+        title: text above the chart.
         groups: group -> series -> value.
-        unit: what the values are.
-        notes: "group/series" -> text behind the bar's number.
+        unit: unit of the values, for the subtitle.
+        notes: "group/series" -> text after the bar's number.
     """
     most = max(value for series in groups.values() for value in series.values())
     names = list(dict.fromkeys(name for series in groups.values() for name in series))
@@ -41,13 +41,13 @@ def bars(
 
 
 def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
-    """Return lines over doubly logarithmic axes, with every point's value.
+    """Return a line chart with logarithmic axes and the value of every point.
 
     Args:
-        title: above the chart.
+        title: text above the chart.
         series: name -> points.
-        x: what the horizontal axis is.
-        y: what the vertical axis is.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
     """
     points = [point for line in series.values() for point in line]
     bounds = [(math.log2(min(p[i] for p in points)), math.log2(max(p[i] for p in points))) for i in (0, 1)]

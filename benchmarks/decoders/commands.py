@@ -1,12 +1,11 @@
-"""Wall time and peak memory of whole commands, interleaved: exporters beside each other, for instance.
+"""Measure wall time and peak memory of whole commands that run in turn, for example of exporters.
 
     python benchmarks/decoders/commands.py --rounds 3 --clean out \\
         --command carryall="carryall export models/qwen3 out --quantize int4" \\
         --command genai="python -m onnxruntime_genai.models.builder -m models/qwen3 -o out -p int4 -e cpu"
 
-Peak memory is the largest resident set of the command's process. The folder named by ``--clean`` is removed
-before each run, outside the measured time. Prints a Markdown table; the first command is the reference of the
-ratios.
+Peak memory is the largest resident set of the command's process. The folder of ``--clean`` is removed before
+each run, outside the measured time. Prints a Markdown table; ratios are relative to the first command.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from pathlib import Path
 
 
 def measure(command: str) -> tuple[float, float]:
-    """Run a command; return wall seconds and peak resident MB.
+    """Run a command and return wall seconds and peak resident MB.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     start = time.perf_counter()
     process = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 def table(records: dict[str, list[tuple[float, float]]]) -> str:
-    """Medians as a Markdown table, with each command's ratio to the first."""
+    """Return medians as a Markdown table, with each command's ratio to the first."""
     medians = {
         name: [statistics.median(part) for part in zip(*runs, strict=True)] for name, runs in records.items()
     }

@@ -1,4 +1,4 @@
-"""Run a decoder graph token by token, whatever exporter or optimizer its inputs come from."""
+"""Run a decoder graph token by token; the graph may come from any exporter or optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEPS, _TURN_MS = 3, 5.0
 
 
 class Decoder:
-    """One sequence on a graph with explicit caches, grown by the graph or written in place by its kernels.
+    """Run one sequence on a graph with explicit caches, which the graph extends or writes in place.
 
     Args:
         path: the model.
@@ -39,7 +39,7 @@ class Decoder:
         }
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], Array]:
-        """Return the greedy continuation of a prompt, and the logits behind the prompt's last token."""
+        """Return the greedy continuation of a prompt, and the logits after the prompt's last token."""
         caches = self._empty(0)
         logits, caches = self._step(prompt, 0, caches)
         first, tokens, past = logits, [int(logits.argmax())], len(prompt)
@@ -50,7 +50,7 @@ class Decoder:
         return tokens, first
 
     def bind_step(self, past: int) -> ort.IOBinding:
-        """Return one decode step on a cache of ``past`` tokens, ready to run."""
+        """Return the binding of one decode step on a cache of ``past`` tokens."""
         binding = self.session.io_binding()
         for name, array in self._feed([7], past).items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
@@ -95,7 +95,7 @@ class Decoder:
 
 
 def head_size(path: Path) -> int:
-    """Return twice the width of a model's cos table, for graphs that leave their caches' last axis open."""
+    """Return twice the width of a model's cos table: the head size where the cache's last axis is dynamic."""
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     return next((2 * value.dims[-1] for value in initializers if value.name.startswith("cos_cache")), 0)
 
@@ -103,16 +103,17 @@ def head_size(path: Path) -> int:
 def steps_ms(
     models: Mapping[str, Path], reference: str, head_size: int, past: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return processor times of decode steps: of each model, and of the reference right before or after it.
+    """Return processor times of decode steps: each model's, and the reference's directly before or after it.
 
-    Such pairs are what to compare: whatever else the machine does meets both alike. The fastest of a few
-    steps counts. Sessions are opened anew many times: where weights happen to lie is worth percents.
+    Compare within such pairs, because other load on the machine affects both equally. The fastest of a few
+    steps counts. Sessions are reopened for each block, because the memory addresses of weights change the
+    time by percents.
 
     Args:
         models: name -> file.
         reference: one of them.
         head_size: for graphs that do not state it.
-        past: tokens that are cached.
+        past: number of cached tokens.
     """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for block in range(_BLOCKS):
@@ -128,7 +129,7 @@ def steps_ms(
 
 
 def _fastest(step: Callable[[], float]) -> float:
-    """Return the shortest of a few steps; of short ones many, as caches are cold after other models."""
+    """Return the shortest of several steps; short ones are repeated more, as CPU caches are cold at first."""
     found = [step()]
     while len(found) < _STEPS or sum(found) < _TURN_MS:
         found.append(step())
@@ -136,7 +137,7 @@ def _fastest(step: Callable[[], float]) -> float:
 
 
 def _open_step(model: Path, head_size: int, past: int) -> Callable[[], float]:
-    """Open a session and return what times one step of it, in ms."""
+    """Open a session and return a function that measures one step in milliseconds."""
     decoder = Decoder(model, head_size)
     binding = decoder.bind_step(past)
 

@@ -1,4 +1,4 @@
-"""How fast onnxruntime's CPU computes a product with int8 weights, in each form a graph can have.
+"""Measure onnxruntime's matrix products with int8 weights on the CPU, in each form a graph can have.
 
 python benchmarks/decoders/int8_products.py --size 1024x6144 --rows 1,8,128
 """
@@ -20,7 +20,7 @@ MICROSOFT = "com.microsoft"
 
 
 def session(nodes: str, inputs: int, outputs: int, arrays: Mapping[str, Any], threads: int) -> Any:
-    """Open a graph of the given nodes, from x [M, inputs] to y [M, outputs]."""
+    """Open a session of a graph with the given nodes, from x [M, inputs] to y [M, outputs]."""
     tensors = [ir.tensor(np.asarray(array), name=name) for name, array in arrays.items() if name in nodes]
     text = f"g (float[M, {inputs}] x) => (float[M, {outputs}] y) {{ {nodes} }}"
     imports = f'"" : 23, "{MICROSOFT}" : 1'
@@ -33,7 +33,7 @@ def session(nodes: str, inputs: int, outputs: int, arrays: Mapping[str, Any], th
 
 
 def forms(inputs: int, outputs: int, threads: int) -> dict[str, Any]:
-    """Return a session for every form."""
+    """Return a session for each form of the product, by the form's name."""
     arrays = {
         "weight": RNG.standard_normal((inputs, outputs)).astype(np.float32),
         "values": RNG.integers(-127, 128, (inputs, outputs)).astype(np.int8),
@@ -57,13 +57,13 @@ def forms(inputs: int, outputs: int, threads: int) -> dict[str, Any]:
         "DynamicQuantizeMatMul": "y = com.microsoft.DynamicQuantizeMatMul(x, values, scales, zeros)",
         "MatMulIntegerToFloat, uint8": static.format("middle"),
         "MatMulIntegerToFloat, int8": static.format("none"),
-        "Q/DQ as it stands, int8": standard,
+        "Q/DQ, int8": standard,
     }
     return {name: session(text, inputs, outputs, arrays, threads) for name, text in nodes.items()}
 
 
 def best_times(sessions: Mapping[str, Any], x: Any, rounds: int) -> dict[str, float]:
-    """Return the least seconds a run, all forms in turn."""
+    """Return the minimum seconds per run of each form; the forms run in turn."""
     best = dict.fromkeys(sessions, float("inf"))
     for _ in range(rounds):
         for name, one in sessions.items():
@@ -79,9 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default="1024x6144", help="inputs x outputs of the layer")
     parser.add_argument("--rows", default="1,8,128")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=1, help="one is steadier beside other work")
+    parser.add_argument("--threads", type=int, default=1, help="1 varies least under other load")
     options = parser.parse_args(arguments)
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # names that are found a moment later
+    logging.getLogger("onnx_ir").setLevel(
+        logging.ERROR
+    )  # it warns about initializers that are added after parsing
     inputs, outputs = (int(size) for size in options.size.split("x"))
     rows = [int(count) for count in options.rows.split(",")]
     sessions = forms(inputs, outputs, options.threads)

@@ -1,17 +1,18 @@
-"""Optimizer league: what each optimizer makes of decoder traces, as one table and one chart.
+"""Compare graph optimizers on decoder traces: a Markdown table and charts.
 
     python benchmarks/decoders/league.py TRACES [--exporter optimum] [--family llama] [--optimizer carryall]
         [--latency] [--past 256] [--json FILE] [--markdown FILE] [--chart FILE.svg] [--speed-chart FILE.svg]
     python benchmarks/decoders/league.py --join FILE.json ... [--markdown FILE] [--chart FILE.svg] ...
 
-TRACES holds <exporter>/<family>/**/*.onnx. A row says how many nodes are left (constants not counted), which
-fused operators there are, whether sixteen greedy tokens of two prompts equal the original's, the seconds it
-took, and with --latency the time of a decode step on --past cached tokens: processor time on one thread, each
-beside a step of --reference, in 64 rounds with sessions opened anew every four; and the ratio of the two:
-median, quartiles, and the share of rounds that the reference won. "(products)" are the products with weights
-of the reference's graph and nothing else: what reading weights costs at least. "(again)" is the reference in
-a session of its own: what of a ratio is chance. Optimizers that are not installed are left out.
-With GLIBC_TUNABLES=glibc.malloc.hugetlb=1 it matters less where weights happen to lie.
+TRACES holds <exporter>/<family>/**/*.onnx. A row has the number of nodes left (without constants), the number
+of fused operators, whether sixteen greedy tokens of two prompts equal the original's, and the seconds of
+optimizing. With --latency a row also has the time of a decode step on --past cached tokens and its ratio to a
+step of --reference. Steps are measured in processor time on one thread, each next to a step of the reference,
+in 64 rounds with sessions reopened every four. The ratio has a median, quartiles and the fraction of rounds
+that the reference won. "(products)" runs only the products with weights of the reference's graph: a lower
+bound of the time. "(again)" is the reference in a second session: the noise of the ratio. Optimizers that are
+not installed are skipped. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 reduces the noise that the memory addresses
+of weights cause.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _TOKENS = 16
 
 
 def count(model: Path) -> Counter[str]:
-    """Count the operators of a model, constants left out."""
+    """Return the number of nodes of each operator type, without constants."""
     nodes = onnx.load(model, load_external_data=False).graph.node
     return Counter(node.op_type for node in nodes if node.op_type != "Constant")
 
@@ -59,15 +60,15 @@ def count(model: Path) -> Counter[str]:
 def compete(
     exporter: str, trace: str, source: Path, optimizers: list[str], reference: str | None, past: int
 ) -> Iterator[Row]:
-    """Run optimizers on one trace; with a ``reference`` their steps are timed in turn, when all are done.
+    """Run optimizers on one trace; with a ``reference``, time the decode steps of all graphs in turn.
 
     Args:
-        exporter: what wrote the trace.
-        trace: its name.
-        source: the file.
-        optimizers: names.
-        reference: of these, the one that the others' times are compared with.
-        past: tokens that are cached before a timed step.
+        exporter: name of the exporter that wrote the trace.
+        trace: name of the trace.
+        source: file of the trace.
+        optimizers: names of optimizers.
+        reference: the optimizer that the others' times are compared with; None measures no times.
+        past: number of cached tokens before a timed step.
     """
     with tempfile.TemporaryDirectory() as folder:
         targets = {name: Path(folder, name, "model.onnx") for name in optimizers}
@@ -88,13 +89,13 @@ def compete(
 
 
 def _yardsticks(reference: Path, target: Path) -> dict[str, Path]:
-    """Return what no graph of the same kernels can undercut, and what must be equal."""
+    """Return the graph of the weight products, a lower bound of the time, and the reference once more."""
     keep_products(reference, target)
     return dict(zip(YARDSTICKS, (target, reference), strict=True))
 
 
 def timed(row: Row, times: dict[str, list[tuple[float, float]]]) -> Row:
-    """Return a row with its median time, and what its ratios to the reference's are."""
+    """Return a row with its median step time and the quartiles of its ratio to the reference's."""
     if row.optimizer not in times:
         return row
     pairs = times[row.optimizer]
@@ -106,7 +107,7 @@ def timed(row: Row, times: dict[str, list[tuple[float, float]]]) -> Row:
 
 
 def measure(exporter: str, trace: str, source: Path, target: Path, optimizer: str) -> Row:
-    """Run one optimizer on one trace, and compare what both graphs generate."""
+    """Run one optimizer on one trace, and compare the greedy tokens of both graphs."""
     start = time.perf_counter()
     try:
         OPTIMIZERS[optimizer][1](source, target)
@@ -114,7 +115,7 @@ def measure(exporter: str, trace: str, source: Path, target: Path, optimizer: st
         size = head_size(source)
         before, after = Decoder(source, size), Decoder(target, size)
         runs = [(before.generate(p, _TOKENS), after.generate(p, _TOKENS)) for p in _PROMPTS]
-    except Exception as failure:  # noqa: BLE001 -- other optimizers fail in any way; the table says so
+    except Exception as failure:  # noqa: BLE001 -- other optimizers raise any type; the table shows the failure
         text = f"{type(failure).__name__}: {failure}".splitlines()[0][:90]
         return Row(exporter, trace, optimizer, seconds=time.perf_counter() - start, failure=text)
     found = count(target)
@@ -143,7 +144,7 @@ def traces(root: Path, exporters: list[str], families: list[str]) -> Iterator[tu
 
 
 def main() -> None:
-    """Print the rows, and write what was asked for."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

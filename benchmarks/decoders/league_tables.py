@@ -1,4 +1,4 @@
-"""What the optimizer league found, as text, as a table and as charts."""
+"""Format the results of ``league.py`` as text, as a Markdown table and as charts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from charts import bars
 
-YARDSTICKS = ("(products)", "(again)")  # what is timed beside the optimizers
+YARDSTICKS = ("(products)", "(again)")  # graphs that are timed for comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One optimizer on one trace."""
+    """The result of one optimizer on one trace."""
 
     exporter: str
     trace: str
@@ -35,7 +35,7 @@ class Row:
 
 
 def show(row: Row) -> str:
-    """Return a row as text."""
+    """Return a row as one line of text."""
     name = f"{row.exporter + '/' + row.trace:34} {row.optimizer:17}"
     if row.failure:
         return f"{name} {row.failure}"
@@ -82,10 +82,10 @@ def _graph_cells(rows: list[Row], cases: int) -> list[str]:
 
 
 def _step_cells(rows: list[Row]) -> list[str]:
-    """Return the median step, its ratio to the reference's, the rounds the latter won, and the faster cases.
+    """Return the median step, its ratio to the reference's, the rounds the reference won, the faster cases.
 
-    Ratios and rounds are medians over the cases with their range; a case is faster than the reference where
-    three quarters of the rounds say so.
+    Ratios and rounds are medians over the cases with their range. A case counts as faster than the reference
+    if it is faster in three quarters of the rounds.
     """
     times = [row.step_ms for row in rows if row.step_ms is not None]
     ratios = [row.ratio for row in rows if row.ratio is not None]
@@ -102,7 +102,7 @@ def _step_cells(rows: list[Row]) -> list[str]:
 
 
 def chart(rows: list[Row]) -> str:
-    """Return the nodes left by each optimizer, and how many attentions it fused."""
+    """Return a bar chart of the nodes left by each optimizer, with the number of fused attentions."""
     groups: dict[str, dict[str, float]] = {}
     notes: dict[str, str] = {}
     for exporter, optimizer, chosen in _grouped(rows):
@@ -117,7 +117,7 @@ def chart(rows: list[Row]) -> str:
 
 
 def speed_chart(rows: list[Row]) -> str:
-    """Return the time of a decode step of each optimizer, as a multiple of the reference's."""
+    """Return a bar chart of each optimizer's decode step time as a multiple of the reference's."""
     groups: dict[str, dict[str, float]] = {}
     notes: dict[str, str] = {}
     for exporter, optimizer, chosen in _grouped(rows):

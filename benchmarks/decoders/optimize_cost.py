@@ -1,9 +1,9 @@
-"""What optimizing costs as a model grows deeper: seconds over the number of layers, as a table and a chart.
+"""Measure the time of optimizing over the number of layers: a table and a chart.
 
     python benchmarks/decoders/optimize_cost.py FOLDER [--rounds 3] [--chart FILE.svg]
 
-FOLDER holds <layers>/model.onnx, the same decoder traced with that many layers. The time is that of the
-portable passes and of those for the CPU, in processor time; reading and writing files is left out.
+FOLDER holds <layers>/model.onnx, the same decoder traced with that many layers. Measured is the processor
+time of the portable passes and of the CPU passes; reading and writing files is not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 
 def seconds(path: Path) -> tuple[float, float]:
-    """Return the time of the portable passes, and of the CPU's."""
+    """Return processor seconds of the portable passes and of the CPU passes."""
     model = ir.load(path)
     start = time.process_time()
     model, _ = run(model, portable_passes())
@@ -35,7 +35,7 @@ def seconds(path: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The optimizers that the league compares: each reads one ONNX file and writes another."""
+"""The optimizers that ``league.py`` compares; each reads an ONNX file and writes the optimized one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-CONTEXT = 512  # tokens; how long the rope tables of the CPU's graph are
+CONTEXT = 512  # tokens: length of the rope tables of the CPU's graph
 
 
 def original(source: Path, target: Path) -> None:
-    """Copy."""
+    """Save the graph unchanged."""
     ir.save(ir.load(source), target, external_data=f"{target.name}.data")
 
 
@@ -60,7 +60,7 @@ def ort_transformers(source: Path, target: Path) -> None:
 
 
 def ort_all(source: Path, target: Path) -> None:
-    """Let onnxruntime optimize while it loads, at its highest level."""
+    """Save what onnxruntime optimizes at loading, at its highest level."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -79,7 +79,7 @@ def carryall_portable(source: Path, target: Path) -> None:
 
 
 def carryall_cpu(source: Path, target: Path, context: int = CONTEXT) -> None:
-    """Run carryall's portable passes, then those of the CPU for so many tokens."""
+    """Run carryall's portable passes, then the CPU passes for a context of ``context`` tokens."""
     from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
     from carryall.graph_opt.pipeline.pipeline import run
     from carryall.graph_opt.pipeline.pipelines import portable_passes
@@ -88,7 +88,7 @@ def carryall_cpu(source: Path, target: Path, context: int = CONTEXT) -> None:
     ir.save(run(ir.load(source), passes)[0], target, external_data=f"{target.name}.data")
 
 
-# name -> the package it needs, and how to run it
+# name -> (required package, function)
 OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "original": ("onnx_ir", original),
     "onnxslim": ("onnxslim", onnxslim),
@@ -103,7 +103,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
 
 
 def keep_products(source: Path, target: Path) -> None:
-    """Write a graph's products with stored weights alone, each fed with the token (one of one sequence)."""
+    """Write a graph of only the products with stored weights; each product's input is the token id."""
     model = ir.load(source)
     graph = model.graph
     made = [ir.node("Cast", [graph.inputs[0]], attributes={"to": ir.DataType.FLOAT})]

@@ -1,13 +1,13 @@
-"""Which exporters' graphs reach the canonical form, and what is left of a layer then.
+"""Check which exporters' graphs reach the canonical form, and count the nodes per layer after lowering.
 
     python benchmarks/decoders/sources.py CHECKPOINTS TRACES... [--source NAME] [--family NAME] \\
         [--markdown FILE]
 
 CHECKPOINTS holds a folder for each family; each TRACES holds <source>/<family>/**/*.onnx of the same weights.
-Every graph goes through the portable passes and the CPU's lowering. A cell says how many nodes a layer has
-left (from one attention to the next), if the portable graph is canonical (standard operators, every
-attention and norm fused, the contract's caches) and sixteen greedy tokens of two prompts are those of
-transformers; otherwise what is wrong. Where a source has several graphs of a family, all must agree.
+Every graph goes through the portable passes and the CPU's lowering. A cell has the number of nodes of a layer
+(from one attention to the next) if the portable graph is canonical (standard operators, every attention and
+norm fused, the contract's caches) and sixteen greedy tokens of two prompts equal those of transformers.
+Otherwise it has the reason. If a source has several graphs of a family, the cell has each different result.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PROMPTS = (
     [1000, 3, 77],
 )
 _TOKENS = 16
-_WRITTEN_OUT = {"Softmax", "ReduceMean", "Erf", "TensorScatter"}  # what fused operators are made of
+_UNFUSED = {"Softmax", "ReduceMean", "Erf", "TensorScatter"}  # operators that fusions replace
 
 
 def main() -> None:
-    """Print a table of sources and families."""
+    """Command line."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(
@@ -55,7 +55,7 @@ def main() -> None:
             continue
         if arguments.family and family not in arguments.family:
             continue
-        found = _judge(path, arguments.checkpoints / family)
+        found = _result(path, arguments.checkpoints / family)
         print(source, family, path.name, found, flush=True)
         cells[source, family].append(found)
     text = _table(cells)
@@ -74,27 +74,27 @@ def _graphs(checkpoints: Path, roots: list[Path]) -> Iterator[tuple[str, str, Pa
                 yield " ".join([source, *variant, *stem]), family, path
 
 
-def _judge(path: Path, checkpoint: Path) -> str:
-    """Return the nodes a layer, or what is wrong with a graph."""
+def _result(path: Path, checkpoint: Path) -> str:
+    """Return the number of nodes per layer, or what is wrong with a graph."""
     try:
         model, _ = run(ir.load(path), portable_passes())
-        fault = _fault(model.graph)
+        fault = _noncanonical(model.graph)
         lowered, _ = run(model, slot_passes(SlotOptions(context_length=256)))
         with tempfile.TemporaryDirectory() as folder:
             ir.save(lowered, Path(folder, "model.onnx"), external_data="model.onnx.data")
             decoder = Decoder(Path(folder, "model.onnx"), 0)
             tokens = [decoder.generate(prompt, _TOKENS)[0] for prompt in _PROMPTS]
-    except Exception as error:  # noqa: BLE001 -- a table of many graphs goes on
+    except Exception as error:  # noqa: BLE001 -- the table shows the failure; other graphs follow
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
     if fault is not None:
         return fault
     if tokens != _expected(checkpoint):
         return "other tokens"
-    return str(_nodes_a_layer(lowered.graph))
+    return str(_nodes_per_layer(lowered.graph))
 
 
-def _fault(graph: ir.Graph) -> str | None:
-    """Say why a graph is not canonical, or None."""
+def _noncanonical(graph: ir.Graph) -> str | None:
+    """Return why a graph is not canonical, or None."""
     count = Counter(node.op_type for node in graph)
     domains = {node.domain for node in graph} - {""}
     caches = [value for value in graph.inputs if str(value.name).startswith("past_key_values.")]
@@ -103,12 +103,12 @@ def _fault(graph: ir.Graph) -> str | None:
     if not caches or 2 * count["Attention"] != len(caches):
         return f"{count['Attention']} attentions for {len(caches) // 2} layers"
     routers = {node.inputs[0] for node in graph if node.op_type == "TopK"}
-    written_out = sorted({node.op_type for node in graph if routers.isdisjoint(node.outputs)} & _WRITTEN_OUT)
-    return f"written out: {', '.join(written_out)}" if written_out else None
+    unfused = sorted({node.op_type for node in graph if routers.isdisjoint(node.outputs)} & _UNFUSED)
+    return f"not fused: {', '.join(unfused)}" if unfused else None
 
 
-def _nodes_a_layer(graph: ir.Graph) -> int:
-    """Return how many nodes lie from one attention to the next, the second included."""
+def _nodes_per_layer(graph: ir.Graph) -> int:
+    """Return the number of nodes from one attention to the next, including the second."""
     attentions = [node for node in graph if node.op_type == "GroupQueryAttention"]
     sizes = sorted(len(_upstream(node)) for node in attentions)
     return sizes[1] - sizes[0]
@@ -128,7 +128,7 @@ def _upstream(node: ir.Node) -> set[ir.Node]:
 
 @functools.cache
 def _expected(checkpoint: Path) -> list[list[int]]:
-    """Generate with transformers, in float32."""
+    """Return the greedy tokens of transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,11 +1,11 @@
-"""A traced decoder of real size: what optimizing it costs, and whether it still says the same.
+"""Optimize a traced decoder of real size: measure the time, and compare its tokens and logits.
 
     python benchmarks/decoders/traced_model.py TRACE.onnx WORK [--rounds 3] [--prompts 3] [--tokens 32] \\
         [--json FILE]
 
-Loads the trace, runs the portable passes and those of the CPU, each timed apart, and writes the lowered graph
-to WORK. Then both graphs continue the same random prompts, greedily and token by token, the trace as it was
-in plain onnxruntime; all logits are compared.
+Loads the trace, runs the portable passes and the CPU passes, measures each, and writes the lowered graph to
+WORK. Then both graphs continue the same random prompts greedily, token by token, the original trace in plain
+onnxruntime. All logits are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROMPT_TOKENS = (5, 24, 48)
 
 
 def optimize(path: Path) -> tuple[ir.Model, dict[str, float]]:
-    """Return the lowered graph, the seconds of each step and the nodes behind it."""
+    """Return the lowered graph, the seconds of each step and the number of nodes after it."""
     start = time.perf_counter()
     model = load_model(path)
     found = {"load": time.perf_counter() - start, "traced nodes": float(len(model.graph))}
@@ -48,18 +48,22 @@ def optimize(path: Path) -> tuple[ir.Model, dict[str, float]]:
 
 
 def prompts(path: Path, count: int) -> list[list[int]]:
-    """Return random prompts of several lengths."""
+    """Return ``count`` random prompts of several lengths.
+
+    Raises:
+        SystemExit: the vocabulary size of the logits is dynamic.
+    """
     output = next(value for value in ir.load(path).graph.outputs if value.name == "logits")
     size = output.shape[-1] if output.shape is not None else None
     if not isinstance(size, int):
-        raise SystemExit(f"{path} does not state its vocabulary")
+        raise SystemExit(f"{path}: the vocabulary size of the logits is dynamic")
     rng = np.random.default_rng(1)
     lengths = (_PROMPT_TOKENS[number % len(_PROMPT_TOKENS)] for number in range(count))
     return [rng.integers(0, size, length).tolist() for length in lengths]
 
 
 def main() -> None:
-    """Print the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

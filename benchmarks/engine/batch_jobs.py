@@ -1,11 +1,12 @@
-"""What a batch job costs beside the bare engine: reading, tokenizing, the journal and the output.
+"""Measure the overhead of a batch job over the bare engine: reading, tokenizing, journal and output.
 
     python benchmarks/engine/batch_jobs.py --prompts 10000 --json batch_jobs.json
 
-Both answer the same prompts on one engine of the embedded model, piece by piece and in turns, so that the
-load of the machine falls on both alike. The bare engine gets all requests of a piece at once, in the order
-of the input, and drops the outputs; the job begins with a file and ends with a file. Neither includes loading
-the model. The prompts are lines of code; a share of them begins with one of a few long instructions.
+Both answer the same prompts on one engine of the embedded model. The prompts are split into pieces, and job
+and engine take turns on each piece, so that other load on the machine affects both equally. The bare engine
+gets all requests of a piece at once, in the order of the input, and discards the outputs. The job reads a
+file and writes a file. Loading the model is not counted. The prompts are lines of code; ``--shared`` of them
+begin with one of a few long instructions.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ WORDS = (
 
 
 def prompts(count: int, shared: float, seed: int) -> list[dict[str, Any]]:
-    """Bodies of requests, a ``shared`` part of which begins with one of ``INSTRUCTIONS`` long texts."""
+    """Return request bodies; the fraction ``shared`` begins with one of ``INSTRUCTIONS`` long texts."""
     draw = random.Random(seed)
     long = [" ".join(draw.choices(WORDS, k=60)) for _ in range(INSTRUCTIONS)]
     bodies = []
@@ -65,8 +66,8 @@ def prompts(count: int, shared: float, seed: int) -> list[dict[str, Any]]:
     return bodies
 
 
-class Kept:
-    """An executor whose engine outlives the job."""
+class SharedExecutor:
+    """An executor that keeps its engine open after a job."""
 
     def __init__(self, inner: OfflineEngine) -> None:
         self._inner = inner
@@ -76,15 +77,15 @@ class Kept:
         return self._inner.run(lines, stop)
 
     def facts(self) -> dict[str, Any]:
-        """Nothing to note."""
+        """Return no facts for the journal."""
         return {}
 
     def close(self) -> None:
-        """Keep the model."""
+        """Do nothing: the engine serves the next job."""
 
 
 def bare(engine: Engine, preparer: Preparer, bodies: list[dict[str, Any]]) -> tuple[float, int]:
-    """Seconds and tokens of a piece on the engine alone; making the requests does not count."""
+    """Return seconds and tokens of a piece on the engine alone; creating the requests is not counted."""
     lines = [BatchLine(n, str(n), COMPLETIONS, body) for n, body in enumerate(bodies)]
     requests = [preparer.prepare(line).groups[0].requests[0] for line in lines]
     begin = time.perf_counter()
@@ -95,8 +96,8 @@ def bare(engine: Engine, preparer: Preparer, bodies: list[dict[str, Any]]) -> tu
     return time.perf_counter() - begin, sum(len(request.output_token_ids) for request in requests)
 
 
-def job(executor: Kept, bodies: list[dict[str, Any]], folder: Path) -> tuple[float, int]:
-    """Seconds and tokens of a piece as a job, from file to file."""
+def job(executor: SharedExecutor, bodies: list[dict[str, Any]], folder: Path) -> tuple[float, int]:
+    """Return seconds and tokens of a piece as a job, from input file to output file."""
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps(body) + "\n" for body in bodies))
     spec = BatchSpec(inputs=[str(source)], output=str(folder / "out.jsonl"), model="demo")
@@ -114,12 +115,12 @@ def job(executor: Kept, bodies: list[dict[str, Any]], folder: Path) -> tuple[flo
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rates of both for every piece."""
+    """Return tokens per second of both for each piece."""
     loaded = load_model("demo", provider=arguments.provider, max_slots=arguments.slots)
     engine = Engine(loaded.runner, EngineConfig(max_step_slowdown=math.inf), None, loaded.identity)
     sampling = {"temperature": 0.0, "ignore_eos": True}
     preparer = Preparer(RequestFactory(loaded), "demo", defaults=sampling)
-    executor = Kept(OfflineEngine(engine, preparer, window=arguments.window))
+    executor = SharedExecutor(OfflineEngine(engine, preparer, window=arguments.window))
     records = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(-1, arguments.pieces):
@@ -131,7 +132,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             for name in list(sides)[:: 1 if number % 2 else -1]:
                 engine.clear_prefix_cache()
                 found[name] = sides[name]()
-            assert found["engine"][1] == found["job"][1], "both generate the same tokens"
+            assert found["engine"][1] == found["job"][1], (
+                "engine and job must generate the same number of tokens"
+            )
             if number >= 0:
                 rates = {name: tokens / seconds for name, (seconds, tokens) in found.items()}
                 records.append({"piece": number, "prompts": size, **rates})

@@ -1,4 +1,4 @@
-"""Prompts whose continuation repeats much of them: code that is edited or goes on as it began."""
+"""Prompts of code whose continuation repeats much of the prompt: edits and repetitive definitions."""
 
 COPY_PROMPTS = {
     "tests": """class ParserTest(unittest.TestCase):

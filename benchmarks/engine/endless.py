@@ -1,10 +1,10 @@
-"""What it costs to drop the middle of a full context: perplexity of a long text, read to its end.
+"""Measure the perplexity of a text longer than the context under several policies of context shift.
 
     python benchmarks/engine/endless.py demo exporter/demo/pycoder/heldout.txt --context 256 --tokens 20000
 
-The text is fed to the model as it stands. Whenever the context is full, a policy decides what stays: nothing,
-the recent half, or the first tokens and the recent half (``context_shift=True``). Beside them, what a
-longer context gives. Prints a Markdown table.
+Whenever the context is full, a policy decides which tokens stay: none, the recent half, or the first tokens
+and the recent half (``context_shift=True``). The last row uses the model's whole context. Prints a Markdown
+table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from carryall.runtime.models.loading import load_model
 
 
 def losses(runner: Runner, tokens: np.ndarray, context: int, sinks: int, recent: int) -> np.ndarray:
-    """Negative log-likelihoods [n - 1] of all tokens but the first, keeping what the policy keeps."""
+    """Return the negative log-likelihoods [n - 1] of all tokens except the first.
+
+    When ``context`` is full, the first ``sinks`` and the last ``recent`` tokens stay.
+    """
     found, known, position = [], tokens[:0], 0
     while position < len(tokens) - 1:
         new = tokens[position : position + context - len(known)]

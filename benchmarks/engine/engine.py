@@ -1,13 +1,14 @@
-"""carryall's engine beside its peers on traces of requests, and beside its own static batching.
+"""Compare carryall's engine with other engines and with static batching on traces of requests.
 
     python benchmarks/engine/engine.py --rounds 3 \\
         --engine carryall=.venv/bin/python:carryall_engine:models/qwen3-int4 \\
         --engine openvino=envs/ov/bin/python:ov_engine:models/ov-int4-128 \\
         --engine genai=envs/ort/bin/python:genai_engine:models/genai-int4 --json engine.json
 
-Engines take turns within a round and rounds begin with another engine. The first engine is carryall; it also
-serves the mixed trace in static batches, and measures inter-token latency while a 2,000-token prompt arrives
-and the share of a decode step that is not the model. ``--requests 6 --scale 0.2`` is a quick try.
+Engines take turns within a round, and each round starts with another engine. The first engine must be
+carryall: it also serves the mixed trace in static batches, and measures the inter-token latency while a
+prompt of 2,000 tokens arrives and the part of a decode step outside of the model. ``--requests 6 --scale
+0.2`` is a short run.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any
 
 from peers import Worker
 
-_SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
+_SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
 _STATIC_BATCHES = (8, 32)
 _SHARED_REQUESTS = 16
-_FIRST_SEED = 1  # texts of its own each round: an engine's prefix cache may know those of the last
+_FIRST_SEED = 1  # each round has new texts, as prefix caches hold those of the last round
 
 
 def measurements(requests: int, scale: float) -> dict[str, dict[str, Any]]:
-    """What is measured, by name: fields of ``workers/traces.py``'s Trace."""
+    """Return what is measured: name -> fields of ``Trace`` of ``workers/traces.py``."""
     mixed = {"kind": "mixed", "requests": requests, "scale": scale}
     works: dict[str, dict[str, Any]] = {
         "mixed": mixed,
@@ -43,12 +44,15 @@ def measurements(requests: int, scale: float) -> dict[str, dict[str, Any]]:
 
 
 def able(worker: Worker, name: str, first: Worker) -> bool:
-    """Whether an engine takes part: only carryall in what is about itself, genai has no prefix cache."""
+    """Return whether an engine takes part in a measurement.
+
+    Only carryall runs the measurements of itself, and static engines (genai) have no prefix cache.
+    """
     return worker is first or name == "mixed" or (name == "shared" and "static" not in worker.ready["engine"])
 
 
 def run(workers: list[Worker], works: dict[str, dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """One unrecorded warm-up round on a part of the trace, then ``rounds`` recorded ones."""
+    """Run one unrecorded warm-up round on a part of the trace, then ``rounds`` recorded rounds."""
     records = []
     for number in range(-1, rounds):
         turn = number % len(workers)
@@ -67,7 +71,7 @@ def run(workers: list[Worker], works: dict[str, dict[str, Any]], rounds: int) ->
 
 
 def summarise(records: list[dict[str, Any]], first: str) -> str:
-    """Medians as a Markdown table; ratios are of the first engine's continuous batching to the row."""
+    """Return medians as a Markdown table; ratios are the first engine's continuous batching to the row."""
     lines = [
         "| trace | engine | tokens/s | spread | carryall is faster by |",
         "| --- | --- | ---: | ---: | ---: |",
@@ -87,7 +91,7 @@ def summarise(records: list[dict[str, Any]], first: str) -> str:
 
 
 def _own_figures(records: list[dict[str, Any]]) -> list[str]:
-    """What carryall says about itself, as far as it was measured."""
+    """Return lines about carryall's latency and overhead, if measured."""
     medians: dict[str, float] = {}
     for work in ("latency", "overhead"):
         mine = [record for record in records if record["work"] == work]
@@ -119,7 +123,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the mixed trace's lengths")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", help="measure only this (mixed, shared, latency, ...)")
+    parser.add_argument(
+        "--only", action="append", help="measure only this: mixed, shared, latency, ...; may be repeated"
+    )
     parser.add_argument("--json", type=Path, help="write every measurement here")
     options = parser.parse_args()
     workers = []

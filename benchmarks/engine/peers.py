@@ -1,8 +1,8 @@
-"""carryall beside its peers, on the same machine, in the same run.
+"""Compare carryall with other engines on the same machine in the same run.
 
-Every engine is a worker process in its own environment (``benchmarks/workers/``). Rounds interleave the
-engines, so that a change of clock speed or a noisy neighbour touches all of them; the figures are medians
-over rounds, and what counts is the ratio within a run. Each round starts with another engine.
+Every engine is a worker process in its own environment (``benchmarks/workers/``). Engines take turns in each
+round, so that changes of clock speed and other load affect all of them, and each round starts with another
+engine. Figures are medians over rounds. Compare ratios within a run, not figures of different runs.
 
     python benchmarks/engine/peers.py --work 256x64x1 --rounds 5 \\
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
@@ -44,7 +44,7 @@ class Work:
 
 
 class Worker:
-    """One engine in its own process; talks JSON lines over pipes."""
+    """One engine in its own process, with requests and answers as JSON lines over pipes."""
 
     def __init__(self, name: str, python: str, script: str, model: str) -> None:
         self.name = name
@@ -56,7 +56,11 @@ class Worker:
         self.ready = self._read()
 
     def measure(self, work: Work, seed: int) -> dict[str, Any]:
-        """Measure once."""
+        """Run ``work`` once and return its timing.
+
+        Raises:
+            RuntimeError: the engine generated another number of tokens, or ended.
+        """
         timing = self.ask(asdict(work) | {"seed": seed})
         expected = work.batch * work.new_tokens
         if timing["generated"] != expected:
@@ -64,7 +68,11 @@ class Worker:
         return timing
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; return the answer."""
+        """Send a request and return the answer.
+
+        Raises:
+            RuntimeError: the process ended; the message has the end of its log.
+        """
         if self._process.stdin is None:
             raise RuntimeError("the worker has no input pipe")
         self._process.stdin.write(json.dumps(message) + "\n")
@@ -88,7 +96,7 @@ class Worker:
 
 
 def run(workers: list[Worker], works: list[Work], rounds: int) -> list[dict[str, Any]]:
-    """One unrecorded warm-up round, then ``rounds`` recorded ones, engines interleaved in changing order."""
+    """Run one unrecorded warm-up round, then ``rounds`` recorded ones; engines take turns."""
     records = []
     for number in range(-1, rounds):
         first = number % len(workers)
@@ -103,7 +111,7 @@ def run(workers: list[Worker], works: list[Work], rounds: int) -> list[dict[str,
 
 
 def summarise(records: list[dict[str, Any]], reference: str) -> list[dict[str, Any]]:
-    """Medians per engine and work, with the ratio of the first engine to each."""
+    """Return medians per engine and work, with the ratio of the engine ``reference`` to each."""
     rows = []
     for key in dict.fromkeys((r["prompt_tokens"], r["new_tokens"], r["batch"], r["engine"]) for r in records):
         prompt, new, batch, engine = key
@@ -128,7 +136,7 @@ def summarise(records: list[dict[str, Any]], reference: str) -> list[dict[str, A
 
 
 def table(rows: list[dict[str, Any]], reference: str) -> str:
-    """The summary as a Markdown table."""
+    """Return the summary as a Markdown table."""
     lines = [
         "| prompt x new x batch | engine | prefill tok/s | decode tok/s | spread | peak MB "
         f"| {reference} is faster by |",

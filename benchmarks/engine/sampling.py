@@ -1,10 +1,10 @@
-"""What choosing tokens costs beside computing their logits.
+"""Measure the time of sampling tokens relative to a decode step.
 
     python benchmarks/engine/sampling.py MODEL [--batch 1 8 32] [--rounds 20] [--json]
 
-Each round runs a decode step of the model, then draws from its logits with every sampler. Reported is the
-median CPU time, that of the step divided by its threads: about what passes where nothing else runs, whatever
-else does here. The share is that of sampling in both together.
+Each round runs a decode step of the model, then samples from its logits with every sampler. Reported is the
+median CPU time. The step's CPU time is divided by its number of threads, which estimates its wall time on an
+idle machine. The share is sampling / (step + sampling).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8},
     "top-k 50": {"top_k": 50},
     "top-p 0.95": {"top_p": 0.95},
-    "top-p 0.95 of likely ones": {"top_p": 0.95, "temperature": 0.1},
+    "top-p 0.95, few likely tokens": {"top_p": 0.95, "temperature": 0.1},
     "top-k 20, top-p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     "min-p 0.05": {"min_p": 0.05},
     "typical-p 0.9": {"typical_p": 0.9},
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _measure(runner: Runner, batch: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a decode step of ``batch`` rows, and of each sampler on its logits."""
+    """Return milliseconds of a decode step of ``batch`` rows, and of each sampler on its logits."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, runner.info.vocab_size, (batch, PROMPT_TOKENS))
     for slot in range(batch):
@@ -98,7 +98,7 @@ def _logits(runner: Runner, rows: list[Row]) -> list[Any]:
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result, and CPU seconds of all threads and of this one."""
+    """Return the result of a call, CPU seconds of all threads, and CPU seconds of this thread."""
     process, thread = time.process_time(), time.thread_time()
     result = call()
     return result, time.process_time() - process, time.thread_time() - thread

@@ -1,16 +1,16 @@
-"""Speculation against plain decoding: two engines take turns on one loaded model.
+"""Compare speculative with plain decoding: two engines take turns on one loaded model.
 
     python benchmarks/engine/speculation.py [--model demo] [--method prompt-lookup] [--batch 1] \\
         [--rounds 9] [--json]
 
 Three kinds of work, each of the same prompts for both engines:
-    copy     greedy continuations of code that repeats itself
-    prose    held-out code, sampled at temperature 1: little repeats
-    noise    random tokens, sampled at temperature 2: next to nothing repeats
-Measured is decoding alone: from the first token of the last request to the last token, in tokens a second. A
-row gives medians over the rounds and the median of each round's ratio. Rounds alternate which engine begins.
-On a machine that does other work too, ``--cpu-time --threads 1`` counts seconds of this process alone, for
-the controller too.
+    copy     greedy continuations of repetitive code
+    prose    held-out code, sampled at temperature 1: few repetitions
+    noise    random tokens, sampled at temperature 2: almost no repetitions
+Measured is decoding only: from the first token of the last request to the last token, in tokens per second. A
+row has medians over the rounds, and the median of the rounds' ratios. The engine that starts alternates by
+round. On a machine under other load use ``--cpu-time --threads 1``: it counts CPU seconds of this process,
+also in the controller of adaptive speculation.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One kind of work at one batch size."""
+    """The speeds of both engines for one kind of work at one batch size."""
 
     kind: str
     batch: int
-    plain: float  # tokens a second
-    speculative: float
-    ratio: float
-    worst: float  # ratio of a round
-    best: float
+    plain: float  # tokens per second
+    speculative: float  # tokens per second
+    ratio: float  # median of the rounds' ratios
+    worst: float  # smallest ratio of a round
+    best: float  # largest ratio of a round
     acceptance_rate: float
     tokens_per_step: float
 
 
 def works(model: LoadedModel, new_tokens: int) -> dict[str, Work]:
-    """Prompts and options by kind, six each."""
+    """Return six prompts with their sampling parameters for each kind."""
     assert model.tokenizer is not None
     greedy = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     copy = [(model.tokenizer.encode(text), greedy) for text in COPY_PROMPTS.values()]
@@ -81,7 +81,7 @@ def works(model: LoadedModel, new_tokens: int) -> dict[str, Work]:
 def tokens_per_second(
     engine: Engine, work: Work, batch: int, clock: Clock = time.perf_counter
 ) -> tuple[float, list[list[int]]]:
-    """Decode speed over all of the work, ``batch`` requests at a time, and the tokens generated."""
+    """Return the decode speed over all of the work, ``batch`` requests at a time, and the tokens."""
     seconds, count, outputs = 0.0, 0, []
     for first in range(0, len(work), batch):
         requests = [Request(str(i), *each) for i, each in enumerate(work[first : first + batch], start=first)]
@@ -101,7 +101,7 @@ def tokens_per_second(
 def compare(
     model: LoadedModel, batches: Sequence[int], rounds: int, new_tokens: int, clock: Clock
 ) -> Iterator[Result]:
-    """Run everything; a first round of each warms up and is not counted."""
+    """Yield a result for each batch size and kind; the first round is a warm-up and not counted."""
     config = EngineConfig(prefix_cache=False)
     engines = {
         "plain": Engine(model.runner, config),
@@ -139,18 +139,18 @@ def compare(
 
 
 def main() -> None:
-    """Compare and print."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--quantize")
     parser.add_argument("--method", default="prompt-lookup")
-    parser.add_argument("--tokens", type=int, help="most tokens proposed at a time")
+    parser.add_argument("--tokens", type=int, help="maximum number of proposed tokens per step")
     parser.add_argument("--batch", default="1", help="batch sizes, such as 1,4")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0, help="0 lets the provider choose")
     parser.add_argument(
-        "--cpu-time", action="store_true", help="count the process's seconds, not the clock's"
+        "--cpu-time", action="store_true", help="measure CPU seconds of the process instead of wall time"
     )
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")

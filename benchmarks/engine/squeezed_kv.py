@@ -1,13 +1,12 @@
-"""What KV eviction costs and gains: perplexity and time of the engine's own decoding, beside all KV kept.
+"""Measure KV eviction: perplexity and decode time of the engine with eviction and without.
 
     python benchmarks/engine/squeezed_kv.py demo --text exporter/demo/pycoder/heldout.txt --keep 256 \\
         --keep 128
     python benchmarks/engine/squeezed_kv.py MODEL --context 8000 --keep 1024
 
-With a text, windows of it are continued as they stand, from their middle on: the engine decodes token by
-token, and a logits processor draws what is written there and notes how likely that was. Other ways to choose
-what stays take the place of the provider's. With a context, random prompts of that length are continued, the
-engines taking turns.
+With --text, the engine decodes the second half of windows of the text token by token. A logits processor
+forces the tokens of the text and records their log-probabilities. Other criteria of eviction replace the
+provider's. With --context, random prompts of that length are continued and the engines take turns.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
 
-STEPS = 16  # of an engine, before the next one's turn
+STEPS = 16  # steps of an engine before the next one's turn
 
 Criterion = Callable[[npt.NDArray[Any], int], npt.NDArray[np.int64]]
 
 
-class Reader:
-    """Lets requests generate a text that is known, and notes the log-probability of every token of it."""
+class TeacherForcing:
+    """Logits processor that forces the tokens of known texts and records their negative log-likelihoods."""
 
     def __init__(self, windows: npt.NDArray[np.int64]) -> None:
         self.windows = windows
         self.losses: list[float] = []
 
     def wants(self, params: SamplingParams) -> bool:
-        """All."""
+        """Return True: it processes all requests."""
         return True
 
     def apply(self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState]) -> None:
-        """Leave nothing but the next token of the text."""
+        """Mask all logits [rows, vocabulary] except that of the text's next token."""
         for row, state in zip(logits, states, strict=True):
             known = len(state.prompt_token_ids) + len(state.output_token_ids)
             target = self.windows[state.params.extra_args["window"], known]
@@ -57,7 +56,7 @@ class Reader:
 
 
 def by_norm(sign: float) -> Criterion:
-    """Keep large keys (1.0) or small ones (-1.0; Devoto et al., arXiv:2406.11430)."""
+    """Keep keys with a large norm (1.0) or a small one (-1.0; Devoto et al., arXiv:2406.11430)."""
 
     def choose(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
         norms = np.linalg.norm(keys.astype(np.float32), axis=-1)
@@ -67,7 +66,7 @@ def by_norm(sign: float) -> Criterion:
 
 
 def newest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Keep the last ones: sinks and a recent window (arXiv:2309.17453)."""
+    """Keep the newest keys: with sinks, this is StreamingLLM (Xiao et al., arXiv:2309.17453)."""
     return np.tile(np.arange(keys.shape[1] - count, keys.shape[1]), (len(keys), 1))
 
 
@@ -82,8 +81,8 @@ CRITERIA: dict[str, Criterion] = {
 def perplexity(
     model: str, windows: npt.NDArray[np.int64], keep: int | None, criterion: Criterion, **options: Any
 ) -> float:
-    """Perplexity of the second halves of ``windows`` [n, tokens], decoded after the first."""
-    reader = Reader(windows)
+    """Return the perplexity of the second halves of ``windows`` [n, tokens], decoded after the first."""
+    reader = TeacherForcing(windows)
     half = windows.shape[1] // 2
     config = EngineConfig(logits_processors=(reader,), kv_eviction_tokens=keep)
     params = [
@@ -99,13 +98,13 @@ def perplexity(
 def decode_ms(
     model: str, context: int, batch: int, keeps: Sequence[int | None], rounds: int, **options: Any
 ) -> dict[int | None, float]:
-    """Milliseconds of a decode step after ``context`` tokens, medians of rounds in which all take turns."""
+    """Return milliseconds of a decode step after ``context`` tokens: medians over rounds, in turn."""
     llms = {keep: LLM(model, max_slots=batch, kv_eviction_tokens=keep, **options) for keep in keeps}
     steps = {keep: _steps(llm, context, batch) for keep, llm in llms.items()}
     times: dict[int | None, list[float]] = {keep: [] for keep in keeps}
     for own in steps.values():
-        next(own)  # prompts
-        next(own)  # what is to go goes
+        next(own)  # prefill
+        next(own)  # eviction
     for _ in range(rounds):
         for keep, own in steps.items():
             begin = time.perf_counter()
@@ -117,7 +116,7 @@ def decode_ms(
 
 
 def _steps(llm: LLM, context: int, batch: int) -> Iterator[None]:
-    """Run prompts to their end, then a token of each at a time."""
+    """Run the prompts, then one token of each stream per iteration."""
     rng = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
     prompts = rng.integers(5, 4000, (batch, context)).tolist()
@@ -144,7 +143,9 @@ def main() -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--provider", default="cpu")
-    parser.add_argument("--criterion", action="append", choices=list(CRITERIA), help="by default all")
+    parser.add_argument(
+        "--criterion", action="append", choices=list(CRITERIA), help="may be repeated; default all"
+    )
     given = parser.parse_args()
     options = {"quantize": given.quantize, "kv_cache_dtype": given.kv_cache_dtype, "provider": given.provider}
     if given.text is not None:

@@ -1,6 +1,7 @@
-"""A portable graph as it stands, whichever tool has quantized it, behind the face that the evaluator drives.
+"""Run a portable graph without lowering behind the runner interface that the evaluator uses.
 
-ONNX files run in onnxruntime, OpenVINO's in OpenVINO. Both compute what is not quantized in fp32.
+ONNX files run in onnxruntime, OpenVINO files in OpenVINO. Both compute everything that is not quantized in
+fp32.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bf
 
 
 class PortableModel:
-    """One sequence at a time, whose KV is handed from run to run.
+    """Run one sequence at a time; the KV outputs of a run are the inputs of the next.
 
     Args:
         path: ``model.onnx`` or ``model.xml``.
-        info: of the float model.
+        info: runner info of the float model.
     """
 
     def __init__(self, path: Path, info: RunnerInfo) -> None:

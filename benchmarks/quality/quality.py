@@ -1,13 +1,14 @@
-"""Fidelity, size, speed and cost of quantizing: all our methods, and those of the reference libraries.
+"""Compare fidelity, size, speed and cost of carryall's, onnxruntime's and NNCF's quantization methods.
 
     python benchmarks/quality/quality.py FOLDER --onnxruntime PYTHON --nncf PYTHON --markdown FILE \\
         --chart FILE.svg
     python benchmarks/quality/quality.py FOLDER --stage speed draw --chart docs/quality.svg  # the speed anew
 
-Every tool quantizes the embedded model's portable graph in a process of its own, whose wall time, processor
-time and peak memory are counted, imports included. One evaluator judges all graphs as they stand, on the
-embedded model's held-out text; ours once more as lowered for the CPU, which is also what the speed is of.
-Results gather in FOLDER/quality.json: what is there is not measured again, unless --again names it.
+Every tool quantizes the embedded model's portable graph in its own process. Wall time, processor time and
+peak memory are those of the process, imports included. One evaluator runs all graphs without lowering on the
+embedded model's held-out text. carryall's graphs are evaluated and timed once more after lowering for the
+CPU. Results are kept in FOLDER/quality.json: a result in this file is not measured again, unless --again
+names it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
         file.write_text(json.dumps(results, indent=1))
         print(method.key, facts, file=sys.stderr)
 
-    if "quantize" in options.stage:  # first: a child's peak memory counts its parent's
+    if "quantize" in options.stage:  # first, because a child's peak memory includes its parent's at the fork
         pythons = {"carryall": sys.executable, "onnxruntime": options.onnxruntime, "nncf": options.nncf}
         quantize(chosen, options.folder, pythons, results, keep)
     done = [method for method in METHODS if "error" not in results.get(method.key, {"error": ""})]
@@ -66,7 +67,7 @@ def quantize(
     results: Results,
     keep: Callable[[Method, dict[str, Any]], None],
 ) -> None:
-    """Let every tool write its graph."""
+    """Write the quantized graph of every method, with its cost and size."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "float").exists():
         subprocess.run([sys.executable, "-m", "carryall", "export", "demo", folder / "float"], check=True)
@@ -82,7 +83,7 @@ def quantize(
 
 
 def _cost(command: list[str], log: Path, cache: Path) -> dict[str, Any]:
-    """Run a command; what it measured and kept for the next one is removed first."""
+    """Run a command with an empty cache and return its seconds and peak memory, or its error."""
     shutil.rmtree(cache, ignore_errors=True)
     environment = {**os.environ, "CARRYALL_CACHE": str(cache), "OPENBLAS_NUM_THREADS": "1"}
     start = time.perf_counter()
@@ -118,13 +119,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="for models and results")
+    parser.add_argument("folder", type=Path, help="folder of models and results")
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES)
-    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="forget these results")
-    parser.add_argument("--onnxruntime", metavar="PYTHON", help="with onnx, onnxruntime, torch")
-    parser.add_argument("--nncf", metavar="PYTHON", help="with nncf and openvino")
-    parser.add_argument("--tokens", type=int, default=8192, help="of the held-out text")
-    parser.add_argument("--rounds", type=int, default=5, help="of the speed measurement")
+    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="measure these results again")
+    parser.add_argument("--onnxruntime", metavar="PYTHON", help="interpreter with onnx, onnxruntime, torch")
+    parser.add_argument("--nncf", metavar="PYTHON", help="interpreter with nncf and openvino")
+    parser.add_argument("--tokens", type=int, default=8192, help="number of tokens of the held-out text")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the speed measurement")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--chart", type=Path)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""What ``quality.py`` measures of quantized models: how they predict, and how fast they run."""
+"""Measure perplexity, divergence and speed of quantized models for ``quality.py``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WINDOW, _STRIDE = 512, 256
 _WORK = Workload(batch=1, prompt_tokens=256, new_tokens=64)
 
 
-class Recorded:
-    """The float model, whose logits are computed once for all candidates."""
+class RecordedModel:
+    """The float model with its logits computed once for all candidates."""
 
     def __init__(self, model: PortableModel) -> None:
         self.info = model.info
@@ -35,29 +35,29 @@ class Recorded:
         self._next = 0
 
     def forward(self, rows: Sequence[Row]) -> list[Any]:
-        """Return what the model gave at this place of the text."""
+        """Return the logits of the next run of the text, computed at the first time."""
         if self._next == len(self._logits):
             self._logits.append(self._model.forward(rows))
         self._next += 1
         return cast(list[Any], self._logits[self._next - 1])
 
     def rewind(self) -> None:
-        """The next candidate begins at the start of the text."""
+        """Return to the start of the text, for the next candidate."""
         self._next = 0
 
 
 def evaluate(
     methods: Sequence[Method], folder: Path, count: int, results: dict[str, dict[str, Any]], keep: Keep
 ) -> None:
-    """Judge the graphs as they stand, and ours as lowered for the CPU too."""
+    """Evaluate the graphs without lowering, and carryall's also after lowering for the CPU."""
     loaded = load_model(folder / "float", max_slots=1)
     info: RunnerInfo = loaded.runner.info
     loaded.runner.close()
     text = (demo_path() / "heldout.txt").read_text()
     tokens = np.array(Tokenizer(folder / "float").encode(text)[:count], np.int64)
-    reference = Recorded(PortableModel(folder / "float" / "model.onnx", info))
+    reference = RecordedModel(PortableModel(folder / "float" / "model.onnx", info))
 
-    def judge(runner: Any) -> Prediction:
+    def evaluated(runner: Any) -> Prediction:
         reference.rewind()
         return predict(
             cast(Runner, runner),
@@ -72,19 +72,19 @@ def evaluate(
         if known.get("tokens") == count:
             continue
         try:
-            facts = _facts(judge(PortableModel(method.file(folder), info)))
+            facts = _facts(evaluated(PortableModel(method.file(folder), info)))
         except CarryallError as error:  # a graph for other targets, such as bf16
-            print(f"{method.key} does not run as it stands: {error}", file=sys.stderr)
+            print(f"{method.key} does not run without lowering: {error}", file=sys.stderr)
             facts = {}
         if method.tool == "carryall":
             runner = load_model(folder / method.key, max_slots=1).runner
-            facts["lowered"] = _facts(judge(runner))
+            facts["lowered"] = _facts(evaluated(runner))
             runner.close()
         keep(method, {**facts, "tokens": count})
 
 
 def speed(methods: Sequence[Method], folder: Path, rounds: int, keep: Keep) -> None:
-    """Measure how fast our models read and write, all in turn."""
+    """Measure prefill and decode speed of carryall's models, which run in turn."""
     engines = {
         method.key: Engine(
             load_model(folder / method.key, max_slots=1).runner, EngineConfig(prefix_cache=False)

@@ -1,4 +1,4 @@
-"""What ``quality.py`` compares: our methods, and those of the reference libraries, by what they store."""
+"""The quantization methods that ``quality.py`` compares, grouped by the types they store."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Method:
 
     Attributes:
         kind: methods of one kind store weights and activations in the same number of bits.
-        name: unique among those of its tool.
+        name: name of the method, unique for its tool.
         tool: ``carryall``, ``onnxruntime`` or ``nncf``.
-        arguments: of ``carryall quantize``, or of the tool's worker.
+        arguments: arguments of ``carryall quantize``, or of the tool's worker.
     """
 
     kind: str
@@ -26,11 +26,11 @@ class Method:
 
     @property
     def key(self) -> str:
-        """Name of its folder."""
+        """Return the name of the method's folder and of its results."""
         return f"{self.tool}-{self.name}".replace(" ", "_").replace("/", "-")
 
     def file(self, folder: Path) -> Path:
-        """Return the graph that it writes."""
+        """Return the path of the graph that the method writes."""
         return folder / self.key / ("model.xml" if self.tool == "nncf" else "model.onnx")
 
     def command(self, pythons: dict[str, str], folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def _blocks(size: int) -> list[Method]:
         Method(kind, f"{name}/{size}", "carryall", (*blocks, "--algorithm", name))
         for name in ("hqq", "kquant", "awq", "gptq", "awq+gptq")
     ]
-    ours += [  # on the references' text, others on eight times as much
+    ours += [  # 8,192 calibration tokens, as the other tools use; the default is eight times as many
         Method(
             kind,
             f"{name}/{size}, 8k tokens",
@@ -60,7 +60,7 @@ def _blocks(size: int) -> list[Method]:
         )
         for name in ("gptq", "awq+gptq")
     ]
-    nearest = (*blocks, "--asymmetric", "--embedding", "int8")
+    nearest = (*blocks, "--algorithm", "rtn")
     theirs = [
         Method(kind, f"{name}/{size}", "onnxruntime", (name, str(size)))
         for name in ("rtn", "hqq", "kquant", "gptq")

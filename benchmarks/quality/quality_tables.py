@@ -1,4 +1,4 @@
-"""The results of ``quality.py`` as a Markdown table, one block a kind."""
+"""Format the results of ``quality.py`` as a Markdown table, grouped by kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEAD = "| stored as | tool | method | MB | perplexity ratio | KL | seconds | pr
 
 
 def table(methods: Sequence[Method], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table, each kind sorted by divergence."""
+    """Return the table; each kind is sorted by KL divergence."""
     lines = [_HEAD, "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for kind in dict.fromkeys(method.kind for method in methods):
         members = [method for method in methods if method.kind == kind]
@@ -21,7 +21,7 @@ def table(methods: Sequence[Method], results: Mapping[str, Mapping[str, Any]]) -
 
 
 def _judged(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how a graph predicts as it stands; lowered, where it does not run so."""
+    """Return the figures of a graph without lowering, or after lowering if it does not run without."""
     found: Mapping[str, Any] = facts if "kl" in facts else facts.get("lowered", {})
     return found
 

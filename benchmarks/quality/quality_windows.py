@@ -1,4 +1,4 @@
-"""Write the calibration text that all tools are given, in windows of tokens: FOLDER/windows.npz."""
+"""Write the calibration text of all tools as windows of tokens: FOLDER/windows.npz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size against divergence of quantized models, and speed of decoding, as an SVG for light and dark pages."""
+"""Draw size, divergence and decoding speed of quantized models as an SVG for light and dark pages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MIN_KL = 1e-4  # smaller ones lie on the lower edge
 
 
 def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the chart of all methods that were judged and timed.
+    """Return the chart of all methods that were evaluated and timed.
 
     Args:
-        results: by name: ``bytes``, ``lowered`` with ``kl``, ``decode`` with ``median``.
+        results: method name -> ``bytes``, ``lowered`` with ``kl``, ``decode`` with ``median``.
     """
     points = {
         name: (facts["bytes"] / 1e6, max(facts["lowered"]["kl"], _MIN_KL), facts["decode"]["median"])
@@ -41,7 +41,7 @@ def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
             14,
             44,
             f"KL: mean, nats; colour: {slowest:.0f} tokens/s (orange) to {fastest:.0f} (blue); "
-            "dashed: none is smaller and nearer; dots make room for each other",
+            "dashed: Pareto front; overlapping dots are moved to the right",
             "soft",
         ),
         *axes.grid(),
@@ -78,20 +78,20 @@ def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 class _Axes:
-    """Both logarithmic."""
+    """Two logarithmic axes."""
 
     def __init__(self, sizes: list[float], divergences: list[float]) -> None:
         self._x = math.log(min(sizes) * 0.95), math.log(max(sizes) * 1.15)
         self._y = math.log(min(divergences) * 0.8), math.log(max(divergences) * 1.3)
 
     def place(self, size: float, divergence: float) -> tuple[float, float]:
-        """Return where a point lies."""
+        """Return x and y of a point in pixels."""
         across = (math.log(size) - self._x[0]) / (self._x[1] - self._x[0])
         up = (math.log(divergence) - self._y[0]) / (self._y[1] - self._y[0])
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
     def grid(self) -> list[str]:
-        """Return lines and their values."""
+        """Return the grid lines and their labels."""
         parts = []
         for size in (4, 5, 6, 8, 10, 15, 20, 30):
             x, _ = self.place(size, 1)
@@ -108,7 +108,7 @@ class _Axes:
         return parts
 
     def front(self, points: list[tuple[float, float, float]]) -> str:
-        """Return the line through what nothing else beats in both size and divergence."""
+        """Return the Pareto front of size and divergence as a line."""
         places, nearest = [], float("inf")
         for size, divergence, _ in sorted(points):
             if divergence < nearest:
@@ -118,14 +118,14 @@ class _Axes:
 
 
 def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the nearest place to the right that no other dot covers."""
+    """Return the nearest position to the right where no other dot overlaps."""
     while any(math.hypot(x - other[0], y - other[1]) < 2 * _RADIUS for other in taken):
         x += 2
     return x, y
 
 
 def _row(y: float, cells: tuple[str, ...], kind: str) -> list[str]:
-    """Return a line of the list beside the chart."""
+    """Return a row of the table beside the chart."""
     left = _WIDTH - _RIGHT + 20
     places = ((22, "end"), (32, "start"), (190, "end"), (245, "end"), (310, "end"))
     return [_text(left + x, y, cell, kind, anchor) for cell, (x, anchor) in zip(cells, places, strict=True)]

@@ -1,4 +1,4 @@
-"""The canonical forms that every lowering relies on."""
+"""Exported graphs have the canonical forms of docs/contract.md."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""fp16 and bf16 for any graph: 16 bits wherever the schemas allow, inputs and outputs stay float32.
+"""Convert any graph to fp16 or bf16 where ONNX's schemas allow it; inputs and outputs stay float32.
 
-P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740. Values that go beyond
-the type's range on samples stay float32, as do operators that accumulate or that the standard does not define
-for the type.
+P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740. Values beyond the
+type's range on samples stay float32, as do operators that accumulate, and operators that ONNX does not
+define for the type.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..formats.half_pass import HALF_TYPES, LARGEST, HalfPass
 from .values import Feed, GraphValues
 
 _FLOAT = ir.DataType.FLOAT
-_MARGIN = 4  # other inputs may reach values as many times larger
-_STATED_TYPES = frozenset(  # their attribute "dtype" or "to" says which type they give
+_MARGIN = 4  # other inputs may have values larger by this factor
+_STATED_TYPES = frozenset(  # an attribute "dtype" or "to" states their output type
     {"Cast", "ConstantOfShape", "EyeLike", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
     | {"Bernoulli", "RandomUniformLike"}
 )
-_WIDE = frozenset(  # sums, powers and exponentials, which lose digits or overflow in 16 bits
+_WIDE = frozenset(  # sums, powers and exponentials, which lose precision or overflow in 16 bits
     {"CumSum", "Exp", "Log", "Pow", "Range", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
     | {"ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize", "Upsample"}
 )
@@ -40,10 +40,10 @@ class HalfGraphPass(HalfPass):
 
     Args:
         dtype: FLOAT16 or BFLOAT16.
-        keep_float: names of values that go beyond the type's range.
+        keep_float: names of values beyond the type's range.
 
     Attributes:
-        wide_weights: names of weights that go beyond it, of the latest call.
+        wide_weights: names of weights beyond the type's range, in the latest call.
     """
 
     oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
@@ -77,7 +77,7 @@ class HalfGraphPass(HalfPass):
         self.fired = len(chosen)
 
     def _fits(self, node: ir.Node, version: int, captured: Collection[ir.Value]) -> bool:
-        """Return whether a node computes floats and may do so in 16 bits."""
+        """Return whether a node computes floats and can do so in 16 bits."""
         if node.domain or node.op_type in _STATED_TYPES | _WIDE or any(True for _ in subgraphs(node)):
             return False
         if self.too_large(node):
@@ -86,7 +86,7 @@ class HalfGraphPass(HalfPass):
         if wide is not None:
             self.wide_weights.append(str(wide.name))
             self.refuse(
-                node, f"weight {wide.name} goes beyond {self.dtype.name}, so its operator stays float"
+                node, f"weight {wide.name} exceeds the range of {self.dtype.name}, so the node stays float"
             )
             return False
         floats = [value for value in node.outputs if value.dtype == _FLOAT]
@@ -96,7 +96,7 @@ class HalfGraphPass(HalfPass):
         return schema is not None and _takes(schema, schema.outputs, 0, self.dtype)
 
     def _is_beyond(self, value: ir.Value) -> bool:
-        """Return whether a weight has finite numbers that the type does not hold; infinity stays."""
+        """Return whether a weight has finite numbers beyond the type's range; infinities are allowed."""
         tensor = weight(value) if value.dtype == _FLOAT else None
         if tensor is None:
             return False
@@ -124,7 +124,7 @@ class HalfGraphPass(HalfPass):
 
 
 def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> list[str]:
-    """Return the values of a saved float graph that a 16-bit type cannot hold, or hardly, on samples."""
+    """Return the values of a saved float graph whose magnitude on samples exceeds 1/4 of a type's range."""
     loaded = ir.load(model)
     common.ShapeInferencePass()(loaded)
     names = []
@@ -145,25 +145,27 @@ def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> lis
 
 
 def check_kernels(model: ir.Model, method: str, folder: Path) -> None:
-    """Insist on kernels of onnxruntime's CPU provider, which casts where it lacks fp16 ones but not bf16.
+    """Check that onnxruntime's CPU provider can run the model; it inserts casts for fp16, but not for bf16.
 
     Raises:
-        GraphError: there are none, with onnxruntime's reason.
+        GraphError: it cannot; the message holds onnxruntime's reason.
     """
     try:
         GraphValues(model, [str(output.name) for output in model.graph.outputs], folder)
     except GraphError as error:
-        raise GraphError(f"{method} has no kernels for this model here, fp16 may: {error}") from error
+        raise GraphError(
+            f"onnxruntime's CPU provider cannot run this model in {method}; try fp16: {error}"
+        ) from error
 
 
 def half_type(method: str) -> ir.DataType:
     """Return the type of a method.
 
     Raises:
-        UsageError: it is neither fp16 nor bf16.
+        UsageError: the method is neither fp16 nor bf16.
     """
     if method not in HALF_TYPES:
-        raise UsageError(f"half precision is {' or '.join(HALF_TYPES)}, not '{method}'")
+        raise UsageError(f"half precision must be {' or '.join(HALF_TYPES)}, found '{method}'")
     return HALF_TYPES[method]
 
 
@@ -186,7 +188,7 @@ def _takes(
     position: int,
     dtype: ir.DataType,
 ) -> bool:
-    """Return whether an operator's input or output may have a type; the last parameter may be repeated."""
+    """Return whether an operator's schema allows a type at a position; the last parameter may be variadic."""
     if not parameters:
         return False
     named: Mapping[str, Sequence[str]] = {

@@ -9,14 +9,14 @@ from ....errors import GraphError, UsageError
 from ...pipeline.pipeline import run
 from ...pipeline.pipelines import model_passes
 
-OLDEST = 13  # the first opset whose DequantizeLinear has a scale a channel
+OLDEST = 13  # the first opset whose DequantizeLinear has per-axis scales
 
 
 def prepare(model: ir.Model) -> ir.Model:
     """Optimize a float model; the results stay the same.
 
     Args:
-        model: changed in place where its opset allows; use the returned one.
+        model: changed in place if its opset allows; use the returned model.
 
     Raises:
         UsageError: it is quantized already.
@@ -51,5 +51,5 @@ def prepare(model: ir.Model) -> ir.Model:
 
 
 def name_everything(model: ir.Model) -> None:
-    """Give every value a name of its own, so that reports can speak of it."""
+    """Give every value a unique name, for reports."""
     common.NameFixPass()(model)

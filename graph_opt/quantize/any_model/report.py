@@ -1,4 +1,4 @@
-"""What quantizing a graph did, and what it costs: the error of every layer and of every output."""
+"""The report of a quantization: quantized weights, and the errors of layers and outputs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from ....reports import Report, human_bytes
 from ...graph.lazy import Array
 
-_MOST_DECIBELS = 200.0  # of equal tensors
+_MAX_DB = 200.0  # the SNR of equal tensors
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFidelity:
-    """How near an output of the quantized model is to the float one's, over all samples.
+    """The difference between an output of the quantized and of the float model, over all samples.
 
     Attributes:
-        snr: energy of the float output over that of the error, in decibels; 200 where they are equal.
-        cosine: of the angle between both.
+        snr: signal-to-noise ratio in dB; 200 for equal outputs.
+        cosine: cosine similarity.
         max_error: largest difference, relative to the largest float value.
     """
 
@@ -37,18 +37,19 @@ class GraphQuantizationReport(Report):
 
     Attributes:
         method: "int8-static", "int8-dynamic", "fp16" or "bf16".
-        samples: what the model was calibrated and measured on; None where it was not.
-        calibrator: how ranges of activations were chosen, None where they were not.
-        layer_errors: by quantized weight, the root mean square error of its layers, relative to their output.
-        tables: weights stored in int8 that rows are looked up in.
-        left_float: by weight, why it was not quantized.
-        outputs: fidelity of each float output, on samples that were not calibrated on if there are enough.
-        time: of a run, relative to the float model's, on onnxruntime's CPU provider; None if not measured.
-        bytes_before: of the file or its weights.
-        bytes_after: the same of the result.
-        notes: what else a user should know.
-        path: where the result was written; empty if it was not.
-        seconds: that it took.
+        samples: description of the calibration samples; None without calibration.
+        calibrator: the calibrator of activation ranges, None if there is none.
+        layer_errors: by quantized weight, the relative RMS error of its layers' outputs.
+        tables: lookup tables stored in int8.
+        left_float: by weight, the reason why it was not quantized.
+        outputs: fidelity of each float output, on held-out samples if there are enough.
+        time: time of a run relative to the float model's, on onnxruntime's CPU provider; None if not
+            measured.
+        bytes_before: bytes of the original file or weights.
+        bytes_after: bytes of the resulting file or weights.
+        notes: warnings and remarks.
+        path: path of the written model; empty if it was not written.
+        seconds: duration of the quantization in seconds.
     """
 
     method: str
@@ -71,7 +72,7 @@ class GraphQuantizationReport(Report):
         return min(self.outputs.values(), key=lambda one: one.snr, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report in JSON types."""
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -100,11 +101,11 @@ class GraphQuantizationReport(Report):
 def output_fidelity(
     exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]
 ) -> dict[str, OutputFidelity]:
-    """Compare float outputs over samples; those that are no floats, or whose shapes differ, are left out.
+    """Compare float outputs over samples; outputs of other types or with different shapes are skipped.
 
     Args:
-        exact: by name, one mapping a sample.
-        found: the same of the other model.
+        exact: outputs of the float model by name, one mapping per sample.
+        found: outputs of the other model by name, one mapping per sample.
     """
     result: dict[str, OutputFidelity] = {}
     for name in exact[0] if exact else ():
@@ -121,7 +122,7 @@ def output_fidelity(
 
 def _fidelity(exact: Array, found: Array) -> OutputFidelity:
     error, energy = float(((exact - found) ** 2).sum()), float((exact**2).sum())
-    snr = _MOST_DECIBELS if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
+    snr = _MAX_DB if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
     norms = float(np.linalg.norm(exact) * np.linalg.norm(found))
     cosine = 1.0 if error == 0 else float(exact @ found) / max(norms, 1e-300)
     largest = float(np.abs(exact).max())

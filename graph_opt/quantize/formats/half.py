@@ -1,9 +1,10 @@
-"""fp16 and bf16: weights, products, attention and the KV cache in 16 bits; what overflows or cancels in fp32.
+"""Convert a graph to fp16 or bf16: weights, products, attention and the KV cache.
 
-What the embedding reaches is computed in 16 bits. Rope tables and masks do not come from it and stay fp32, as
-does what follows the head. Norms and softmax take and give 16 bits and work in fp32 (``stash_type``,
-``softmax_precision``); sums, powers, exponentials and values measured too large stay fp32 between casts.
-P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740.
+Nodes that depend on the embedding are computed in 16 bits. Rope tables and masks do not depend on it and
+stay fp32, as do nodes after the head. Norms and softmax have 16-bit inputs and outputs and compute in fp32
+(``stash_type``, ``softmax_precision``). Reductions, powers, exponentials, and values measured beyond the
+type's range stay fp32 between casts. P. Micikevicius et al., "Mixed Precision Training",
+https://arxiv.org/abs/1710.03740.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FOLLOWING = _MOVING | {
     *("LayerNormalization", "RMSNormalization", "RotaryEmbedding", "QuantizeLinear", "DequantizeLinear"),
 }
 _AFTER_HEAD = frozenset({"Add", "Div", "Mul", "Reshape", "Tanh"})
-_MASK = 3  # Attention's input
+_MASK = 3  # index of Attention's mask input
 
 
 class HalfPrecisionPass(HalfPass):
@@ -37,10 +38,10 @@ class HalfPrecisionPass(HalfPass):
 
     Args:
         dtype: FLOAT16 or BFLOAT16.
-        keep_float: names of values that go beyond the type's range, as ``half_range.too_large`` finds them.
+        keep_float: names of values beyond the type's range, found by ``half_range.too_large``.
 
     Raises:
-        UsageError: the type is another one.
+        UsageError: ``dtype`` is another type.
     """
 
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
@@ -48,7 +49,7 @@ class HalfPrecisionPass(HalfPass):
         self._half: set[ir.Value] = set()
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Decide about every node, then change types and put casts between the two kinds; once is enough."""
+        """Select the nodes to convert, change their types and insert casts, unless the graph is 16-bit."""
         if is_half(graph):
             return
         self._half = set()
@@ -66,7 +67,7 @@ class HalfPrecisionPass(HalfPass):
         self.fired = len(self.stored)
 
     def _choose(self, graph: ir.Graph) -> set[ir.Node]:
-        """Return the nodes to compute in 16 bits: what the embedding reaches, unless it must stay float."""
+        """Return the nodes to compute in 16 bits: those that depend on the embedding, with exceptions."""
         chosen: set[ir.Node] = set()
         ending = _after_head(graph)
         for node, sources in reached(graph):
@@ -92,7 +93,7 @@ class HalfPrecisionPass(HalfPass):
                 output.type = ir.TensorType(self.dtype)
 
     def _narrowed(self, graph: ir.Graph, node: ir.Node, value: ir.Value, is_mask: bool) -> ir.Value:
-        """Return ``value`` in 16 bits, for ``node`` to read."""
+        """Return ``value`` in 16 bits, as an input of ``node``."""
         if value.is_graph_input() and is_past(value.name):
             value.type = ir.TensorType(self.dtype)
             self._half.add(value)
@@ -115,7 +116,7 @@ class HalfPrecisionPass(HalfPass):
         return self.store(graph, value, lambda: _halved(tensor, self.dtype, str(value.name)))
 
     def _dequantized(self, graph: ir.Graph, source: ir.Node) -> ir.Value:
-        """Let a quantized weight be dequantized to 16 bits: its scales are stored so."""
+        """Make a DequantizeLinear return 16 bits, by storing its scales in 16 bits."""
         result, scale = source.outputs[0], source.inputs[1]
         if result not in self._half and scale is not None and (tensor := weight(scale)) is not None:
             source.replace_input_with(1, self._store(graph, scale, tensor))
@@ -140,7 +141,7 @@ class HalfPrecisionPass(HalfPass):
 
 
 def is_half(graph: ir.Graph) -> bool:
-    """Return whether a matrix product or attention of the graph works in 16 bits."""
+    """Return whether a matrix product or attention of the graph has 16-bit operands."""
     nodes = [node for op_type in _COMPUTING for node in nodes_of(graph, op_type)]
     operands = [value for node in nodes for value in node.inputs]
     return any(value is not None and value.dtype in LARGEST for value in operands)
@@ -157,7 +158,7 @@ def reached(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Value]]]:
 
 
 def _embeds(node: ir.Node) -> bool:
-    """Return whether a node looks rows of a table of floats up by an input of the graph."""
+    """Return whether a node looks up rows of a constant table by a graph input."""
     if node.op_type != "Gather" or node.domain:
         return False
     table, indices = node.inputs
@@ -167,7 +168,7 @@ def _embeds(node: ir.Node) -> bool:
 
 
 def _after_head(graph: ir.Graph) -> set[ir.Node]:
-    """Return the arithmetic between the last product and the logits, soft caps above all."""
+    """Return the arithmetic nodes between the last product and the logits, such as a softcap."""
     found: set[ir.Node] = set()
     for output in graph.outputs:
         node = output.producer()
@@ -178,10 +179,10 @@ def _after_head(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _halved(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.LazyTensor:
-    """Return a weight in 16 bits.
+    """Return a weight in 16 bits as a lazy tensor.
 
     Raises:
-        GraphError: when evaluated, if it does not fit.
+        GraphError: at evaluation, if a value exceeds the type's range.
     """
 
     def compute() -> Array:
@@ -199,8 +200,10 @@ def _misfit(content: Array, name: str, dtype: ir.DataType) -> str:
     if not np.isfinite(content).all():
         return f"weight {name} holds NaN or infinity"
     largest = float(np.abs(content.astype(np.float32)).max())
-    advice = "; convert to bf16 instead" if dtype == ir.DataType.FLOAT16 else ""
-    return f"weight {name} reaches {largest:.4g}, beyond the {LARGEST[dtype]:.6g} of {dtype.name}{advice}"
+    advice = "; use bf16 instead" if dtype == ir.DataType.FLOAT16 else ""
+    return (
+        f"weight {name} reaches {largest:.4g}, above the limit {LARGEST[dtype]:.6g} of {dtype.name}{advice}"
+    )
 
 
 def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:

@@ -119,7 +119,7 @@ def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_
         command = [sys.executable, "-m", "carryall", verb, str(source), str(out), option, "int4"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ.copy())
         text = f"2 of 16 weights stay float, {100 * share:.1f}"[:-1]
-        reason = f"has {size} inputs, no multiple of 16 (2)"
+        reason = f"has {size} inputs, which is not a multiple of 16 (2)"
         assert text in done.stdout
         assert reason in done.stdout
         record = Package.open(out).record.quantization

@@ -89,7 +89,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--method", "none"), "nothing to do"),
+        (("--method", "none"), "the recipe does nothing"),
         (("--method", "none", "--kv", "int8"), "the KV cache of .* is already quantized"),
         (
             ("--max-error", "0.1"),
@@ -100,8 +100,8 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",
         ),
-        (("--budget", "5", "--max-kl", "0.1"), "choose one of them"),
-        (("--calibration", __file__), "calibration is for kv"),
+        (("--budget", "5", "--max-kl", "0.1"), "exclude each other; choose one"),
+        (("--calibration", __file__), "calibration has no effect here"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -170,7 +170,7 @@ def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> No
         assert graph.initializers[f"{name}.values"].dtype == ir.DataType.INT8
     refused = run(*options[:2], tmp_path / "no", *options[3:], "--budget", "4.5bits")
     assert refused.exit_code == 2
-    assert "the closest is 6.000 bits a weight" in refused.stderr
+    assert "the minimum is 6.000 bits per weight" in refused.stderr
     limited = run(*options[:2], tmp_path / "kl", *options[3:], "--max-kl", "0.0005", "--algorithm", "gptq")
     assert limited.exit_code == 0, limited.output
     record = Package.open(tmp_path / "kl").record.quantization
@@ -243,4 +243,4 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
     one, other = ((out / "model.onnx.data").read_bytes() for out in outs)
     assert one == other
     result = run("quantize", tiny_package, tmp_path / "no", "--calibration-tokens", 600)
-    assert "nothing else needs a text" in " ".join(result.stderr.split())
+    assert "calibration has no effect here" in " ".join(result.stderr.split())

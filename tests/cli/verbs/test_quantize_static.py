@@ -118,7 +118,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "checkpoint", name, lambda weight: np.multiply(weight, 30000, out=weight))
     result = run("quantize", source, tmp_path / "out", "--method", "fp16")
     assert result.exit_code == 0, result.output
-    assert "left float: model.layers.0.mlp.down_proj/MatMul goes beyond FLOAT16" in result.stdout
+    assert "left float: model.layers.0.mlp.down_proj/MatMul exceeds the range of FLOAT16" in result.stdout
     record = Package.open(tmp_path / "out").record.quantization
     assert record is not None
     assert "model.layers.0.mlp.down_proj/MatMul" in record["float"]
@@ -131,7 +131,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
         (
             lambda folder: broken(folder, "model.embed_tokens.weight", 1e5),
             ("--method", "fp16"),
-            "weight model.embed_tokens.weight reaches 1e+05, beyond the 65504 of FLOAT16",
+            "weight model.embed_tokens.weight reaches 1e+05, above the limit 65504 of FLOAT16",
         ),
         (
             lambda folder: broken(folder, "model.layers.1.input_layernorm.weight", np.inf),
@@ -198,6 +198,6 @@ def test_options_without_effect_are_refused(
 def test_static_int8_cannot_be_made_on_the_fly(tiny_package: Path) -> None:
     result = run("run", tiny_package, "abc", "--quantize", "int8-static")
     assert result.exit_code == 2
-    assert "int8-static needs a calibration: carryall quantize IN OUT --method int8-static" in " ".join(
+    assert "int8-static needs calibration; use: carryall quantize IN OUT --method int8-static" in " ".join(
         result.stderr.split()
     )

@@ -94,5 +94,5 @@ def test_provider_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="runs no graphs"):
         provider.session(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"\x08\n broken")
-    with pytest.raises(GraphError, match="no readable ONNX"):
+    with pytest.raises(GraphError, match="cannot be read as ONNX"):
         provider.runner(tmp_path / "bad.onnx", RunnerConfig())

@@ -153,7 +153,7 @@ def test_a_corrupt_package_is_a_clear_error(package: Path) -> None:
 
 def test_a_corrupt_onnx_file_is_a_clear_error(package: Path) -> None:
     (package / "model.onnx").write_bytes(b"\x08\n broken")
-    with pytest.raises(GraphError, match="no readable ONNX"):
+    with pytest.raises(GraphError, match="cannot be read as ONNX"):
         _ = resolve_model(package / "model.onnx").lowered
 
 

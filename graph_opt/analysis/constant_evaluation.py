@@ -1,4 +1,4 @@
-"""Small tensors computed ahead of time: what traces compute shapes and scale factors with."""
+"""Constant evaluation of small tensors, such as shapes and scale factors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..graph.edit import int_attribute
 
 Array = npt.NDArray[Any]
-MAX_CONTENT = 1024  # elements; more are neither a shape nor the columns of a head
+MAX_CONTENT = 1024  # elements; larger tensors are not shapes or head indices
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _INTEGERS = tuple(ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64))
 _CASTS = frozenset((ir.DataType.BOOL, *_INTEGERS, *_FLOATS))
@@ -24,16 +24,17 @@ def content_of(
     shapes: Sequence[tuple[int, ...]],
     limit: int = MAX_CONTENT,
 ) -> Array | None:
-    """Compute the only output of a node of standard operators.
+    """Compute the output of a node with one output.
 
     Args:
         node: the node.
-        operands: content of each input, None where it is absent or not known.
+        operands: content of each input, None if it is absent or unknown.
         shapes: shape of each input.
-        limit: most elements of the result.
+        limit: maximum number of elements of the result.
 
     Returns:
-        The content; None if the operator is another, an operand is not known, or the result is not small.
+        The content; None if the operator is not supported, an operand is unknown, or the result is too
+        large.
     """
     if node.op_type == "Shape":
         start, end = int_attribute(node, "start", 0), node.attributes.get("end")
@@ -49,7 +50,7 @@ def content_of(
     try:
         with np.errstate(all="ignore"):
             result = np.asarray(compute(node, *operands))
-    except (IndexError, ValueError):  # sizes that are tried, such as a long past, may not fit a small table
+    except (IndexError, ValueError):  # probe sizes, such as a long past, may exceed a small table
         return None
     return result if result.size <= limit else None
 
@@ -80,7 +81,7 @@ def _divide(left: Array, right: Array) -> Array:
     if left.dtype.kind not in "iu":
         return np.asarray(left / right)
     if not right.all():
-        raise ValueError("an integer divided by zero has no value")
+        raise ValueError("integer division by zero")
     whole, rest = np.divmod(left, right)
     return np.asarray(whole + ((rest != 0) & ((left < 0) != (right < 0))))  # ONNX truncates towards zero
 
@@ -88,14 +89,14 @@ def _divide(left: Array, right: Array) -> Array:
 def _cast(node: ir.Node, x: Array) -> Array:
     kind = ir.DataType(node.attributes["to"].as_int())
     if kind not in _CASTS or ir.DataType.from_numpy(x.dtype) not in _CASTS:
-        raise ValueError("numpy does not cast such types as ONNX does")
+        raise ValueError("numpy and ONNX cast these types differently")
     if kind.is_integer() and not _holds(kind, x):
-        raise ValueError("a number outside of the range of integers is cast as each runtime likes")
+        raise ValueError("the cast of a float outside of the integer's range is undefined in ONNX")
     return np.asarray(x.astype(kind.numpy()))
 
 
 def _holds(kind: ir.DataType, x: Array) -> bool:
-    """Whether numbers are integers already, or floats in the range of a type of integers."""
+    """Return whether ``x`` holds integers, or floats within the range of the integer type ``kind``."""
     if x.dtype.kind in "iub":
         return True
     numbers = x.astype(np.float64)
@@ -133,7 +134,7 @@ def _slice(
     cut = [slice(None)] * x.ndim
     for axis, start, end, step in zip(chosen, starts.tolist(), ends.tolist(), strides, strict=True):
         if step < 0 and start < -x.shape[axis]:
-            raise ValueError("ONNX starts at the first element then, and its evaluator behind it")
+            raise ValueError("ONNX's specification and its reference evaluator differ here")
         stop = None if step < 0 and end <= -x.shape[axis] - 1 else end
         cut[axis] = slice(start, stop, step)
     return x[tuple(cut)]
@@ -147,7 +148,7 @@ def _constant_of_shape(node: ir.Node, shape: Array) -> Array:
 
 def _transpose(node: ir.Node, x: Array) -> Array:
     if x.dtype not in (np.int32, np.int64):
-        raise ValueError("it is a weight, not a part of a shape; FoldTransposesPass folds those")
+        raise ValueError("it is a weight, not a shape; FoldTransposesPass folds those")
     perm = node.attributes.get("perm")
     return np.array(np.transpose(x, None if perm is None else perm.as_ints()))
 

@@ -1,4 +1,4 @@
-"""A decoder of a fixed number of tokens cannot generate: said before any lowering begins."""
+"""Refuse decoders with a fixed number of tokens before they are lowered: they cannot generate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..analysis.decoder_inputs import fixed_tokens
 from ..passes.base import GraphPass
 
 
-class AnyTokensPass(GraphPass):
-    """Insist on a decoder that takes any number of tokens."""
+class RequireDynamicSequencePass(GraphPass):
+    """Check that a decoder's sequence axis is dynamic."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at the graph; nothing is changed.
+        """Check the graph without changing it.
 
         Raises:
-            GraphError: the graph takes a fixed number of tokens.
+            GraphError: the graph accepts a fixed number of tokens only.
         """
         reason = fixed_tokens(graph)
         if reason is not None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import evaluate
 
-from carryall.graph_opt.analysis.small_contents import content_of
+from carryall.graph_opt.analysis.constant_evaluation import content_of
 
 INT, BYTE, FLOAT, BOOL = (partial(np.asarray, dtype=kind) for kind in ("int64", "uint8", "float32", "bool"))
 

@@ -13,7 +13,7 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt.analysis.probe import MaskMeaning, Probe, mask_meaning
-from carryall.graph_opt.passes.normalize.one_mask import OneMaskPass
+from carryall.graph_opt.passes.normalize.canonical_mask import CanonicalMaskPass
 
 LOW = np.finfo(np.float32).min
 HEAD = """x = Gather(embed, input_ids) shape = Shape <start = 1> (input_ids) s = Squeeze(shape)
@@ -84,11 +84,11 @@ WINDOW = f"{PADDING} {CAUSAL} old = Sub(queries, window) near = Greater(keys, ol
         "attribute alone",
     ],
 )
-def test_every_form_becomes_one_mask(
+def test_every_form_becomes_canonical_mask(
     body: str, mask: str, attributes: str, padding: bool, window: int | None
 ) -> None:
     model = decoder(body, mask, attributes, padding)
-    assert apply(OneMaskPass(), model) == []
+    assert apply(CanonicalMaskPass(), model) == []
     assert meaning(model) == MaskMeaning(window)
     assert "attention_mask" in {value.name for value in model.graph.inputs}
     rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_every_form_becomes_one_mask(
 def test_a_bias_on_what_is_seen_stays_and_says_so() -> None:
     body = f"{PADDING} {CAUSAL} both = And(order, real) added = Where(both, slope, low)"
     model = decoder(body, "added")
-    assert apply(OneMaskPass(), model) == ["the mask adds a bias to visible keys"]
+    assert apply(CanonicalMaskPass(), model) == ["the mask adds a bias to visible keys"]
     node = next(node for node in model.graph if node.op_type == "Attention")
     assert node.inputs[3] is not None
     assert node.inputs[3].name == "added"
@@ -112,15 +112,15 @@ def test_a_bias_on_what_is_seen_stays_and_says_so() -> None:
 
 def test_a_mask_that_is_written_the_one_way_stays() -> None:
     model = decoder("", "", ", is_causal = 1")
-    apply(OneMaskPass(), model)
-    again = OneMaskPass()
+    apply(CanonicalMaskPass(), model)
+    again = CanonicalMaskPass()
     assert apply(again, model) == []
     assert again.fired == 0
 
 
 def test_masks_of_our_own_exporter_are_written_the_one_way(tmp_path: Path) -> None:
     write_tiny("gemma3_text", tmp_path)
-    written = OneMaskPass()
+    written = CanonicalMaskPass()
     assert apply(written, export_model(tmp_path)) == []
     assert written.fired == 0
 
@@ -128,7 +128,7 @@ def test_masks_of_our_own_exporter_are_written_the_one_way(tmp_path: Path) -> No
 def test_is_causal_intersects_with_a_mask_of_one_row() -> None:
     """As the operator's text says; neither ONNX's reference implementation nor onnxruntime computes it."""
     model = decoder(f"{PADDING} seen = Identity(real)", "seen", ", is_causal = 1")
-    apply(OneMaskPass(), model)
+    apply(CanonicalMaskPass(), model)
     node = next(node for node in model.graph if node.op_type == "Attention")
     assert node.inputs[3] is not None
     mask = Probe(model.graph, node.inputs[3])

@@ -1,8 +1,8 @@
-"""One additive mask for all cached attentions that see alike, written in one way.
+"""Rewrite the masks of cached attentions as one additive mask per window, in canonical form.
 
-Traces write masks in endless forms, and an Attention may say ``is_causal`` beside a padding mask. What a mask
-means is found by evaluating it; those known, causal ones and sliding windows, are written anew, unless that
-is how they are written already. Graphs without ``attention_mask`` get it.
+Traces write masks in many ways, and an Attention may have ``is_causal`` together with a padding mask. The
+meaning of a mask is found by evaluation. Causal and sliding-window masks are rewritten unless they are in
+canonical form already. The input ``attention_mask`` is added if it is missing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import onnx_ir as ir
 
 from ....contract import INPUT_IDS
 from ...analysis.decoder_inputs import CausalMasks, find_input, is_decoder
-from ...analysis.known_masks import is_one_way, joined_mask, known_meaning
+from ...analysis.known_masks import is_canonical_mask, joined_mask, known_meaning
 from ...graph.edit import int_attribute, nodes_of, static_size
 from ..base import GraphPass
 
 
-class OneMaskPass(GraphPass):
+class CanonicalMaskPass(GraphPass):
     """Give every cached Attention of a decoder one additive mask."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what has another mask, none, or a graph without padding."""
+        """Rewrite every cached Attention whose mask is missing or not canonical."""
         if not is_decoder(graph):
             return
         one_token = static_size(find_input(graph, INPUT_IDS), 1) == 1
@@ -40,12 +40,12 @@ class OneMaskPass(GraphPass):
                 self.fired += 1
 
     def _written(self, graph: ir.Graph, node: ir.Node, masks: CausalMasks) -> ir.Value | None:
-        """Return the mask written in the one way of its meaning, or as it is."""
+        """Return the canonical mask with the same meaning; the given mask if its meaning is unknown."""
         given = node.inputs[3] if len(node.inputs) > 3 else None
-        if given is not None and is_one_way(graph, given):
+        if given is not None and is_canonical_mask(graph, given):
             return given
         mask = joined_mask(graph, masks, node, padding=True)
-        if mask is None:  # the only new token of a graph sees all that is past
+        if mask is None:  # a graph for one new token needs no causal mask: the token sees the whole past
             return masks.additive()
         known = known_meaning(graph, mask)
         if isinstance(known, str):

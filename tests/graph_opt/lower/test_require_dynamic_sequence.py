@@ -39,7 +39,5 @@ def of_tokens(count: int, folder: Path) -> ir.Model:
     ids=["cpu", "directml", "openvino", "tensorrt"],
 )
 def test_every_target_refuses_it(passes: Passes, tmp_path: Path) -> None:
-    with pytest.raises(
-        GraphError, match=r"exactly 8 tokens.*; export it with a sequence axis that is dynamic"
-    ):
+    with pytest.raises(GraphError, match=r"exactly 8 tokens.*; export it with a dynamic sequence axis"):
         run(of_tokens(8, tmp_path), passes())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.passes.cleanup.drop_handed_on import DropHandedOnPass
+from carryall.graph_opt.passes.cleanup.remove_passthrough_inputs import RemovePassthroughInputsPass
 
 TABLE = [[0.0] * 4] * 9
 
@@ -12,7 +12,7 @@ def interface(body: str, outputs: str = "logits") -> tuple[list[str | None], lis
         f"float[b, s, 4] {name}" if name == "logits" else f"int64 {name}" for name in outputs.split()
     )
     model = graph(f"g (int64[b, s] input_ids, int64 window) => ({results}) {{ {body} }}", table=TABLE)
-    assert apply(DropHandedOnPass(), model) == []
+    assert apply(RemovePassthroughInputsPass(), model) == []
     return [value.name for value in model.graph.inputs], [value.name for value in model.graph.outputs]
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a decoder that only come out again, as a cache's settings that its exporter took for state."""
+"""Remove decoder inputs that are only passed through to outputs, such as cache settings traced as state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...graph.edit import remove_unused
 from ..base import GraphPass
 
 
-class DropHandedOnPass(GraphPass):
-    """Remove inputs that nothing but outputs of the graph depend on, and those outputs."""
+class RemovePassthroughInputsPass(GraphPass):
+    """Remove inputs that are read by Identity nodes to graph outputs only, and those outputs."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Remove each such input with its outputs."""
@@ -32,7 +32,7 @@ class DropHandedOnPass(GraphPass):
 
 
 def _copies(value: ir.Value) -> list[ir.Value]:
-    """Return a value and all that is the same by Identity, in order."""
+    """Return a value and its copies by Identity, in order."""
     found = [value]
     for copy in found:
         found += [use.node.outputs[0] for use in copy.uses() if use.node.op_type == "Identity"]
