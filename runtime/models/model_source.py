@@ -17,6 +17,7 @@ from ...errors import GraphError, ModelNotFoundError, PackageError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
+from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import (
     COPIED_FILES,
@@ -173,7 +174,7 @@ def resolve_model(
     """
     method = None if quantize is None else QuantizationRecipe(quantize)
     path = locate_model(model)
-    if path.is_file():
+    if path.suffix == ".onnx" and path.is_file():
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
@@ -199,12 +200,10 @@ def locate_model(model: str | Path) -> Path:
         if path.exists():
             warnings.warn(f"'{name}' is the embedded model; write ./{name} for the folder", stacklevel=2)
         return demo_path(_EMBEDDED[name])
-    if path.suffix.lower() == ".gguf":
-        raise UsageError(f"{name}: GGUF files are not supported yet; take the model's safetensors checkpoint")
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")
-    if path.is_file() and path.suffix != ".onnx":
-        raise ModelNotFoundError(f"{path} is no model: give a folder or an .onnx file")
+    if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
+        raise ModelNotFoundError(f"{path} is no model: give a folder, an .onnx or a .gguf file")
     if path.is_dir() and is_traced_folder(path):
         return path / MODEL_FILE
     if path.exists():
@@ -239,7 +238,7 @@ def _exported(source: Path, method: QuantizationRecipe | None, progress: Progres
         passes, record = ([], None) if method is None else method.passes()
         export_package(
             source,
-            folder / source.name,
+            folder / source.stem if source.is_file() else folder / source.name,
             transform=lambda model: run(model, passes)[0],
             quantization=record,
             passes=tuple(map(pass_name, passes)),

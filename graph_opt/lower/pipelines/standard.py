@@ -29,6 +29,7 @@ from ...quantize.formats.half import HalfPrecisionPass
 from ..any_tokens import AnyTokensPass
 from ..attention.rope_tables import RopeTablesPass
 from ..older_opset import DecomposeNormsPass, OlderOpsetPass
+from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
 from ..products.weight_only_products import WeightOnlyProductsPass
 
@@ -80,6 +81,7 @@ def standard_passes(
     return [
         AnyTokensPass(),
         WeightOnlyProductsPass(static=False),
+        SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),
         RopeTablesPass(context_length),
