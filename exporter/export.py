@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import onnx_ir as ir
 
 from ..contract import CONTEXT_LENGTH
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError, UsageError
 from ..progress import Progress
 from ..storage.stored_tensor import StoredTensor
 from . import models
@@ -121,10 +121,13 @@ def export_package(
     Raises:
         OutputExistsError: ``out`` holds something.
         UnsupportedModelError: see ``export_model``.
+        UsageError: the file is quantized already, and ``quantization`` is given.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
         OSError: the disk is full, or the like; nothing is left behind.
     """
     with opened(source) as (folder, tensors, stored):
+        if quantization is not None:
+            check_float(source, stored)
         config = check_paths(folder, out)  # before any work of the transformation
         check_tokenizer(folder)
         model = export_model(folder, config, tensors)
@@ -139,6 +142,23 @@ def export_package(
             progress=progress,
             config=config,
             content=fingerprint(source),
+        )
+
+
+def check_float(source: Path, stored: dict[str, Any] | None) -> None:
+    """Refuse to quantize weights again.
+
+    Args:
+        source: the file.
+        stored: how its weights are quantized; None for floats.
+
+    Raises:
+        UsageError: they are quantized.
+    """
+    if stored is not None:
+        raise UsageError(
+            f"{source} is quantized already ({', '.join(stored['types'])}); leave out the quantization, or "
+            "take the model's float checkpoint"
         )
 
 

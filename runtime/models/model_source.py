@@ -1,4 +1,4 @@
-"""What a MODEL is: the demo, a package, a checkpoint folder, a hub id or an ONNX file."""
+"""What a MODEL is: the demo, a package, a checkpoint folder, a hub id, a GGUF file or an ONNX file."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def resolve_model(
     """Find a model, and export and quantize it into the cache where that is needed.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
+        model: ``demo``, a package, a Hugging Face folder or hub id, a GGUF file, or an ONNX file beside its
+            tokenizer.
         quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
         progress: told about every tensor written.
 
@@ -173,7 +174,7 @@ def resolve_model(
         GraphError: the package's graph is not valid.
     """
     method = None if quantize is None else QuantizationRecipe(quantize)
-    path = locate_model(model)
+    path = find_model(model)
     if path.suffix == ".onnx" and path.is_file():
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
@@ -185,7 +186,19 @@ def resolve_model(
 
 
 def locate_model(model: str | Path) -> Path:
-    """The folder or ONNX file that MODEL names, fetched if it is a hub id.
+    """The folder or ONNX file that MODEL names; of a GGUF file, its package in the cache.
+
+    Raises:
+        CheckpointError: the GGUF file is damaged.
+        UnsupportedModelError: carryall cannot read what the GGUF file holds.
+        ModelNotFoundError: and the others of ``find_model``.
+    """
+    path = find_model(model)
+    return _exported(path, None, None).path if path.suffix.lower() == GGUF_SUFFIX else path
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder, ONNX or GGUF file that MODEL names, fetched if it is a hub id.
 
     Names of embedded models (``demo``) always mean these, whatever the working folder holds; ``./demo`` is a
     folder. Of other names, a file or folder goes before a hub id.
@@ -213,7 +226,7 @@ def locate_model(model: str | Path) -> Path:
     if is_hub_id(name):
         return download(name)
     raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, an .onnx file, a hub id or 'demo'"
+        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
     )
 
 
@@ -238,7 +251,7 @@ def _exported(source: Path, method: QuantizationRecipe | None, progress: Progres
         passes, record = ([], None) if method is None else method.passes()
         export_package(
             source,
-            folder / source.stem if source.is_file() else folder / source.name,
+            folder / _package_name(source),
             transform=lambda model: run(model, passes)[0],
             quantization=record,
             passes=tuple(map(pass_name, passes)),
@@ -271,9 +284,13 @@ def _cached(
     source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
 ) -> Package:
     record = None if method is None else method.to_dict()
-    key = cache_key(name=source.name, content=content, quantization=record)
+    key = cache_key(name=_package_name(source), content=content, quantization=record)
     about = {"model": str(source), "quantization": record and record["method"]}
-    return Package.open(cached_folder("packages", key, build, about) / source.name)
+    return Package.open(cached_folder("packages", key, build, about) / _package_name(source))
+
+
+def _package_name(source: Path) -> str:
+    return source.stem if source.is_file() else source.name
 
 
 def _package_files(name: str, package: Package) -> SourceModel:
