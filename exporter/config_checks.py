@@ -109,7 +109,7 @@ def check_layer_count(config: DecoderConfig, checkpoint: Checkpoint) -> None:
         return
     held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
     raise CheckpointError(
-        f"config.json says {config.num_layers} layers (num_hidden_layers); {checkpoint.folder} holds {held}"
+        f"config.json says {config.num_layers} layers (num_hidden_layers); {checkpoint.source} holds {held}"
     )
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ..contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, past_name, present_name
 from .config import DecoderConfig, RopeConfig
 from .graph import GraphWriter
+from .packed_weights import packed_weight
 from .rope import rope_tables
 from .weights import Array, Checkpoint
 
@@ -35,6 +36,7 @@ class Decoder(GraphWriter):
             (self._kv_input(past_name(layer, "key")), self._kv_input(past_name(layer, "value")))
             for layer in range(config.num_layers)
         ]
+        self._packed: dict[str, ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
@@ -46,11 +48,15 @@ class Decoder(GraphWriter):
         view: Callable[[Array], Array] | None = None,
         new_name: str | None = None,
     ) -> ir.Value:
-        """Return the float32 weight ``name`` of the current scope; see ``Checkpoint.tensor``."""
-        tensor = self.checkpoint.tensor(
-            self.qualified(name), shape, view=view, new_name=self.qualified(new_name or name)
-        )
-        return self.initializer(tensor)
+        """Return the weight ``name`` of the current scope, quantized if the checkpoint stores it so."""
+        source, result = self.qualified(name), self.qualified(new_name or name)
+        packed = self.checkpoint.packed(source, shape)
+        if packed is None:
+            return self.initializer(self.checkpoint.tensor(source, shape, view=view, new_name=result))
+        if result not in self._packed:
+            rows, columns = shape
+            self._packed[result] = packed_weight(self, packed, (rows, columns), view or (lambda x: x), result)
+        return self._packed[result]
 
     def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""

@@ -21,6 +21,7 @@ from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, find_damage, make_manifest
 from ..storage.writing import hide_scratch, writing
 from .config import RawConfig, context_lengths, read_config, read_json
+from .gguf.file import shard_paths
 from .package_record import RECORD_FILE, PackageRecord, is_token, read_record
 from .save import save_model
 from .signature import DecoderSignature
@@ -192,11 +193,13 @@ def write_package(
     passes: Sequence[str] = (),
     progress: Progress | None = None,
     config: RawConfig | None = None,
+    content: str | None = None,
 ) -> Package:
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
-    already read. The other arguments are those of ``export_package``.
+    already read; ``content`` is the fingerprint to record, by default that of ``source``. The other
+    arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -210,7 +213,7 @@ def write_package(
             if (source / name).is_file():
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
-        record = _make_record(folder, config, fingerprint(source), quantization, passes)
+        record = _make_record(folder, config, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)
 
@@ -276,16 +279,21 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a hash of the content of all files of a checkpoint that an export reads.
+def fingerprint(source: Path) -> str:
+    """Return a hash of all files of a checkpoint, a folder or a GGUF file, that an export reads.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
-    names = [path.name for pattern in patterns for path in folder.glob(pattern)]
+    if source.is_file():
+        folder, names = source.parent, [path.name for path in shard_paths(source)]
+    else:
+        folder = source
+        patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
+        names = [path.name for pattern in patterns for path in folder.glob(pattern)]
+        names += [name for name in COPIED_FILES if (folder / name).is_file()]
     try:
-        return content_key(folder, [*names, *(name for name in COPIED_FILES if (folder / name).is_file())])
+        return content_key(folder, names)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Resolve MODEL: the demo, a package, a checkpoint folder, a hub id or an ONNX file."""
+"""Resolve MODEL: the demo, a package, a checkpoint folder, a hub id, a GGUF file or an ONNX file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...errors import CarryallWarning, GraphError, ModelNotFoundError, PackageEr
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
+from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import (
     COPIED_FILES,
@@ -159,7 +160,8 @@ def resolve_model(
     """Find a model; export and quantize it into the cache if needed.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
+        model: ``demo``, a package, a Hugging Face folder or hub id, a GGUF file, or an ONNX file beside its
+            tokenizer.
         quantize: the quantization method, such as ``int4``; None does not quantize.
         progress: called for every tensor written.
 
@@ -172,8 +174,8 @@ def resolve_model(
         GraphError: the package's graph is not valid.
     """
     method = None if quantize is None else QuantizationRecipe(quantize)
-    path = locate_model(model)
-    if path.is_file():
+    path = find_model(model)
+    if path.suffix == ".onnx" and path.is_file():
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
@@ -184,7 +186,19 @@ def resolve_model(
 
 
 def locate_model(model: str | Path) -> Path:
-    """Return the folder or ONNX file that MODEL names; a hub id is downloaded.
+    """Return the folder or ONNX file that MODEL names. A GGUF file is exported into the cache.
+
+    Raises:
+        CheckpointError: the GGUF file is damaged.
+        UnsupportedModelError: carryall cannot read what the GGUF file holds.
+        ModelNotFoundError: and the others of ``find_model``.
+    """
+    path = find_model(model)
+    return _exported(path, None, None).path if path.suffix.lower() == GGUF_SUFFIX else path
+
+
+def find_model(model: str | Path) -> Path:
+    """Return the folder, ONNX or GGUF file that MODEL names; a hub id is downloaded.
 
     Names of embedded models (``demo``) always mean these, even if the working folder has a folder of that
     name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a hub id.
@@ -203,12 +217,10 @@ def locate_model(model: str | Path) -> Path:
                 stacklevel=2,
             )
         return demo_path(_EMBEDDED[name])
-    if path.suffix.lower() == ".gguf":
-        raise UsageError(f"{name}: GGUF files are not supported yet; use the model's safetensors checkpoint")
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")
-    if path.is_file() and path.suffix != ".onnx":
-        raise ModelNotFoundError(f"{path} is not a model: give a folder or an .onnx file")
+    if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
+        raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
     if path.is_dir() and is_traced_folder(path):
         return path / MODEL_FILE
     if path.exists():
@@ -218,7 +230,7 @@ def locate_model(model: str | Path) -> Path:
     if is_hub_id(name):
         return download(name)
     raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, an .onnx file, a hub id or 'demo'"
+        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
     )
 
 
@@ -243,7 +255,7 @@ def _exported(source: Path, method: QuantizationRecipe | None, progress: Progres
         passes, record = ([], None) if method is None else method.passes()
         export_package(
             source,
-            folder / source.name,
+            folder / _package_name(source),
             transform=lambda model: run(model, passes)[0],
             quantization=record,
             passes=tuple(map(pass_name, passes)),
@@ -276,9 +288,13 @@ def _cached(
     source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
 ) -> Package:
     record = None if method is None else method.to_dict()
-    key = cache_key(name=source.name, content=content, quantization=record)
+    key = cache_key(name=_package_name(source), content=content, quantization=record)
     about = {"model": str(source), "quantization": record and record["method"]}
-    return Package.open(cached_folder("packages", key, build, about) / source.name)
+    return Package.open(cached_folder("packages", key, build, about) / _package_name(source))
+
+
+def _package_name(source: Path) -> str:
+    return source.stem if source.is_file() else source.name
 
 
 def _package_files(name: str, package: Package) -> SourceModel:

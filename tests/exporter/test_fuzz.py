@@ -118,7 +118,7 @@ def check_safetensors(content: bytes, folder: Path) -> None:
         checkpoint.layer_counts()
         for name in checkpoint.unused():
             with contextlib.suppress(CheckpointError):
-                shape = checkpoint._entries[name].shape
+                shape = checkpoint._tensors[name].shape
                 assert checkpoint.tensor(name, shape).numpy().shape == shape
 
 

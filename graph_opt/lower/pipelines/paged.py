@@ -46,6 +46,7 @@ from ..attention.rope_tables import RopeTablesPass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass
+from ..products.block_minima import SplitMinimaPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .capped_attention import CappedAttentionPass
@@ -308,6 +309,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
     return [
         RequireDynamicSequencePass(),
         WeightOnlyProductsPass(),
+        SplitMinimaPass(),
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),

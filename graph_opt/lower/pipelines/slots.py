@@ -23,6 +23,7 @@ from ..older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPas
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.top_logits import TopLogitsPass
+from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
@@ -95,7 +96,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(NormsInAttentionPass())
     if not options.wide_products:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
-    passes.append(MergeProjectionsPass())
+    passes += [MergeProjectionsPass(), SplitMinimaPass()]
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())
     if kernels.dynamic_quantize_matmul:

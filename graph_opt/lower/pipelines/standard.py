@@ -28,6 +28,7 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ..attention.rope_tables import RopeTablesPass
 from ..older_opset import DecomposeNormsPass, OlderOpsetPass
+from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
@@ -80,6 +81,7 @@ def standard_passes(
     return [
         RequireDynamicSequencePass(),
         WeightOnlyProductsPass(static=False),
+        SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),
         RopeTablesPass(context_length),

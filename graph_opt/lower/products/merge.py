@@ -16,18 +16,20 @@ import onnx_ir as ir
 from ...graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
 from ...graph.lazy import concat_last, shape_of
 from ...passes.base import GraphPass
+from .block_minima import weight_with_minima, write_weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The parts of x @ W (+ bias); ``output`` includes the bias."""
+    """The parts of x @ W (+ bias): minima of blocks are the last tensor; ``output`` includes the bias."""
 
     product: ir.Node
     blocked: BlockedWeight | None
     tensors: tuple[ir.Value, ...]
     bias: ir.Value | None
     output: ir.Value
+    has_minima: bool = False
 
     @property
     def size(self) -> int:
@@ -39,7 +41,7 @@ class Projection:
         """A key that is equal for weights that can be concatenated."""
         first = _content(self.tensors[0])
         block_size = self.blocked.block_size if self.blocked is not None else 0
-        return first.dtype, block_size, len(self.tensors), self.bias is None
+        return first.dtype, block_size, len(self.tensors), self.has_minima, self.bias is None
 
 
 class MergeProjectionsPass(GraphPass):
@@ -91,11 +93,13 @@ class PackedQKVPass(GraphPass):
 
 def _projection(node: ir.Node) -> Projection | str | None:
     """Return a product with a weight, why it cannot be merged, or None for a product of two activations."""
-    blocked = blocked_weight(node.inputs[1])
+    added = weight_with_minima(node.inputs[1])
+    blocked = blocked_weight(node.inputs[1]) if added is None else added.blocked
     if isinstance(blocked, str):
         return blocked
-    source = node.inputs[1] if blocked is None else blocked.node.outputs[0]
+    source = node.inputs[1]
     operands = [source] if blocked is None else [value for value in blocked.node.inputs if value is not None]
+    operands += [] if added is None else [added.minima]
     tensors = tuple(value for value in operands if value is not None and weight(value) is not None)
     if source is None or not tensors or len(_content(tensors[0]).shape) != 2:
         return None
@@ -112,8 +116,8 @@ def _projection(node: ir.Node) -> Projection | str | None:
         bias = uses[0].node.inputs[1 - uses[0].idx]
         tensor = weight(bias)
         if tensor is not None and shape_of(tensor) == (columns,):
-            return Projection(node, blocked, tensors, bias, uses[0].node.outputs[0])
-    return Projection(node, blocked, tensors, None, output)
+            return Projection(node, blocked, tensors, bias, uses[0].node.outputs[0], added is not None)
+    return Projection(node, blocked, tensors, None, output, added is not None)
 
 
 def _operand_order(projection: Projection) -> int:
@@ -131,7 +135,10 @@ def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
     blocked = group[0].blocked
     if blocked is not None:
         attributes = {"axis": 0, "block_size": blocked.block_size}
+        minima = merged.pop() if group[0].has_minima else None
         right = insert(anchor, "DequantizeLinear", merged, attributes).outputs[0]
+        if minima is not None:
+            right = write_weight_with_minima(graph, anchor, right, minima, 0, blocked.block_size)
     output = insert(anchor, "MatMul", [x, right]).outputs[0]
     biases = [projection.bias for projection in group if projection.bias is not None]
     if biases:
