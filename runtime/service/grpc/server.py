@@ -7,12 +7,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ....errors import UsageError
-from ....proto import carryall_pb2, carryall_pb2_grpc
+from ....proto import service_pb2, service_pb2_grpc
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
-from .service import LLMServicer
+from .service import GenerationServicer
 
-SERVICE = carryall_pb2.DESCRIPTOR.services_by_name["LLM"].full_name
+SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 # Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
 CLOSING_SECONDS = 0.2
 
@@ -30,8 +30,8 @@ class GrpcServer:
         ]
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
-        carryall_pb2_grpc.add_LLMServicer_to_server(  # type: ignore[no-untyped-call]
-            LLMServicer(models), self._server
+        service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            GenerationServicer(models), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
