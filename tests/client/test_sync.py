@@ -107,8 +107,14 @@ def test_a_conversation() -> None:
             "".join(p.content_delta for p in client.stream_chat(messages, max_tokens=6, **GREEDY))
             == reply.text
         )
-        with pytest.raises(UnsupportedTaskError, match="cannot require a call"):
-            client.chat(messages, tools=tools, tool_choice="required")
+        demanded: Any = {
+            "tools": tools,
+            "tool_choice": {"function": {"name": "now"}},
+            "max_tokens": 200,
+            "seed": 1,
+        }
+        (call,) = client.chat(messages[:1], **demanded).first.tool_calls
+        assert (call.name, bool(call.id), call.arguments[:1]) == ("now", True, "{")
 
     use(work)
 

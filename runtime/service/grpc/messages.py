@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import RequestError, UnsupportedTaskError
+from ....errors import RequestError
 from ....proto import generation_pb2 as pb
 from ....proto import sampling_pb2, tasks_pb2
 from ...types.outputs import FinishReason, Logprob
 from ...types.sampling_params import SamplingParams
 from ..core.messages import Conversation, Delta, GenerationRequest, by_rank, checked_timeout
+from ..core.tool_choice import CallSplitter, calls_schema
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -41,19 +42,26 @@ def chat_request(message: pb.ChatRequest, defaults: Mapping[str, Any]) -> Genera
     """Read a request for the next turn in a conversation; see ``generate_request``.
 
     Raises:
-        RequestError: a part of it is not JSON, or a sampling option is out of range.
-        UnsupportedTaskError: a function must be called.
+        RequestError: a part of it is not JSON, a sampling option is out of range, or calls are demanded of
+            functions that there are not, or in a form of their own.
     """
-    told = [] if _tool_choice(message.tool_choice) == pb.TOOL_CHOICE_MODE_NONE else message.tools
-    talk = pb_conversation(message.messages, told, message.template_variables_json)
+    told = [] if message.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else message.tools
+    talk = _conversation(message.messages, told, message.template_variables_json)
     # An answer goes on until the model ends it; a plain continuation might never end.
-    return _request(message, talk, {"max_tokens": None, **defaults})
+    options: dict[str, Any] = {"max_tokens": None, **defaults}
+    if not _must_call(message.tool_choice):
+        return _request(message, talk, options)
+    if message.sampling.HasField("structured_output"):
+        raise RequestError("tool_choice demands a call, so structured_output cannot demand another form")
+    schema = calls_schema(talk.tools, message.tool_choice.function_name or None, parallel=True)
+    talk = Conversation(
+        talk.messages, talk.tools, {"enable_thinking": False, **talk.variables}, must_call=True
+    )
+    return _request(message, talk, {**options, "structured_output": {"json_schema": schema}})
 
 
-def _tool_choice(choice: pb.ToolChoice) -> pb.ToolChoiceMode:
-    if choice.function_name or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED:
-        raise UnsupportedTaskError("tool_choice cannot require a call; use AUTO or NONE")
-    return choice.mode
+def _must_call(choice: pb.ToolChoice) -> bool:
+    return choice.WhichOneof("choice") == "function_name" or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
 
 
 def conversation(message: tasks_pb2.Conversation) -> Conversation:
@@ -62,7 +70,7 @@ def conversation(message: tasks_pb2.Conversation) -> Conversation:
     Raises:
         RequestError: a part of it is not JSON.
     """
-    return pb_conversation(message.messages, message.tools, message.template_variables_json)
+    return _conversation(message.messages, message.tools, message.template_variables_json)
 
 
 def _request(
@@ -81,7 +89,7 @@ def _request(
     )
 
 
-def pb_conversation(messages: Any, tools: Any, variables: str) -> Conversation:
+def _conversation(messages: Any, tools: Any, variables: str) -> Conversation:
     """Read the parts of a conversation."""
     return Conversation(
         [_turn(turn) for turn in messages],
@@ -167,16 +175,28 @@ def generate_response(delta: Delta, model: str, top_logprobs: int) -> pb.Generat
 
 
 class ChatWriter:
-    """Writes the deltas of one request, and counts the function calls of each answer."""
+    """Writes the deltas of one request, and numbers the function calls of each answer.
 
-    def __init__(self, model: str, top_logprobs: int) -> None:
-        self._model, self._top_logprobs = model, top_logprobs
+    Args:
+        model: the name of the model that answers.
+        request: the request.
+    """
+
+    def __init__(self, model: str, request: GenerationRequest) -> None:
+        self._model, self._top_logprobs = model, request.params.logprobs or 0
+        talk = request.prompt
+        self._must_call = isinstance(talk, Conversation) and talk.must_call
+        self._splitters = defaultdict[int, CallSplitter](CallSplitter)
         self._calls = Counter[int]()
 
     def response(self, delta: Delta) -> pb.ChatResponse:
         """Write the next delta."""
-        message = pb.ChatResponse(content_delta=delta.text, reasoning_delta=delta.reasoning)
+        message = pb.ChatResponse(reasoning_delta=delta.reasoning)
         _write(message, delta, self._model, self._top_logprobs)
+        if self._must_call:
+            self._split(message, delta)
+        else:
+            message.content_delta = delta.text
         for call in delta.tool_calls:
             number = self._calls[delta.index]
             self._calls[delta.index] += 1
@@ -184,6 +204,14 @@ class ChatWriter:
         called = delta.finish_reason == "stop" and self._calls[delta.index]
         message.finish_reason = pb.FINISH_REASON_TOOL_CALLS if called else _finish_reason(delta)
         return message
+
+    def _split(self, message: pb.ChatResponse, delta: Delta) -> None:
+        """Write the pieces of calls of an answer that consists of them."""
+        for piece in self._splitters[delta.index].push(delta.text):
+            self._calls[delta.index] = piece.index + 1
+            message.tool_calls.add(
+                index=piece.index, id=piece.id, name=piece.name, arguments_delta=piece.arguments
+            )
 
 
 def _finish_reason(delta: Delta) -> pb.FinishReason:

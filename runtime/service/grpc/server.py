@@ -7,12 +7,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ....errors import UsageError
-from ....proto import service_pb2, service_pb2_grpc
+from ....proto import kserve_pb2, kserve_pb2_grpc, service_pb2, service_pb2_grpc
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
+from ..kserve.inference import Inference
+from ..kserve.shared_memory import SharedMemory
+from .kserve import InferenceServicer
 from .service import GenerationServicer
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+KSERVE = kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 # Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
 CLOSING_SECONDS = 0.2
 
@@ -33,9 +37,13 @@ class GrpcServer:
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             GenerationServicer(models), self._server
         )
+        memory = SharedMemory(allowed=config.shared_memory)
+        kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            InferenceServicer(Inference(models), memory), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE, KSERVE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self) -> str:
@@ -70,5 +78,5 @@ class GrpcServer:
         await self._server.stop(CLOSING_SECONDS)
 
     async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE):
+        for service in ("", SERVICE, KSERVE):
             await self._health.set(service, status)

@@ -55,7 +55,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
             wanted = chat_request(request, handler.model.defaults)
-            writer = ChatWriter(handler.model.info.model, wanted.params.logprobs or 0)
+            writer = ChatWriter(handler.model.info.model, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     await context.write(writer.response(delta))

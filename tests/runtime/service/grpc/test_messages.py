@@ -152,8 +152,32 @@ def test_tools_are_not_told_if_none_may_be_called() -> None:
     assert request.prompt == Conversation([], [])
 
 
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@pytest.mark.parametrize("choice", [REQUIRED, pb.ToolChoice(function_name="now")])
+def test_a_demanded_call_is_held_by_a_grammar(choice: pb.ToolChoice) -> None:
+    request = read_chat(pb.ChatRequest(tools=[TOOL, pb.Tool(name="stop")], tool_choice=choice))
+    assert isinstance(request.prompt, Conversation)
+    assert request.prompt.must_call
+    assert request.params.structured_output is not None
+    schema = request.params.structured_output.json_schema
+    assert isinstance(schema, dict)
+    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
+    assert names == (["now"] if choice.function_name else ["now", "stop"])
+    writer = ChatWriter("toy", request)
+    parts = ['[{"name": "now", "argu', 'ments": {"zone"', ": 1}}]"]
+    written = [writer.response(Delta(request_id="r", index=0, text=part)) for part in parts]
+    end = writer.response(Delta(request_id="r", index=0, finish_reason="stop"))
+    calls = [call for message in written for call in message.tool_calls]
+    assert "".join(call.arguments_delta for call in calls) == '{"zone": 1}'
+    assert [call.name for call in calls if call.id] == ["now"]
+    assert {message.content_delta for message in written} == {""}
+    assert end.finish_reason == pb.FINISH_REASON_TOOL_CALLS
+
+
 def test_calls_are_numbered_within_their_answer() -> None:
-    writer = ChatWriter("toy", 0)
+    writer = ChatWriter("toy", GenerationRequest(prompt=Conversation([])))
     calls = [ToolCall("c", "now", "{}"), ToolCall("d", "now", '{"a": 1}')]
     written = [
         writer.response(Delta(request_id="r", index=1, reasoning="hm", tool_calls=calls[:1])),
@@ -182,7 +206,14 @@ def test_calls_are_numbered_within_their_answer() -> None:
             pb.ChatRequest(messages=[{"tool_calls": [{"name": "f", "arguments": "1"}]}]),
             "arguments of tool call 'f': must be a JSON object",
         ),
-        (pb.ChatRequest(tool_choice={"function_name": "f"}), "cannot require a call"),
+        (pb.ChatRequest(tool_choice={"function_name": "f"}), "the request's tools are: none"),
+        (pb.ChatRequest(tools=[TOOL], tool_choice={"function_name": "f"}), "the request's tools are: now"),
+        (
+            pb.ChatRequest(
+                tools=[TOOL], tool_choice=REQUIRED, sampling={"structured_output": {"regex": "a"}}
+            ),
+            "cannot demand another form",
+        ),
     ],
 )
 def test_bad_conversations_say_why(message: pb.ChatRequest, reason: str) -> None:

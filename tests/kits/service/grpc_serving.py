@@ -55,10 +55,12 @@ def repository(llm: AsyncLLM | None) -> ModelRepository:
 
 
 @asynccontextmanager
-async def serving(llm: AsyncLLM | None, **config: Any) -> AsyncIterator[Served]:
-    """Serve ``llm`` on a free port; None leaves it loading."""
+async def serving(
+    llm: AsyncLLM | None, models: ModelRepository | None = None, **config: Any
+) -> AsyncIterator[Served]:
+    """Serve ``llm``, or a repository of it, on a free port; None leaves it loading."""
     settings = ServerConfig(**{"grpc_port": 0, "grace_seconds": 0.0, **config})
-    models = repository(llm)
+    models = models or repository(llm)
     server = GrpcServer(models, settings)
     address = await server.start()
     loading = asyncio.create_task(models.load_all())

@@ -1,0 +1,143 @@
+"""Running models of a repository on the tensors of requests, and what is known of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from ....errors import RequestError, UnknownModelError
+from ..core.repository import ModelRepository, ModelStatus
+from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
+from .statistics import Statistics
+from .tensor_run import run_session
+from .tensors import type_of_onnx
+from .text import INPUTS, OUTPUTS, TextRequest
+
+LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
+
+
+class Inference:
+    """Runs requests and counts them. Lives in one event loop."""
+
+    def __init__(self, models: ModelRepository) -> None:
+        self.models = models
+        self.statistics = Statistics()
+
+    async def run(self, request: InferenceRequest) -> InferenceResponse:
+        """Run a request that has one response.
+
+        Raises:
+            RequestError: the request is at fault, or asks for a stream.
+            CarryallError: the model failed.
+        """
+        async with aclosing(self.responses(request)) as responses:
+            found = [response async for response in responses]
+        if len(found) != 1:
+            raise RequestError(
+                "a request with 'stream' needs a stream of responses, such as ModelStreamInfer"
+            )
+        return found[0]
+
+    async def responses(self, request: InferenceRequest) -> AsyncGenerator[InferenceResponse, None]:
+        """Run a request and yield its responses; closing the generator cancels it.
+
+        Raises:
+            CarryallError: see ``run``.
+        """
+        status = self.status(request.model, request.version)
+        start, ended = time.perf_counter_ns(), False
+        try:
+            kind = self._text if status.kind == "llm" else self._tensors
+            async with aclosing(kind(request, status)) as responses:
+                async for response in responses:
+                    yield response
+            ended = True
+        finally:
+            self.statistics.count(status.name, time.perf_counter_ns() - start, rows(request), success=ended)
+
+    async def _text(
+        self, request: InferenceRequest, status: ModelStatus
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        handler = self.models.llm(status.name)
+        wanted = TextRequest(request, handler.model.defaults)
+        if not wanted.stream:
+            yield _response(request, status, await wanted.whole(handler))
+            return
+        async with aclosing(wanted.parts(handler)) as parts:
+            async for outputs, final in parts:
+                yield _response(request, status, outputs, final=final)
+
+    async def _tensors(
+        self, request: InferenceRequest, status: ModelStatus
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        session = self.models.session(status.name, request.version or None)
+        outputs = await run_session(session, request.inputs, request.outputs)
+        yield _response(request, status, outputs)
+
+    def status(self, name: str, version: str = "") -> ModelStatus:
+        """The model of a name and version.
+
+        Raises:
+            UnknownModelError: there is none.
+        """
+        for status in self.models.models():
+            if name in (status.name, *status.aliases) and version in ("", status.version):
+                return status
+        raise UnknownModelError(f"there is no model '{name}'{f' version {version}' if version else ''}")
+
+    def facts(self, name: str, version: str = "") -> ModelFacts:
+        """Inputs and outputs of a model.
+
+        Raises:
+            UnknownModelError: there is none.
+            ServiceUnavailableError: it is not loaded.
+        """
+        status = self.status(name, version)
+        if status.kind == "llm":
+            self.models.llm(status.name).model  # noqa: B018 -- raises if it is not loaded
+            platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
+        else:
+            session = self.models.session(status.name, version or None)
+            platform = TENSOR_PLATFORM
+            inputs, outputs = _tensor_facts(session.get_inputs()), _tensor_facts(session.get_outputs())
+        return ModelFacts(
+            name=status.name,
+            version=status.version,
+            platform=platform,
+            inputs=inputs,
+            outputs=outputs,
+            decoupled=status.kind == "llm",
+        )
+
+
+def rows(request: InferenceRequest) -> int:
+    """How many inferences a request counts as: the first size of its inputs."""
+    return max((array.shape[0] for array in request.inputs.values() if array.ndim > 1), default=1)
+
+
+def _tensor_facts(values: Any) -> list[TensorFacts]:
+    facts = []
+    for value in values:
+        kind = type_of_onnx(value.type)
+        shape = [size if isinstance(size, int) else -1 for size in value.shape or []]
+        facts.append(TensorFacts(value.name, kind.name if kind is not None else value.type, shape))
+    return facts
+
+
+def _response(
+    request: InferenceRequest, status: ModelStatus, outputs: Mapping[str, Any], *, final: bool = True
+) -> InferenceResponse:
+    """A response with the outputs that are wanted.
+
+    Raises:
+        RequestError: a wanted output does not exist.
+    """
+    missing = [name for name in request.outputs if name not in outputs]
+    if missing:
+        raise RequestError(f"no output '{missing[0]}'; there are: {', '.join(outputs)}")
+    wanted = {name: outputs[name] for name in request.outputs or outputs}
+    return InferenceResponse(
+        model=status.name, version=status.version, id=request.id, outputs=wanted, final=final
+    )
