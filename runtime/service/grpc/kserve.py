@@ -61,7 +61,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
         """Whether a model accepts requests."""
         async with errors_as_status(context):
-            status = self._inference.status(request.name, request.version)
+            status = self._inference.models.find(request.name, request.version)
             return pb.ModelReadyResponse(ready=status.state == "ready")
 
     async def ServerMetadata(  # noqa: N802
@@ -138,7 +138,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         async with errors_as_status(context):
             inference = self._inference
             statuses = (
-                [inference.status(request.name, request.version)]
+                [inference.models.find(request.name, request.version)]
                 if request.name
                 else inference.models.models()
             )
@@ -184,7 +184,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 raise UnsupportedTaskError(
                     f"models are loaded as the server was told, without {', '.join(request.parameters)}"
                 )
-            await self._inference.models.load(self._inference.status(request.model_name).name)
+            await self._inference.models.load(request.model_name)
             return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(  # noqa: N802
@@ -193,7 +193,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         """Unload a model."""
         async with errors_as_status(context):
             _only_repository(request.repository_name)
-            await self._inference.models.unload(self._inference.status(request.model_name).name)
+            await self._inference.models.unload(request.model_name)
             return pb.RepositoryModelUnloadResponse()
 
     async def SystemSharedMemoryStatus(  # noqa: N802

@@ -8,10 +8,15 @@ from grpc_reflection.v1alpha import reflection
 
 from ....errors import UsageError
 from ....proto import kserve_pb2, kserve_pb2_grpc, service_pb2, service_pb2_grpc
+from ..core.admission import Admission
+from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
+from ..core.tls import Tls
 from ..kserve.inference import Inference
 from ..kserve.shared_memory import SharedMemory
+from .callers import Callers
+from .credentials import server_credentials
 from .kserve import InferenceServicer
 from .service import GenerationServicer
 
@@ -25,21 +30,22 @@ class GrpcServer:
     """Serves the models of a repository; healthy from `set_serving` until `set_stopping`."""
 
     def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
-        self._models = models
         self._config = config
         options = [
             ("grpc.max_receive_message_length", config.max_body_bytes),
             ("grpc.max_send_message_length", config.max_body_bytes),
             ("grpc.so_reuseport", 0),  # else a second server binds the same port and steals half the calls
         ]
-        self._server = grpc.aio.server(options=options)
+        keys = [] if config.api_keys is None else [Callers(ApiKeys(config.api_keys))]
+        self._server = grpc.aio.server(interceptors=keys, options=options)
+        admission = Admission(models, config)
         self._health = health.aio.HealthServicer()
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            GenerationServicer(models), self._server
+            GenerationServicer(admission), self._server
         )
         memory = SharedMemory(allowed=config.shared_memory)
         kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceServicer(Inference(models), memory), self._server
+            InferenceServicer(Inference(admission), memory), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -50,13 +56,13 @@ class GrpcServer:
         """Listen, not healthy yet; return the address, `host:port`.
 
         Raises:
-            UsageError: the address cannot be bound.
+            UsageError: the address cannot be bound, or a certificate cannot be used.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address = f"{host}:{self._config.grpc_port}"
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._bind(address)
         except RuntimeError as error:
             raise UsageError(
                 f"cannot listen on {address}: is the port taken, the host this machine's, the port allowed? "
@@ -64,6 +70,12 @@ class GrpcServer:
             ) from error
         await self._server.start()
         return f"{host}:{port}"
+
+    def _bind(self, address: str) -> int:
+        tls = Tls.of(self._config)
+        if tls is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, server_credentials(tls))
 
     async def set_serving(self) -> None:
         """Report healthy."""

@@ -7,12 +7,13 @@ import importlib.metadata
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from ....errors import RequestError, UnknownModelError
+from ....errors import RequestError
 from ....proto import generation_pb2, models_pb2, service_pb2_grpc, tasks_pb2
 from ...api.embedding import Pooling
 from ...api.scoring import RERANK_INSTRUCTION
+from ..core.admission import Admission
 from ..core.handler import LLMHandler
-from ..core.repository import ModelRepository, ModelState, ModelStatus
+from ..core.repository import ModelState, ModelStatus
 from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response
 from .statuses import Context, errors_as_status
 
@@ -31,9 +32,9 @@ STATES: dict[ModelState, models_pb2.ModelState] = {
 
 
 class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
-    """Translates between the wire and the models of a repository. Methods are named as on the wire."""
+    """Translates between the wire and the models. Methods are named as on the wire."""
 
-    def __init__(self, models: ModelRepository) -> None:
+    def __init__(self, models: Admission) -> None:
         self._models = models
 
     # Writing to the context instead of yielding: a cancelled call then raises here, and the request is
@@ -44,7 +45,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
-            wanted = generate_request(request, handler.model.defaults)
+            wanted = self._models.admitted(generate_request(request, handler.model.defaults))
             name, top = handler.model.info.model, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
@@ -54,7 +55,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         """Stream the next turn in a conversation."""
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
-            wanted = chat_request(request, handler.model.defaults)
+            wanted = self._models.admitted(chat_request(request, handler.model.defaults))
             writer = ChatWriter(handler.model.info.model, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
@@ -134,16 +135,14 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> models_pb2.LoadModelResponse:
         """Load a model and wait until it is ready."""
         async with errors_as_status(context):
-            name = self._status(request.model).name
-            await self._models.load(name)
-            return models_pb2.LoadModelResponse(model=_model(self._status(name)))
+            return models_pb2.LoadModelResponse(model=_model(await self._models.load(request.model)))
 
     async def UnloadModel(  # noqa: N802
         self, request: models_pb2.UnloadModelRequest, context: Context
     ) -> models_pb2.UnloadModelResponse:
         """Unload a model."""
         async with errors_as_status(context):
-            await self._models.unload(self._status(request.model).name)
+            await self._models.unload(request.model)
             return models_pb2.UnloadModelResponse()
 
     async def GetStats(  # noqa: N802
@@ -151,17 +150,8 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> models_pb2.GetStatsResponse:
         """Return the engines' counters and gauges."""
         async with errors_as_status(context):
-            names = [self._status(request.model).name] if request.model else self._ready()
+            names = [self._models.find(request.model).name] if request.model else self._ready()
             return models_pb2.GetStatsResponse(models=[self._stats(name) for name in names])
-
-    def _status(self, name: str) -> ModelStatus:
-        """The model of this very name or alias; an empty name finds none."""
-        statuses = self._models.models()
-        for status in statuses:
-            if name == status.name or name in status.aliases:
-                return status
-        there_are = ", ".join(status.name for status in statuses) or "none"
-        raise UnknownModelError(f"there is no model '{name}'; there are: {there_are}")
 
     def _ready(self) -> list[str]:
         statuses = self._models.models()

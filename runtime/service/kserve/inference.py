@@ -1,4 +1,4 @@
-"""Running models of a repository on the tensors of requests, and what is known of them."""
+"""Running models on the tensors of requests, and what is known of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from ....errors import RequestError, UnknownModelError
-from ..core.repository import ModelRepository, ModelStatus
+from ....errors import RequestError
+from ..core.admission import Admission
+from ..core.repository import ModelStatus
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .statistics import Statistics
 from .tensor_run import run_session
@@ -21,7 +22,7 @@ LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
 class Inference:
     """Runs requests and counts them. Lives in one event loop."""
 
-    def __init__(self, models: ModelRepository) -> None:
+    def __init__(self, models: Admission) -> None:
         self.models = models
         self.statistics = Statistics()
 
@@ -46,7 +47,7 @@ class Inference:
         Raises:
             CarryallError: see ``run``.
         """
-        status = self.status(request.model, request.version)
+        status = self.models.find(request.model, request.version)
         start, ended = time.perf_counter_ns(), False
         try:
             kind = self._text if status.kind == "llm" else self._tensors
@@ -61,7 +62,7 @@ class Inference:
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
         handler = self.models.llm(status.name)
-        wanted = TextRequest(request, handler.model.defaults)
+        wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
         if not wanted.stream:
             yield _response(request, status, await wanted.whole(handler))
             return
@@ -72,20 +73,9 @@ class Inference:
     async def _tensors(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        session = self.models.session(status.name, request.version or None)
+        session = self.models.session(status.name, request.version)
         outputs = await run_session(session, request.inputs, request.outputs)
         yield _response(request, status, outputs)
-
-    def status(self, name: str, version: str = "") -> ModelStatus:
-        """The model of a name and version.
-
-        Raises:
-            UnknownModelError: there is none.
-        """
-        for status in self.models.models():
-            if name in (status.name, *status.aliases) and version in ("", status.version):
-                return status
-        raise UnknownModelError(f"there is no model '{name}'{f' version {version}' if version else ''}")
 
     def facts(self, name: str, version: str = "") -> ModelFacts:
         """Inputs and outputs of a model.
@@ -94,12 +84,12 @@ class Inference:
             UnknownModelError: there is none.
             ServiceUnavailableError: it is not loaded.
         """
-        status = self.status(name, version)
+        status = self.models.find(name, version)
         if status.kind == "llm":
             self.models.llm(status.name).model  # noqa: B018 -- raises if it is not loaded
             platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
         else:
-            session = self.models.session(status.name, version or None)
+            session = self.models.session(status.name, version)
             platform = TENSOR_PLATFORM
             inputs, outputs = _tensor_facts(session.get_inputs()), _tensor_facts(session.get_outputs())
         return ModelFacts(

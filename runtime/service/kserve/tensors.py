@@ -130,9 +130,12 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
         raise RequestError(f"input '{name}': the elements are not {datatype}: {error}") from error
 
 
+_ALLOWED: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
+
+
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Array:
     """Numbers or booleans as an array; nothing is rounded to an integer or wrapped around."""
-    allowed = {"b": {bool}, "i": {int}, "u": {int}}.get(dtype.kind, {int, float})
+    allowed: set[type] = _ALLOWED.get(dtype.kind, {int, float})
     wrong = set(map(type, values)) - allowed
     if wrong:
         raise TypeError(f"they include {', '.join(sorted(one.__name__ for one in wrong))}")
@@ -161,7 +164,8 @@ def _count(name: str, shape: Sequence[int]) -> int:
 
 
 def _split(name: str, count: int, data: bytes) -> list[bytes]:
-    elements, place = [], 0
+    elements: list[bytes] = []
+    place = 0
     while place < len(data):
         end = place + _LENGTH.size
         if end > len(data):

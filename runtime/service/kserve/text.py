@@ -6,7 +6,7 @@ The names come from https://github.com/triton-inference-server/vllm_backend (`do
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -62,12 +62,18 @@ class TextRequest:
     Args:
         request: as it came.
         defaults: the model's own sampling options.
+        admitted: checks what is asked for against the service's limits.
 
     Raises:
         RequestError: an input is missing, unknown or of another type, or an option is out of range.
     """
 
-    def __init__(self, request: InferenceRequest, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        request: InferenceRequest,
+        defaults: Mapping[str, Any],
+        admitted: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked,
+    ) -> None:
         for name, array in request.inputs.items():
             if name not in _DATATYPES:
                 raise RequestError(f"no input '{name}'; there are: {', '.join(_DATATYPES)}")
@@ -85,12 +91,14 @@ class TextRequest:
         if self.stream and params.n > 1:
             raise RequestError("n above 1 cannot be streamed")
         timeout = request.parameters.get("timeout")
-        self.generation = GenerationRequest(
-            prompt=self.prompt,
-            params=params,
-            request_id=None,  # ids of this protocol need not be unique
-            priority=_whole("priority", request.parameters.get("priority", 0)),
-            timeout=_whole("timeout", timeout) / 1e6 if timeout else None,
+        self.generation = admitted(
+            GenerationRequest(
+                prompt=self.prompt,
+                params=params,
+                request_id=None,  # ids of this protocol need not be unique
+                priority=_whole("priority", request.parameters.get("priority", 0)),
+                timeout=_whole("timeout", timeout) / 1e6 if timeout else None,
+            )
         )
 
     @property

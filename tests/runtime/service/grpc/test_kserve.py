@@ -346,7 +346,9 @@ def test_facts() -> None:
         (lambda stub: stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest()), "NOT_FOUND"),
         (
             lambda stub: stub.RepositoryModelLoad(
-                pb.RepositoryModelLoadRequest(model_name="toy", parameters={"config": {"string_param": "{}"}})
+                pb.RepositoryModelLoadRequest(
+                    model_name="toy", parameters={"config": pb.ModelRepositoryParameter(string_param="{}")}
+                )
             ),
             "UNIMPLEMENTED",
         ),
