@@ -7,7 +7,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ....errors import UsageError
-from ....proto import kserve_pb2, kserve_pb2_grpc, service_pb2, service_pb2_grpc
+from ....proto import (
+    kserve_pb2,
+    kserve_pb2_grpc,
+    service_pb2,
+    service_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
 from ..core.admission import Admission
 from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
@@ -19,9 +26,12 @@ from .callers import Callers
 from .credentials import server_credentials
 from .kserve import InferenceServicer
 from .service import GenerationServicer
+from .vllm import EngineServicer
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 KSERVE = kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+SERVICES = (SERVICE, KSERVE, VLLM)
 # Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
 CLOSING_SECONDS = 0.2
 
@@ -47,9 +57,12 @@ class GrpcServer:
         kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceServicer(Inference(admission), memory), self._server
         )
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
+            EngineServicer(admission), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE, KSERVE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self) -> str:
@@ -90,5 +103,5 @@ class GrpcServer:
         await self._server.stop(CLOSING_SECONDS)
 
     async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE, KSERVE):
+        for service in ("", *SERVICES):
             await self._health.set(service, status)
