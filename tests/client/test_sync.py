@@ -78,7 +78,7 @@ def test_a_continuation_is_what_the_engine_gives() -> None:
                     24,
                 )
                 assert [len(entry.top) for entry in reply.first.logprobs] == [1] * 12
-                assert len(parts) > 2
+                assert len(parts) > 1
                 assert "".join(p.text_delta for p in parts if p.index == 0) == reply.text
 
             await asyncio.to_thread(call)

@@ -12,22 +12,12 @@ from ....errors import CarryallError, RequestError, UnsupportedTaskError
 from ....proto import kserve_pb2 as pb
 from ....proto import kserve_pb2_grpc
 from ..core.repository import ModelState, ModelStatus
-from ..kserve.inference import Inference
+from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import ModelFacts, TensorFacts
-from ..kserve.shared_memory import SharedMemory
 from ..kserve.statistics import Duration
 from .kserve_messages import OutputPlaces, inference_request, inference_response
 from .statuses import Context, errors_as_status
 
-EXTENSIONS = (
-    "binary_tensor_data",
-    "generate",
-    "model_configuration",
-    "model_repository",
-    "parameters",
-    "statistics",
-    "system_shared_memory",
-)
 _STATES: dict[ModelState, str] = {
     "ready": "READY",
     "loading": "LOADING",
@@ -44,11 +34,10 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
 
     Args:
         inference: runs requests.
-        memory: shared memory of clients.
     """
 
-    def __init__(self, inference: Inference, memory: SharedMemory) -> None:
-        self._inference, self._memory = inference, memory
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._memory = inference, inference.memory
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
         """Return true."""
@@ -193,6 +182,9 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         """Unload a model."""
         async with errors_as_status(context):
             _only_repository(request.repository_name)
+            others = request.parameters.keys() - {"unload_dependents"}  # no model depends on another
+            if others:
+                raise UnsupportedTaskError(f"models are unloaded without {', '.join(sorted(others))}")
             await self._inference.models.unload(request.model_name)
             return pb.RepositoryModelUnloadResponse()
 

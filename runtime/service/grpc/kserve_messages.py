@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import RequestError
 from ....proto import kserve_pb2 as pb
-from ..kserve.messages import InferenceRequest, InferenceResponse, Parameter
+from ..kserve.messages import InferenceRequest, InferenceResponse
 from ..kserve.shared_memory import SharedMemory
 from ..kserve.tensors import Array, byte_elements, from_raw, from_values, to_raw, type_named, type_of
 
@@ -125,10 +125,9 @@ def inference_response(response: InferenceResponse, places: OutputPlaces) -> pb.
     return message
 
 
-def _value(parameter: pb.InferParameter) -> Parameter | None:
+def _value(parameter: pb.InferParameter) -> Any:
     kind = parameter.WhichOneof("parameter_choice")
-    value: Parameter | None = getattr(parameter, kind) if kind else None
-    return value
+    return getattr(parameter, kind) if kind else None
 
 
 def _whole(parameters: Mapping[str, pb.InferParameter], name: str) -> int:

@@ -21,7 +21,6 @@ from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
 from ..core.tls import Tls
 from ..kserve.inference import Inference
-from ..kserve.shared_memory import SharedMemory
 from .callers import Callers
 from .credentials import server_credentials
 from .kserve import InferenceServicer
@@ -37,9 +36,17 @@ CLOSING_SECONDS = 0.2
 
 
 class GrpcServer:
-    """Serves the models of a repository; healthy from `set_serving` until `set_stopping`."""
+    """Serves the models of a repository; healthy from `set_serving` until `set_stopping`.
 
-    def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
+    Args:
+        models: the repository.
+        config: where to listen, for whom, and within which limits.
+        inference: the Open Inference Protocol, shared with other transports; None makes one.
+    """
+
+    def __init__(
+        self, models: ModelRepository, config: ServerConfig, inference: Inference | None = None
+    ) -> None:
         self._config = config
         options = [
             ("grpc.max_receive_message_length", config.max_body_bytes),
@@ -53,9 +60,8 @@ class GrpcServer:
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             GenerationServicer(admission), self._server
         )
-        memory = SharedMemory(allowed=config.shared_memory)
         kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceServicer(Inference(admission), memory), self._server
+            InferenceServicer(inference or Inference.of(models, config)), self._server
         )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
             EngineServicer(admission), self._server

@@ -11,12 +11,14 @@ from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
 from ....plain_json import plain_json
-from ..core.admission import Admission
+from ..core.admission import CALLER, Admission
+from ..core.api_keys import Caller
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
 from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
+from ..kserve.inference import Inference
 from .bodies import read_object
 from .openai.reading import known_fields
 
@@ -31,11 +33,12 @@ class HttpService:
     models: ModelRepository
     config: ServerConfig
     metrics: Metrics
+    inference: Inference
 
     @property
     def admission(self) -> Admission:
         """The models as the present caller sees them."""
-        return Admission(self.models, self.config)
+        return self.inference.models
 
     def llm(self, request: Request, name: Any) -> LLMHandler:
         """The handler of the model that a request names.
@@ -76,6 +79,11 @@ def service_of(request: Request) -> HttpService:
     """The service that the application of a request was made for."""
     service: HttpService = request.app.state.service
     return service
+
+
+def caller_of(request: Request) -> Caller | None:
+    """Whose key a request has; None where none is needed."""
+    return CALLER.get()
 
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:

@@ -9,22 +9,43 @@ from typing import Any
 
 from ....errors import RequestError
 from ..core.admission import Admission
-from ..core.repository import ModelStatus
+from ..core.config import ServerConfig
+from ..core.repository import ModelRepository, ModelStatus
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
+from .shared_memory import SharedMemory
 from .statistics import Statistics
 from .tensor_run import run_session
 from .tensors import type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
 
+EXTENSIONS = (
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+    "system_shared_memory",
+)
 LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
 
 
 class Inference:
-    """Runs requests and counts them. Lives in one event loop."""
+    """Runs requests and counts them, for all transports. Lives in one event loop.
 
-    def __init__(self, models: Admission) -> None:
-        self.models = models
+    Args:
+        models: the models.
+        memory: shared memory of clients.
+    """
+
+    def __init__(self, models: Admission, memory: SharedMemory) -> None:
+        self.models, self.memory = models, memory
         self.statistics = Statistics()
+
+    @classmethod
+    def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
+        """For the models of a repository, with the service's settings."""
+        return cls(Admission(models, config), SharedMemory(allowed=config.shared_memory))
 
     async def run(self, request: InferenceRequest) -> InferenceResponse:
         """Run a request that has one response.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .tensors import Array
-
-Parameter = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +16,14 @@ class InferenceRequest:
     Args:
         version: empty leaves the choice to the server.
         id: returned in each response.
+        parameters: plain values, and what JSON has besides.
         outputs: the outputs that are wanted; empty wants all.
     """
 
     model: str
     version: str = ""
     id: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Array] = field(default_factory=dict)
     outputs: Sequence[str] = ()
 

@@ -18,7 +18,7 @@ from ...types.sampling_params import SamplingParams
 from ..core.deltas import collect
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, GenerationRequest
-from .messages import InferenceRequest, Parameter, TensorFacts
+from .messages import InferenceRequest, TensorFacts
 from .tensors import Array, byte_elements, of_bytes, type_of
 
 _FLAGS = (
@@ -199,7 +199,7 @@ def _sampling(request: InferenceRequest) -> dict[str, Any]:
     }
 
 
-def _whole(name: str, value: Parameter) -> int:
+def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RequestError(f"parameter '{name}' must be a whole number, at least 0, not {value!r}")
     return value

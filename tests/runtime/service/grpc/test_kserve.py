@@ -29,7 +29,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 @asynccontextmanager
 async def stub_of(models: Callable[[AsyncLLM], Any], **options: Any) -> AsyncIterator[tuple[Any, AsyncLLM]]:
     async with (
-        null_llm(step_seconds=0.001) as llm,
+        null_llm(step_seconds=0.005) as llm,
         serving(llm, models(llm), **options) as served,
         grpc.aio.insecure_channel(served.address) as channel,
     ):
@@ -260,7 +260,7 @@ def test_streams_of_one_call_are_told_apart_by_id() -> None:
                 texts[response.id] += outputs_of(response)["text_output"].tolist()
         for name, output in expected.items():
             assert b"".join(texts[name]).decode() == output.outputs[0].text
-            assert len(texts[name]) > 2
+            assert len(texts[name]) > 1
         assert all(values[-1] and not any(values[:-1]) for values in finals.values())
         ((who, error),) = errors
         assert (who, "top_p must be in" in error) == ("bad", True)

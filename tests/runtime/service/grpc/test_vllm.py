@@ -26,7 +26,7 @@ GREEDY: Any = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "skip_spec
 
 def run(scenario: Callable[[Any, AsyncLLM], Awaitable[None]], llm: Any = None) -> None:
     async def test() -> None:
-        async with null_llm(step_seconds=0.001) as llm, serving(llm) as served, channel_of(served) as channel:
+        async with null_llm(step_seconds=0.005) as llm, serving(llm) as served, channel_of(served) as channel:
             await scenario(vllm_engine_pb2_grpc.VllmEngineStub(channel), llm)  # type: ignore[no-untyped-call]
 
     asyncio.run(test())
