@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+from own_environment import python_with
 from proto_rules import breaking, compiled, lint
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
@@ -110,3 +112,12 @@ def test_what_is_added_breaks_nothing(tmp_path: Path) -> None:
     assert len(after.file[0].message_type[0].field) == 4
     assert after.file[0].message_type[0].field[2].type == FieldDescriptorProto.TYPE_UINT32
     assert breaking(before, after) == []
+
+
+@pytest.mark.slow
+def test_buf_itself_finds_nothing() -> None:
+    buf = python_with("buf-bin==1.75.0").parent / "buf"
+    against = ["--against", str(PROTO / "baseline.binpb")]
+    for command in (["lint", str(PROTO)], ["breaking", str(PROTO), *against]):
+        done = subprocess.run([buf, *command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -23,6 +23,7 @@ from ..core.tls import Tls
 from ..kserve.inference import Inference
 from .callers import Callers
 from .credentials import server_credentials
+from .decoding import Decoding
 from .kserve import InferenceServicer
 from .service import GenerationServicer
 from .vllm import EngineServicer
@@ -53,8 +54,10 @@ class GrpcServer:
             ("grpc.max_send_message_length", config.max_body_bytes),
             ("grpc.so_reuseport", 0),  # else a second server binds the same port and steals half the calls
         ]
-        keys = [] if config.api_keys is None else [Callers(ApiKeys(config.api_keys))]
-        self._server = grpc.aio.server(interceptors=keys, options=options)
+        interceptors: list[grpc.aio.ServerInterceptor] = [Decoding(SERVICES)]
+        if config.api_keys is not None:
+            interceptors.insert(0, Callers(ApiKeys(config.api_keys)))
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         admission = Admission(models, config)
         self._health = health.aio.HealthServicer()
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
