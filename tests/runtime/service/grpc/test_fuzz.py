@@ -148,7 +148,8 @@ def test_bytes_that_are_no_message(path: str) -> None:
             grpc.aio.insecure_channel(served.address) as channel,
         ):
             for data in (b"\xff" * 50, b"\x0a\xff\xff\xff\xff\x0f", b"\x00", b"\x0a\x02\xff\xfe"):
-                call: Any = channel.unary_unary(f"/{path}")(data, timeout=5)
+                method: Any = channel.unary_unary(f"/{path}")
+                call = method(data, timeout=5)
                 assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
             await _lives(llm, served)
 
