@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
+FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 FILES = (
     "__init__.py",
     "__main__.py",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
+FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 MOST_FILES = 20  # in one folder
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
@@ -21,6 +21,7 @@ errors contract
 options logs plain_json progress
 storage
 proto exporter.demo graph_opt.graph
+client
 exporter graph_opt.passes
 exporter.models
 graph_opt.analysis
@@ -55,6 +56,7 @@ runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
 runtime.service.core
+runtime.service.kserve
 runtime.service.http.openai
 runtime.service.grpc runtime.service.http
 runtime.service

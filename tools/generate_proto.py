@@ -1,6 +1,6 @@
-"""Generate the Python code of `proto/*.proto`, or check that the committed code is current.
+"""Generate the Python code of the `.proto` files below `proto/`, or check that the committed code is current.
 
-    python tools/generate_proto.py [--check]
+    python tools/generate_proto.py [--check | --release]
 
 protobuf refuses generated code newer than its runtime, so the code is made by the oldest grpcio-tools whose
 code also serves the newer runtimes: PINNED writes protobuf 6.31 code, which runs on protobuf 6 and 7.
@@ -13,12 +13,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 PINNED = "1.74.0"
 PROTO = Path(__file__).resolve().parents[1] / "proto"
+BASELINE = PROTO / "baseline.binpb"
+# protoc writes imports by the path below proto/; the generated modules lie side by side in carryall.proto.
+OWN_IMPORT = re.compile(r"^from (?!google)[\w.]+ import (\w+_pb2)", re.MULTILINE)
+OWN_NAME = re.compile(r"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')[\w.]+\.(\w+_pb2)'")
+
+
+def sources() -> list[str]:
+    """Paths of the sources, relative to `proto/`."""
+    return sorted(path.relative_to(PROTO).as_posix() for path in PROTO.rglob("*.proto"))
 
 
 def generate(target: Path) -> list[Path]:
@@ -27,19 +37,16 @@ def generate(target: Path) -> list[Path]:
     Raises:
         RuntimeError: protoc refused a source; it has printed why.
     """
-    from grpc_tools import protoc
-
     with tempfile.TemporaryDirectory() as root:
-        # The virtual path makes generated modules import each other as carryall.proto.*.
-        options = [f"-Icarryall/proto={PROTO}"]
-        options += [f"--{kind}_out={root}" for kind in ("python", "pyi", "grpc_python")]
-        sources = [f"carryall/proto/{path.name}" for path in sorted(PROTO.glob("*.proto"))]
-        if protoc.main(["protoc", *options, *sources]) != 0:
-            raise RuntimeError("protoc failed, see above")
-        made = [
-            path for path in sorted(Path(root, "carryall/proto").iterdir()) if not _is_empty_service(path)
-        ]
-        return [_copy(path, target / path.name) for path in made]
+        _protoc([f"--{kind}_out={root}" for kind in ("python", "pyi", "grpc_python")], sources())
+        made = [path for path in sorted(Path(root).rglob("*_pb2*")) if not _is_empty_service(path)]
+        return [_adopt(path, target / path.name) for path in made]
+
+
+def write_baseline() -> None:
+    """Save the descriptors of `carryall.v1`, with which later versions must stay compatible."""
+    own = [source for source in sources() if source.startswith("carryall/")]
+    _protoc([f"--descriptor_set_out={BASELINE}"], own)
 
 
 def stale() -> list[str]:
@@ -50,13 +57,21 @@ def stale() -> list[str]:
     return sorted(name for name in made.keys() | committed.keys() if made.get(name) != committed.get(name))
 
 
+def _protoc(options: list[str], files: list[str]) -> None:
+    from grpc_tools import protoc
+
+    if protoc.main(["protoc", f"-I{PROTO}", *options, *files]) != 0:
+        raise RuntimeError("protoc failed, see above")
+
+
 def _is_empty_service(path: Path) -> bool:
     """Whether protoc wrote a gRPC module for a source without services."""
     return path.name.endswith("_pb2_grpc.py") and "class " not in path.read_text()
 
 
-def _copy(source: Path, target: Path) -> Path:
-    target.write_text(source.read_text())
+def _adopt(source: Path, target: Path) -> Path:
+    text = OWN_IMPORT.sub(r"from carryall.proto import \1", source.read_text())
+    target.write_text(OWN_NAME.sub(r"\1carryall.proto.\2'", text))
     return target
 
 
@@ -64,6 +79,9 @@ def main() -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the code is stale")
+    parser.add_argument(
+        "--release", action="store_true", help="make the sources the baseline of compatibility"
+    )
     arguments = parser.parse_args()
     found = importlib.metadata.version("grpcio-tools")
     if found != PINNED:
@@ -72,6 +90,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments.release:
+        write_baseline()
     if not arguments.check:
         for path in generate(PROTO):
             print(path)

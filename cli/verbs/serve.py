@@ -25,8 +25,8 @@ from ..sections import SectionedCommand
 def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     """Serve a model over HTTP and gRPC.
 
-    HTTP speaks OpenAI's API and others (docs/serving.md), gRPC the service carryall.v1.LLM
-    (proto/carryall.proto). Both stream text while it is generated, to many callers at once. /health and
+    HTTP speaks OpenAI's API and others (docs/serving.md), gRPC several services
+    (docs/grpc.md). Both stream text while it is generated, to many callers at once. /health and
     grpc.health.v1 say whether the model is loaded. SIGTERM or Ctrl-C lets running requests finish, a second
     one ends at once. With --json, one line tells the addresses once requests are accepted.
 

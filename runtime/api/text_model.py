@@ -41,6 +41,11 @@ class TextModel:
         return self._requests.tokenizer
 
     @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The model's own end tokens."""
+        return self._requests.end_token_ids
+
+    @property
     def context_length(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
         return self._engine.max_length

@@ -16,6 +16,7 @@ from .core.repository import ModelRepository
 from .grpc.server import GrpcServer
 from .http.app import make_app
 from .http.server import HttpServer
+from .kserve.inference import Inference
 
 T = TypeVar("T")
 
@@ -52,8 +53,10 @@ async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callabl
         CarryallError: a model cannot be loaded.
         EngineClosedError: the engine died.
     """
-    grpc = GrpcServer(models, config) if config.grpc_port is not None else None
-    http = HttpServer(make_app(models, config), config) if config.http_port is not None else None
+    inference = Inference.of(models, config)
+    grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
+    app = make_app(models, config, inference=inference)
+    http = HttpServer(app, config) if config.http_port is not None else None
     try:
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None

@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from carryall.proto import carryall_pb2 as pb
-from carryall.proto import carryall_pb2_grpc
+from carryall.proto import generation_pb2 as pb
+from carryall.proto import sampling_pb2, service_pb2_grpc
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 
@@ -101,8 +101,8 @@ def test_serve_with_a_request_in_progress(numbers: list[int], grace: str, codes:
     assert process.stdout is not None
     address = json.loads(process.stdout.readline())["grpc"]
     with grpc.insecure_channel(address) as channel:
-        sampling = pb.SamplingOptions(max_tokens=100_000, ignore_eos=True)
-        stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+        sampling = sampling_pb2.SamplingOptions(max_tokens=100_000, ignore_eos=True)
+        stub = service_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         calls = [stub.Generate(pb.GenerateRequest(text="x", sampling=sampling)) for _ in range(30)]
         next(iter(calls[0]))
         code, _ = end(process, numbers)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 _DECAY = 0.94
 # Prompts are cut no smaller than this beside running streams: each piece reads all weights once.
 _LEAST_PIECE = 4
+_MOST_TOKENS = 2**31
 # Facts of a step: whether rows decode, how many, prompts, their tokens; in units that make them alike.
 _UNITS = np.array([1.0, 8.0, 1.0, 64.0])
 _RIDGE = 1e-4
@@ -47,11 +48,13 @@ class PromptCosts:
         """Tokens of a prompt that make a step ``stretch`` times as long as ``rows`` alone; None: unknown."""
         if not (self._saw_decode and self._saw_prompt):
             return None
-        once, per_row, per_prompt, per_token = self._solve()
+        once, per_row, per_prompt, per_token = self._solve().tolist()
         decode = once + per_row * rows
         if per_token <= 0.0 or decode <= 0.0:
             return _LEAST_PIECE  # disturbed steps; the next ones will tell
-        return max(_LEAST_PIECE, int(((stretch - 1.0) * decode - per_prompt) / per_token))
+        # A token may seem to cost next to nothing, so that the quotient is infinite.
+        affordable = min(((stretch - 1.0) * decode - per_prompt) / per_token, _MOST_TOKENS)
+        return max(_LEAST_PIECE, int(affordable))
 
     def seconds_per_prompt_token(self) -> float | None:
         """Estimated cost of computing one more prompt token; None: unknown."""

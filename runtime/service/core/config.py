@@ -31,6 +31,8 @@ class ServerConfig(Checked):
         max_choices: most continuations of one prompt (``n``, ``best_of``).
         max_logprobs: most log-probabilities a token.
         max_stored_responses: how many answers of /v1/responses are kept for those who come back to them.
+        shared_memory: let clients of the Open Inference Protocol pass tensors in shared memory; any client
+            can then read and write the shared memory objects of this user.
         body_timeout_seconds: how long a client may take to send a request's body.
 
     Raises:
@@ -54,6 +56,7 @@ class ServerConfig(Checked):
     max_choices: int = option(128, least=1)
     max_logprobs: int = option(64, least=0)
     max_stored_responses: int = option(1000, least=0)
+    shared_memory: bool = False
     body_timeout_seconds: float = option(30.0, least=0.1)
 
     def __post_init__(self) -> None:

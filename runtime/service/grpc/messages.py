@@ -1,24 +1,19 @@
-"""Between the wire messages of `carryall.v1` and the service's own."""
+"""Between the messages of `carryall.v1` that generate, and the service's own."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from ....errors import RequestError
-from ....proto import carryall_pb2 as pb
+from ....proto import generation_pb2 as pb
+from ....proto import sampling_pb2, tasks_pb2
 from ...types.outputs import FinishReason, Logprob
 from ...types.sampling_params import SamplingParams
-from ..core.messages import (
-    Conversation,
-    Delta,
-    GenerationRequest,
-    ModelInfo,
-    Prompt,
-    by_rank,
-    checked_timeout,
-)
+from ..core.messages import Conversation, Delta, GenerationRequest, by_rank, checked_timeout
+from ..core.tool_choice import CallSplitter, calls_schema
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -28,18 +23,64 @@ FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
 }
 
 
-def from_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
-    """Read a request; ``defaults`` are the model's own sampling options.
+def generate_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
+    """Read a request to continue a prompt; ``defaults`` are the model's own sampling options.
 
     Raises:
         RequestError: it has no prompt, or a sampling option is out of range.
     """
-    prompt = _prompt(message)
-    # An answer in a chat goes on until the model ends it, a continuation might never end.
-    limit = {"max_tokens": None} if isinstance(prompt, Conversation) else {}
+    match message.WhichOneof("prompt"):
+        case "text":
+            return _request(message, message.text, defaults)
+        case "token_ids":
+            return _request(message, list(message.token_ids.ids), defaults)
+        case _:
+            raise RequestError("the request has no prompt; set one of text, token_ids")
+
+
+def chat_request(message: pb.ChatRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
+    """Read a request for the next turn in a conversation; see ``generate_request``.
+
+    Raises:
+        RequestError: a part of it is not JSON, a sampling option is out of range, or calls are demanded of
+            functions that there are not, or in a form of their own.
+    """
+    told = [] if message.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else message.tools
+    talk = _conversation(message.messages, told, message.template_variables_json)
+    # An answer goes on until the model ends it; a plain continuation might never end.
+    options: dict[str, Any] = {"max_tokens": None, **defaults}
+    if not _must_call(message.tool_choice):
+        return _request(message, talk, options)
+    if message.sampling.HasField("structured_output"):
+        raise RequestError("tool_choice demands a call, so structured_output cannot demand another form")
+    schema = calls_schema(talk.tools, message.tool_choice.function_name or None, parallel=True)
+    talk = Conversation(
+        talk.messages, talk.tools, {"enable_thinking": False, **talk.variables}, must_call=True
+    )
+    return _request(message, talk, {**options, "structured_output": {"json_schema": schema}})
+
+
+def _must_call(choice: pb.ToolChoice) -> bool:
+    return choice.WhichOneof("choice") == "function_name" or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+
+
+def conversation(message: tasks_pb2.Conversation) -> Conversation:
+    """Read a conversation.
+
+    Raises:
+        RequestError: a part of it is not JSON.
+    """
+    return _conversation(message.messages, message.tools, message.template_variables_json)
+
+
+def _request(
+    message: pb.GenerateRequest | pb.ChatRequest,
+    prompt: str | list[int] | Conversation,
+    defaults: Mapping[str, Any],
+) -> GenerationRequest:
     return GenerationRequest(
         prompt=prompt,
-        params=SamplingParams.from_dict({**limit, **defaults, **_options(message.sampling)}),
+        params=SamplingParams.from_dict({**defaults, **_options(message.sampling)}),
         request_id=message.request_id or None,
         priority=message.priority,
         cache_salt=message.cache_salt or None,
@@ -48,43 +89,56 @@ def from_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> Ge
     )
 
 
-def _prompt(message: pb.GenerateRequest) -> Prompt:
-    match message.WhichOneof("prompt"):
-        case "text":
-            return message.text
-        case "token_ids":
-            return list(message.token_ids.ids)
-        case "chat":
-            return _conversation(message.chat)
-        case _:
-            raise RequestError("the request has no prompt; set one of text, token_ids, chat")
-
-
-def _conversation(chat: pb.Chat) -> Conversation:
-    try:
-        tools = [json.loads(tool) for tool in chat.tools]
-        return Conversation([_turn(turn) for turn in chat.messages], tools)
-    except ValueError as error:
-        raise RequestError(f"a tool, or the arguments of a tool call, are not JSON: {error}") from error
+def _conversation(messages: Any, tools: Any, variables: str) -> Conversation:
+    """Read the parts of a conversation."""
+    return Conversation(
+        [_turn(turn) for turn in messages],
+        [_tool(tool) for tool in tools],
+        _object("template_variables_json", variables),
+    )
 
 
 def _turn(message: pb.ChatMessage) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        turn["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments or "{}")},
-            }
-            for call in message.tool_calls
-        ]
+        turn["tool_calls"] = [_past_call(call) for call in message.tool_calls]
     return turn
 
 
-def _options(message: pb.SamplingOptions) -> dict[str, Any]:
+def _past_call(call: pb.ToolCall) -> dict[str, Any]:
+    arguments = _object(f"arguments of tool call '{call.name}'", call.arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _tool(tool: pb.Tool) -> dict[str, Any]:
+    """A function as chat templates know it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = _object(
+        f"parameters_json_schema of tool '{tool.name}'",
+        tool.parameters_json_schema or '{"type": "object", "properties": {}}',
+    )
+    return {"type": "function", "function": function}
+
+
+def _object(what: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise RequestError(f"{what}: not JSON: {error}") from error
+    except RecursionError:
+        raise RequestError(f"{what}: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"{what}: must be a JSON object, not {text[:80]!r}")
+    return value
+
+
+def _options(message: sampling_pb2.SamplingOptions) -> dict[str, Any]:
     """Return the options that were set; their names are those of SamplingParams."""
     options = {field.name: value for field, value in message.ListFields()}
     others = options.pop("others", {})
@@ -101,47 +155,92 @@ def _options(message: pb.SamplingOptions) -> dict[str, Any]:
     return options
 
 
-def _structured_output(message: pb.StructuredOutput) -> dict[str, Any]:
+def _structured_output(message: sampling_pb2.StructuredOutput) -> dict[str, Any]:
     form = message.WhichOneof("form")
     if form == "choice":
         return {form: message.choice.texts}
     return {form: getattr(message, form)} if form else {}
 
 
-def _bad_word(word: pb.BadWord) -> str | list[int]:
+def _bad_word(word: sampling_pb2.BadWord) -> str | list[int]:
     return word.text if word.WhichOneof("word") == "text" else list(word.token_ids.ids)
 
 
-def to_response(delta: Delta, top_logprobs: int) -> pb.GenerateResponse:
+def generate_response(delta: Delta, model: str, top_logprobs: int) -> pb.GenerateResponse:
     """Write a delta, with the ``top_logprobs`` most likely candidates of each token that has logprobs."""
-    message = pb.GenerateResponse(
-        request_id=delta.request_id,
-        index=delta.index,
-        text_delta=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=[
-            _token_logprobs(token, candidates, top_logprobs)
-            for token, candidates in zip(delta.token_ids, delta.logprobs, strict=False)
-        ],
-        finish_reason=FINISH_REASONS[delta.finish_reason],
-        reasoning_delta=delta.reasoning,
-        tool_calls=[
-            pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in delta.tool_calls
-        ],
-        # The prompt's own token comes first in each.
-        prompt_logprobs=[
-            _token_logprobs(next(iter(entry)), entry, len(entry)) for entry in delta.prompt_logprobs if entry
-        ],
+    message = pb.GenerateResponse(text_delta=delta.text)
+    _write(message, delta, model, top_logprobs)
+    message.finish_reason = _finish_reason(delta)
+    return message
+
+
+class ChatWriter:
+    """Writes the deltas of one request, and numbers the function calls of each answer.
+
+    Args:
+        model: the name of the model that answers.
+        request: the request.
+    """
+
+    def __init__(self, model: str, request: GenerationRequest) -> None:
+        self._model, self._top_logprobs = model, request.params.logprobs or 0
+        talk = request.prompt
+        self._must_call = isinstance(talk, Conversation) and talk.must_call
+        self._splitters = defaultdict[int, CallSplitter](CallSplitter)
+        self._calls = Counter[int]()
+
+    def response(self, delta: Delta) -> pb.ChatResponse:
+        """Write the next delta."""
+        message = pb.ChatResponse(reasoning_delta=delta.reasoning)
+        _write(message, delta, self._model, self._top_logprobs)
+        if self._must_call:
+            self._split(message, delta)
+        else:
+            message.content_delta = delta.text
+        for call in delta.tool_calls:
+            number = self._calls[delta.index]
+            self._calls[delta.index] += 1
+            message.tool_calls.add(index=number, id=call.id, name=call.name, arguments_delta=call.arguments)
+        called = delta.finish_reason == "stop" and self._calls[delta.index]
+        message.finish_reason = pb.FINISH_REASON_TOOL_CALLS if called else _finish_reason(delta)
+        return message
+
+    def _split(self, message: pb.ChatResponse, delta: Delta) -> None:
+        """Write the pieces of calls of an answer that consists of them."""
+        for piece in self._splitters[delta.index].push(delta.text):
+            self._calls[delta.index] = piece.index + 1
+            message.tool_calls.add(
+                index=piece.index, id=piece.id, name=piece.name, arguments_delta=piece.arguments
+            )
+
+
+def _finish_reason(delta: Delta) -> pb.FinishReason:
+    late = delta.finish_reason == "cancelled" and delta.stop_reason == "deadline"
+    return pb.FINISH_REASON_TIMEOUT if late else FINISH_REASONS[delta.finish_reason]
+
+
+def _write(
+    message: pb.GenerateResponse | pb.ChatResponse, delta: Delta, model: str, top_logprobs: int
+) -> None:
+    """Write what both kinds of responses have."""
+    message.request_id, message.model, message.index = delta.request_id, model, delta.index
+    message.token_ids.extend(delta.token_ids)
+    message.logprobs.extend(
+        _token_logprobs(token, candidates, top_logprobs)
+        for token, candidates in zip(delta.token_ids, delta.logprobs, strict=False)
     )
-    if isinstance(delta.stop_reason, str):
-        message.stop_string = delta.stop_reason
-    elif delta.stop_reason is not None:
+    # The prompt's own token comes first in each.
+    message.prompt_logprobs.extend(
+        _token_logprobs(next(iter(entry)), entry, len(entry)) for entry in delta.prompt_logprobs if entry
+    )
+    if isinstance(delta.stop_reason, int):
         message.stop_token_id = delta.stop_reason
+    elif delta.stop_reason is not None and delta.finish_reason == "stop":
+        message.stop_string = delta.stop_reason
     if delta.usage is not None:
         message.usage.prompt_tokens = delta.usage.prompt_tokens
         message.usage.completion_tokens = delta.usage.completion_tokens
         message.usage.cached_tokens = delta.usage.cached_tokens
-    return message
 
 
 def _token_logprobs(token: int, candidates: Mapping[int, Logprob], top: int) -> pb.TokenLogprobs:
@@ -152,15 +251,3 @@ def _token_logprobs(token: int, candidates: Mapping[int, Logprob], top: int) -> 
 
 def _logprob(entry: Logprob) -> pb.Logprob:
     return pb.Logprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank, text=entry.text)
-
-
-def to_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
-    """Write the model's description."""
-    return pb.GetModelInfoResponse(
-        model=info.model,
-        provider=info.provider,
-        vocab_size=info.vocab_size,
-        context_length=info.context_length,
-        max_slots=info.max_slots,
-        server_version=info.server_version,
-    )

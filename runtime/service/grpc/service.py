@@ -1,51 +1,192 @@
-"""`carryall.v1.LLM` over gRPC."""
+"""`carryall.v1.GenerationService`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+import dataclasses
+import importlib.metadata
+from collections.abc import Sequence
+from contextlib import aclosing
 
-import grpc
+from ....errors import RequestError
+from ....proto import generation_pb2, models_pb2, service_pb2_grpc, tasks_pb2
+from ...api.embedding import Pooling
+from ...api.scoring import RERANK_INSTRUCTION
+from ..core.admission import Admission
+from ..core.handler import LLMHandler
+from ..core.repository import ModelState, ModelStatus
+from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response
+from .statuses import Context, errors_as_status
 
-from ....errors import CarryallError
-from ....proto import carryall_pb2 as pb
-from ....proto import carryall_pb2_grpc
-from ..core.repository import ModelRepository
-from ..core.status import status_of
-from .messages import from_request, to_model_info, to_response
+POOLINGS: dict[int, Pooling] = {
+    tasks_pb2.POOLING_UNSPECIFIED: "last",
+    tasks_pb2.POOLING_LAST: "last",
+    tasks_pb2.POOLING_MEAN: "mean",
+}
+STATES: dict[ModelState, models_pb2.ModelState] = {
+    "unloaded": models_pb2.MODEL_STATE_UNLOADED,
+    "loading": models_pb2.MODEL_STATE_LOADING,
+    "ready": models_pb2.MODEL_STATE_READY,
+    "unloading": models_pb2.MODEL_STATE_UNLOADED,
+    "failed": models_pb2.MODEL_STATE_FAILED,
+}
 
 
-class LLMServicer(carryall_pb2_grpc.LLMServicer):
-    """Translates between the wire and the handler of the model."""
+class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
+    """Translates between the wire and the models. Methods are named as on the wire."""
 
-    def __init__(self, models: ModelRepository) -> None:
+    def __init__(self, models: Admission) -> None:
         self._models = models
 
     # Writing to the context instead of yielding: a cancelled call then raises here, and the request is
     # cancelled at once instead of when the generator is collected.
-    async def Generate(  # noqa: N802 -- the name of the method on the wire
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def Generate(  # noqa: N802
+        self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
-        """Stream one request's continuation."""
-        async with _errors_as_status(context):
-            handler = self._models.llm()
-            wanted = from_request(request, handler.model.defaults)
+        """Stream the continuation of a prompt."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            wanted = self._models.admitted(generate_request(request, handler.model.defaults))
+            name, top = handler.model.info.model, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
-                    await context.write(to_response(delta, wanted.params.logprobs or 0))
+                    await context.write(generate_response(delta, name, top))
 
-    async def GetModelInfo(  # noqa: N802
-        self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.GetModelInfoResponse:
-        """Describe the loaded model."""
-        async with _errors_as_status(context):
-            return to_model_info(self._models.llm().model.info)
+    async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
+        """Stream the next turn in a conversation."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            wanted = self._models.admitted(chat_request(request, handler.model.defaults))
+            writer = ChatWriter(handler.model.info.model, wanted)
+            async with aclosing(handler.generate(wanted)) as deltas:
+                async for delta in deltas:
+                    await context.write(writer.response(delta))
+
+    async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
+        """Return one vector for each input."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            if request.pooling not in POOLINGS:
+                raise RequestError(f"pooling has no value {request.pooling}")
+            found = await handler.embed(
+                [_embed_input(one) for one in request.inputs],
+                pooling=POOLINGS[request.pooling],
+                normalize=request.normalize if request.HasField("normalize") else True,
+            )
+            return tasks_pb2.EmbedResponse(
+                model=handler.model.info.model,
+                embeddings=[tasks_pb2.Embedding(values=vector) for vector in found.vectors.tolist()],
+                usage=generation_pb2.Usage(prompt_tokens=found.prompt_tokens),
+            )
+
+    async def Score(self, request: tasks_pb2.ScoreRequest, context: Context) -> tasks_pb2.ScoreResponse:  # noqa: N802
+        """Return the log-probability of each continuation."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            found = await handler.score(
+                [one.text for one in request.inputs], [one.continuation for one in request.inputs]
+            )
+            scores = [tasks_pb2.ContinuationScore(**dataclasses.asdict(score)) for score in found]
+            return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
+
+    async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
+        """Return the documents, best first."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            instruction = request.instruction or RERANK_INSTRUCTION
+            scores = await handler.rerank(request.query, list(request.documents), instruction=instruction)
+            ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
+            documents = [tasks_pb2.RankedDocument(index=index, score=scores[index]) for index in ranked]
+            return tasks_pb2.RerankResponse(model=handler.model.info.model, documents=documents)
+
+    async def Tokenize(  # noqa: N802
+        self, request: tasks_pb2.TokenizeRequest, context: Context
+    ) -> tasks_pb2.TokenizeResponse:
+        """Return the tokens of a text or a conversation."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            token_ids = await _tokens(handler, request)
+            info = handler.model.info
+            return tasks_pb2.TokenizeResponse(
+                model=info.model, token_ids=token_ids, context_length=info.context_length
+            )
+
+    async def Detokenize(  # noqa: N802
+        self, request: tasks_pb2.DetokenizeRequest, context: Context
+    ) -> tasks_pb2.DetokenizeResponse:
+        """Return the text of tokens."""
+        async with errors_as_status(context):
+            handler = self._models.llm(request.model)
+            skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+            text = await handler.detokenize(list(request.token_ids), skip_special_tokens=skip)
+            return tasks_pb2.DetokenizeResponse(model=handler.model.info.model, text=text)
+
+    async def ListModels(  # noqa: N802
+        self, request: models_pb2.ListModelsRequest, context: Context
+    ) -> models_pb2.ListModelsResponse:
+        """List all models."""
+        async with errors_as_status(context):
+            models = [_model(status) for status in sorted(self._models.models(), key=lambda one: one.name)]
+            return models_pb2.ListModelsResponse(
+                models=models, server_version=importlib.metadata.version("carryall")
+            )
+
+    async def LoadModel(  # noqa: N802
+        self, request: models_pb2.LoadModelRequest, context: Context
+    ) -> models_pb2.LoadModelResponse:
+        """Load a model and wait until it is ready."""
+        async with errors_as_status(context):
+            return models_pb2.LoadModelResponse(model=_model(await self._models.load(request.model)))
+
+    async def UnloadModel(  # noqa: N802
+        self, request: models_pb2.UnloadModelRequest, context: Context
+    ) -> models_pb2.UnloadModelResponse:
+        """Unload a model."""
+        async with errors_as_status(context):
+            await self._models.unload(request.model)
+            return models_pb2.UnloadModelResponse()
+
+    async def GetStats(  # noqa: N802
+        self, request: models_pb2.GetStatsRequest, context: Context
+    ) -> models_pb2.GetStatsResponse:
+        """Return the engines' counters and gauges."""
+        async with errors_as_status(context):
+            names = [self._models.find(request.model).name] if request.model else self._ready()
+            return models_pb2.GetStatsResponse(models=[self._stats(name) for name in names])
+
+    def _ready(self) -> list[str]:
+        statuses = self._models.models()
+        return sorted(one.name for one in statuses if one.state == "ready" and one.kind == "llm")
+
+    def _stats(self, name: str) -> models_pb2.EngineStats:
+        return models_pb2.EngineStats(model=name, **dataclasses.asdict(self._models.llm(name).stats()))
 
 
-@asynccontextmanager
-async def _errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    try:
-        yield
-    except CarryallError as error:
-        await context.abort(grpc.StatusCode[status_of(error).grpc], str(error))
+def _embed_input(message: tasks_pb2.EmbedInput) -> str | list[int]:
+    match message.WhichOneof("input"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return list(message.token_ids.ids)
+        case _:
+            raise RequestError("an input is empty; set one of text, token_ids")
+
+
+async def _tokens(handler: LLMHandler, request: tasks_pb2.TokenizeRequest) -> Sequence[int]:
+    match request.WhichOneof("input"):
+        case "text":
+            add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            return await handler.tokenize(request.text, add_special_tokens=add)
+        case "conversation":
+            return await handler.tokenize(conversation(request.conversation))
+        case _:
+            raise RequestError("the request has no input; set one of text, conversation")
+
+
+def _model(status: ModelStatus) -> models_pb2.Model:
+    message = models_pb2.Model(name=status.name, state=STATES[status.state], reason=status.reason)
+    if status.info is not None:
+        message.provider = status.info.provider
+        message.vocab_size = status.info.vocab_size
+        message.context_length = status.info.context_length
+        message.max_slots = status.info.max_slots
+    return message

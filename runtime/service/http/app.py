@@ -15,27 +15,34 @@ from ..core.api_keys import ApiKeys
 from ..core.config import ServerConfig
 from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
-from . import anthropic, health, ollama, openai_api, playground_page, responses_api, tgi, utility
+from ..kserve.inference import Inference
+from . import anthropic, health, kserve, ollama, openai_api, playground_page, responses_api, tgi, utility
 from .errors import error_response
 from .middleware import wrapped
 from .service import HttpService
 from .sse import ClientGone
 
-_ROUTERS = (playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility)
+_ROUTERS = (playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility, kserve)
 
 
-def make_app(models: ModelRepository, config: ServerConfig, further: Sequence[BaseRoute] = ()) -> ASGIApp:
+def make_app(
+    models: ModelRepository,
+    config: ServerConfig,
+    further: Sequence[BaseRoute] = (),
+    inference: Inference | None = None,
+) -> ASGIApp:
     """The application.
 
     Args:
         models: that are served.
         config: limits and options.
         further: routes of other parts of the package.
+        inference: the Open Inference Protocol, shared with other transports; None makes one.
 
     Raises:
         UsageError: the file with the API keys cannot be read.
     """
-    service = HttpService(models, config, Metrics(models))
+    service = HttpService(models, config, Metrics(models), inference or Inference.of(models, config))
     handlers: dict[Any, Any] = {
         CarryallError: error_response,
         HTTPException: error_response,

@@ -21,12 +21,7 @@ async def read_object(request: Request, most_bytes: int, most_seconds: float) ->
         RequestError: it is none.
         HTTPException: it is larger than ``most_bytes`` (413), or not there after ``most_seconds`` (408).
     """
-    try:
-        raw = await asyncio.wait_for(_read(request, most_bytes), most_seconds)
-    except TimeoutError as error:
-        raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the connection ended within the body") from error
+    raw = await read_bytes(request, most_bytes, most_seconds)
     try:
         body = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -34,6 +29,20 @@ async def read_object(request: Request, most_bytes: int, most_seconds: float) ->
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, not a {type(body).__name__}")
     return body
+
+
+async def read_bytes(request: Request, most_bytes: int, most_seconds: float) -> bytes:
+    """A request's body.
+
+    Raises:
+        HTTPException: it is larger than ``most_bytes`` (413), or not there after ``most_seconds`` (408).
+    """
+    try:
+        return await asyncio.wait_for(_read(request, most_bytes), most_seconds)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the connection ended within the body") from error
 
 
 async def _read(request: Request, most: int) -> bytes:

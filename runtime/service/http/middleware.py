@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.admission import CALLER
 from ..core.api_keys import ApiKeys, Caller
 from ..core.config import ServerConfig
 from .errors import error_json
@@ -89,7 +90,7 @@ class Callers:
             answer = JSONResponse(error_json(scope["path"], status, message), status, more)
             await answer(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
+        CALLER.set(caller)  # each request has a task of its own
         await self._app(scope, receive, send)
 
     def _wrong_place(self, headers: Headers) -> tuple[int, str] | None:

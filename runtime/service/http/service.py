@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ....errors import InvalidSamplingError, RequestError, UnknownModelError
+from ....errors import RequestError
 from ....plain_json import plain_json
-from ...types.sampling_params import SamplingParams
+from ..core.admission import CALLER, Admission
 from ..core.api_keys import Caller
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
 from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
+from ..kserve.inference import Inference
 from .bodies import read_object
 from .openai.reading import known_fields
 
@@ -33,6 +33,12 @@ class HttpService:
     models: ModelRepository
     config: ServerConfig
     metrics: Metrics
+    inference: Inference
+
+    @property
+    def admission(self) -> Admission:
+        """The models as the present caller sees them."""
+        return self.inference.models
 
     def llm(self, request: Request, name: Any) -> LLMHandler:
         """The handler of the model that a request names.
@@ -41,21 +47,9 @@ class HttpService:
             RequestError: the name is no text.
             UnknownModelError: there is none of that name, or none that the caller may use.
         """
-        handler = self._llm(name)
-        caller = caller_of(request)
-        if caller is not None and not caller.may_use(handler.model.info.model):
-            raise UnknownModelError(f"there is no model '{name}' that this API key may use")
-        return handler
-
-    def _llm(self, name: Any) -> LLMHandler:
         if name is not None and not isinstance(name, str):
             raise RequestError(f"'model' must be a text, not {name!r}")
-        try:
-            return self.models.llm(name)
-        except UnknownModelError:
-            if not self.config.any_model_name:
-                raise
-            return self.models.llm(None)
+        return self.admission.llm(name)
 
     async def body(self, request: Request) -> Json:
         """A request's JSON object; see ``read_object``."""
@@ -78,19 +72,7 @@ class HttpService:
         Raises:
             InvalidSamplingError: an option is beyond the service's limits.
         """
-        self._check(asked.params)
-        caller = caller_of(request)
-        return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
-
-    def _check(self, params: SamplingParams) -> None:
-        limits = {
-            "n": (params.num_samples, self.config.max_choices),
-            "logprobs": (params.logprobs, self.config.max_logprobs),
-            "prompt_logprobs": (params.prompt_logprobs, self.config.max_logprobs),
-        }
-        for name, (value, most) in limits.items():
-            if value is not None and value > most:
-                raise InvalidSamplingError(f"{name} is {value}, but this service allows at most {most}")
+        return self.admission.admitted(asked)
 
 
 def service_of(request: Request) -> HttpService:
@@ -101,8 +83,7 @@ def service_of(request: Request) -> HttpService:
 
 def caller_of(request: Request) -> Caller | None:
     """Whose key a request has; None where none is needed."""
-    caller: Caller | None = getattr(request.state, "caller", None)
-    return caller
+    return CALLER.get()
 
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
-from carryall.proto import carryall_pb2 as pb
-from carryall.proto import carryall_pb2_grpc
+from carryall.proto import generation_pb2 as pb
+from carryall.proto import sampling_pb2, service_pb2_grpc
 
 FREE = ("--grpc-port", "0", "--http-port", "0")
 PROMPT, TOKENS = "def fibonacci(n):", 200
@@ -55,8 +55,8 @@ def test_the_embedded_model_streams_and_sigterm_drains() -> None:
         with grpc.insecure_channel(ready["grpc"]) as channel:
             health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert health.status == health_pb2.HealthCheckResponse.SERVING
-            stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
-            sampling = pb.SamplingOptions(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+            stub = service_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+            sampling = sampling_pb2.SamplingOptions(temperature=0, max_tokens=TOKENS, ignore_eos=True)
             stream = stub.Generate(pb.GenerateRequest(text=PROMPT, sampling=sampling), timeout=60)
             messages = [next(stream)]
             process.send_signal(signal.SIGTERM)

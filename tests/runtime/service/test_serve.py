@@ -13,8 +13,8 @@ from grpc_serving import code_of, read, repository
 from null_llm import null_llm
 
 from carryall.errors import EngineClosedError, PackageError, UsageError
-from carryall.proto import carryall_pb2 as pb
-from carryall.proto import carryall_pb2_grpc
+from carryall.proto import generation_pb2 as pb
+from carryall.proto import sampling_pb2, service_pb2_grpc
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
@@ -43,8 +43,8 @@ def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
         async with null_llm(step_seconds=0.002) as llm:
             service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
             async with grpc.aio.insecure_channel((await ready).grpc or "") as channel:
-                stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
-                sampling = pb.SamplingOptions(max_tokens=100, ignore_eos=True)
+                stub = service_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+                sampling = sampling_pb2.SamplingOptions(max_tokens=100, ignore_eos=True)
                 call = stub.Generate(pb.GenerateRequest(text="x", sampling=sampling))
                 first = await call.read()
                 signal.raise_signal(number)
@@ -115,7 +115,7 @@ def test_a_dead_engine_ends_the_service() -> None:
         async with null_llm(before_forward=die) as llm:
             service = asyncio.create_task(serve(repository(llm), CONFIG, ready.set_result))
             async with grpc.aio.insecure_channel((await ready).grpc or "") as channel:
-                stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+                stub = service_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
                 code, details = await code_of(read(stub.Generate(pb.GenerateRequest(text="x"))))
                 assert (code, "MemoryError" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
                 with pytest.raises(EngineClosedError):

@@ -14,7 +14,9 @@ from grpc_serving import code_of, joined, read, repository, serving
 from null_llm import null_llm
 
 from carryall.errors import ProviderRuntimeError, UsageError
-from carryall.proto import carryall_pb2 as pb
+from carryall.proto import generation_pb2 as pb
+from carryall.proto.models_pb2 import MODEL_STATE_LOADING, GetStatsRequest, ListModelsRequest
+from carryall.proto.tasks_pb2 import TokenizeRequest
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.grpc.server import SERVICE, GrpcServer
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -64,13 +66,13 @@ def test_concurrent_streams_do_not_touch_each_other() -> None:
 def test_a_chat_is_written_by_the_template() -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-    chat = pb.GenerateRequest(chat={"messages": turns}, sampling=options)
+    chat = pb.ChatRequest(messages=turns, sampling=options)
 
     async def scenario() -> None:
         async with null_llm() as llm, serving(llm) as served:
             rendered = llm.tokenizer.encode("[user]Hi[assistant]Ho", add_special_tokens=False)
             tokens = pb.GenerateRequest(token_ids={"ids": rendered}, sampling=options)
-            assert joined(await read(served.stub.Generate(chat))) == joined(
+            assert joined(await read(served.stub.Chat(chat))) == joined(
                 await read(served.stub.Generate(tokens))
             )
 
@@ -83,7 +85,6 @@ def test_a_chat_is_written_by_the_template() -> None:
         (pb.GenerateRequest(), "no prompt"),
         (ask(top_p=2), "top_p must be a number of more than 0"),
         (pb.GenerateRequest(token_ids={"ids": []}), "prompt is empty"),
-        (pb.GenerateRequest(chat={"messages": []}), "prompt is empty"),
         (pb.GenerateRequest(token_ids={"ids": [10**6]}), "outside the vocabulary"),
         (pb.GenerateRequest(token_ids={"ids": [1] * 5000}), "5000 tokens"),
     ],
@@ -167,22 +168,14 @@ def test_while_loading_nothing_is_served() -> None:
                 grpc.StatusCode.UNAVAILABLE,
                 "the model is still loading; retry later",
             )
-            code, _ = await code_of(served.stub.GetModelInfo(pb.GetModelInfoRequest()))
-            assert code == grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(scenario())
-
-
-def test_model_info() -> None:
-    async def scenario() -> None:
-        async with null_llm() as llm, serving(llm) as served:
-            info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert (info.model, info.provider, info.context_length, info.server_version) == (
-            "toy",
-            "null",
-            4096,
-            "1.2",
-        )
+            for call in (
+                served.stub.Tokenize(TokenizeRequest(text="x")),
+                served.stub.GetStats(GetStatsRequest(model="toy")),
+            ):
+                assert (await code_of(call))[0] == grpc.StatusCode.UNAVAILABLE
+            (model,) = (await served.stub.ListModels(ListModelsRequest())).models
+            assert (model.name, model.state, model.vocab_size) == ("toy", MODEL_STATE_LOADING, 0)
+            assert not (await served.stub.GetStats(GetStatsRequest())).models
 
     asyncio.run(scenario())
 
@@ -198,7 +191,7 @@ def test_the_services_describe_themselves() -> None:
         async with serving(None) as served:
             services, methods = await asyncio.to_thread(listed, served.address)
         assert {SERVICE, "grpc.health.v1.Health"} <= services
-        assert methods == ["Generate", "GetModelInfo"]
+        assert {"Generate", "Chat", "Embed", "GetStats"} < set(methods)
 
     asyncio.run(scenario())
 

@@ -8,20 +8,26 @@ from typing import Any
 import pytest
 
 from carryall.errors import RequestError
-from carryall.proto import carryall_pb2 as pb
+from carryall.proto import generation_pb2 as pb
+from carryall.proto import sampling_pb2
 from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
-from carryall.runtime.service.grpc.messages import from_request, to_response
+from carryall.runtime.service.grpc.messages import (
+    ChatWriter,
+    chat_request,
+    generate_request,
+    generate_response,
+)
 from carryall.runtime.types.outputs import Logprob, ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
 from carryall.runtime.types.structured_output import StructuredOutput
 
 
 def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
-    return from_request(message, defaults)
+    return generate_request(message, defaults)
 
 
 def test_every_field_on_the_wire_is_a_sampling_option() -> None:
-    fields = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields} - {"others"}
+    fields = {field.name for field in sampling_pb2.SamplingOptions.DESCRIPTOR.fields} - {"others"}
     assert fields <= {field.name for field in dataclasses.fields(SamplingParams)}
 
 
@@ -41,7 +47,7 @@ def test_the_models_own_options_come_before_the_defaults() -> None:
 
 
 def test_options_at_zero_are_not_left_out() -> None:
-    options = pb.SamplingOptions(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
+    options = sampling_pb2.SamplingOptions(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
     params = read(pb.GenerateRequest(text="x", sampling=options)).params
     assert params == SamplingParams(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
 
@@ -72,10 +78,10 @@ def test_lists_and_identity() -> None:
 
 
 def test_bans_and_biases() -> None:
-    sampling = pb.SamplingOptions(
+    sampling = sampling_pb2.SamplingOptions(
         logit_bias={3: -2.0},
         allowed_token_ids=[3, 4],
-        bad_words=[pb.BadWord(text="no"), pb.BadWord(token_ids={"ids": [1, 2]})],
+        bad_words=[sampling_pb2.BadWord(text="no"), sampling_pb2.BadWord(token_ids={"ids": [1, 2]})],
     )
     params = read(pb.GenerateRequest(text="x", sampling=sampling)).params
     assert (params.logit_bias, params.allowed_token_ids) == ({3: -2.0}, (3, 4))
@@ -85,53 +91,140 @@ def test_bans_and_biases() -> None:
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        (pb.StructuredOutput(json_schema="{}"), StructuredOutput(json_schema="{}")),
-        (pb.StructuredOutput(json_object=True), StructuredOutput(json_object=True)),
-        (pb.StructuredOutput(regex="a+"), StructuredOutput(regex="a+")),
-        (pb.StructuredOutput(grammar="start: x"), StructuredOutput(grammar="start: x")),
-        (pb.StructuredOutput(choice={"texts": ["a", "b"]}), StructuredOutput(choice=("a", "b"))),
+        (sampling_pb2.StructuredOutput(json_schema="{}"), StructuredOutput(json_schema="{}")),
+        (sampling_pb2.StructuredOutput(json_object=True), StructuredOutput(json_object=True)),
+        (sampling_pb2.StructuredOutput(regex="a+"), StructuredOutput(regex="a+")),
+        (sampling_pb2.StructuredOutput(grammar="start: x"), StructuredOutput(grammar="start: x")),
+        (sampling_pb2.StructuredOutput(choice={"texts": ["a", "b"]}), StructuredOutput(choice=("a", "b"))),
     ],
 )
-def test_structured_output(form: pb.StructuredOutput, expected: StructuredOutput) -> None:
-    message = pb.GenerateRequest(text="x", sampling=pb.SamplingOptions(structured_output=form))
+def test_structured_output(form: sampling_pb2.StructuredOutput, expected: StructuredOutput) -> None:
+    message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingOptions(structured_output=form))
     assert read(message).params.structured_output == expected
 
 
+def read_chat(message: pb.ChatRequest, **defaults: Any) -> GenerationRequest:
+    return chat_request(message, defaults)
+
+
 def test_chat() -> None:
-    request = read(pb.GenerateRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
-    assert request.prompt == Conversation([{"role": "user", "content": "Hi"}])
+    message = pb.ChatRequest(
+        messages=[{"role": "user", "content": "Hi"}], template_variables_json='{"enable_thinking": false}'
+    )
+    request = read_chat(message)
+    turns = [{"role": "user", "content": "Hi"}]
+    assert request.prompt == Conversation(turns, [], {"enable_thinking": False})
     assert request.request_id is None
     assert request.params.max_tokens is None  # an answer has no limit unless one is given
+    assert read_chat(message, max_tokens=7).params.max_tokens == 7
+
+
+CALL = pb.ToolCall(id="c", name="now", arguments='{"zone": 1}')
+TOOL = pb.Tool(name="now", description="The time.", parameters_json_schema='{"type": "object"}')
 
 
 def test_tools_and_their_calls() -> None:
-    call = pb.ToolCall(id="c", name="now", arguments='{"zone": 1}')
     messages = [
-        pb.ChatMessage(role="assistant", tool_calls=[call]),
+        pb.ChatMessage(role="assistant", tool_calls=[CALL], reasoning="hm"),
         pb.ChatMessage(role="tool", content="12:00", tool_call_id="c"),
     ]
-    request = read(pb.GenerateRequest(chat={"messages": messages, "tools": ['{"type": "function"}']}))
+    request = read_chat(pb.ChatRequest(messages=messages, tools=[TOOL, pb.Tool(name="stop")]))
     function = {"name": "now", "arguments": {"zone": 1}}
-    assert request.prompt == Conversation(
-        [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "c", "type": "function", "function": function}],
-            },
-            {"role": "tool", "content": "12:00", "tool_call_id": "c"},
-        ],
-        [{"type": "function"}],
-    )
-    delta = Delta(request_id="r", index=1, reasoning="hm", tool_calls=[ToolCall("c", "now", '{"zone": 1}')])
-    message = to_response(delta, 0)
-    assert (message.index, message.reasoning_delta, list(message.tool_calls)) == (1, "hm", [call])
+    assert isinstance(request.prompt, Conversation)
+    assert request.prompt.messages == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "12:00", "tool_call_id": "c"},
+    ]
+    assert [tool["function"] for tool in request.prompt.tools] == [
+        {"name": "now", "description": "The time.", "parameters": {"type": "object"}},
+        {"name": "stop", "parameters": {"type": "object", "properties": {}}},
+    ]
+
+
+def test_tools_are_not_told_if_none_may_be_called() -> None:
+    choice = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_NONE)
+    request = read_chat(pb.ChatRequest(tools=[TOOL], tool_choice=choice))
+    assert request.prompt == Conversation([], [])
+
+
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@pytest.mark.parametrize("choice", [REQUIRED, pb.ToolChoice(function_name="now")])
+def test_a_demanded_call_is_held_by_a_grammar(choice: pb.ToolChoice) -> None:
+    request = read_chat(pb.ChatRequest(tools=[TOOL, pb.Tool(name="stop")], tool_choice=choice))
+    assert isinstance(request.prompt, Conversation)
+    assert request.prompt.must_call
+    assert request.params.structured_output is not None
+    schema = request.params.structured_output.json_schema
+    assert isinstance(schema, dict)
+    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
+    assert names == (["now"] if choice.function_name else ["now", "stop"])
+    writer = ChatWriter("toy", request)
+    parts = ['[{"name": "now", "argu', 'ments": {"zone"', ": 1}}]"]
+    written = [writer.response(Delta(request_id="r", index=0, text=part)) for part in parts]
+    end = writer.response(Delta(request_id="r", index=0, finish_reason="stop"))
+    calls = [call for message in written for call in message.tool_calls]
+    assert "".join(call.arguments_delta for call in calls) == '{"zone": 1}'
+    assert [call.name for call in calls if call.id] == ["now"]
+    assert {message.content_delta for message in written} == {""}
+    assert end.finish_reason == pb.FINISH_REASON_TOOL_CALLS
+
+
+def test_calls_are_numbered_within_their_answer() -> None:
+    writer = ChatWriter("toy", GenerationRequest(prompt=Conversation([])))
+    calls = [ToolCall("c", "now", "{}"), ToolCall("d", "now", '{"a": 1}')]
+    written = [
+        writer.response(Delta(request_id="r", index=1, reasoning="hm", tool_calls=calls[:1])),
+        writer.response(Delta(request_id="r", index=0, tool_calls=calls[:1])),
+        writer.response(Delta(request_id="r", index=1, tool_calls=calls[1:], finish_reason="stop")),
+        writer.response(Delta(request_id="r", index=2, text="no", finish_reason="stop")),
+    ]
+    found = [(m.index, call.index, call.id) for m in written for call in m.tool_calls]
+    assert found == [(1, 0, "c"), (0, 0, "c"), (1, 1, "d")]
+    assert written[0].reasoning_delta == "hm"
+    assert written[2].tool_calls[0].arguments_delta == '{"a": 1}'
+    assert [m.finish_reason for m in written[2:]] == [pb.FINISH_REASON_TOOL_CALLS, pb.FINISH_REASON_STOP]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.ChatRequest(template_variables_json="{"), "template_variables_json: not JSON"),
+        (pb.ChatRequest(template_variables_json="[]"), "must be a JSON object"),
+        (pb.ChatRequest(template_variables_json='{"a":' * 9999), "template_variables_json: n"),
+        (
+            pb.ChatRequest(tools=[{"name": "f", "parameters_json_schema": "x"}]),
+            "schema of tool 'f': not JSON",
+        ),
+        (
+            pb.ChatRequest(messages=[{"tool_calls": [{"name": "f", "arguments": "1"}]}]),
+            "arguments of tool call 'f': must be a JSON object",
+        ),
+        (pb.ChatRequest(tool_choice={"function_name": "f"}), "the request's tools are: none"),
+        (pb.ChatRequest(tools=[TOOL], tool_choice={"function_name": "f"}), "the request's tools are: now"),
+        (
+            pb.ChatRequest(
+                tools=[TOOL], tool_choice=REQUIRED, sampling={"structured_output": {"regex": "a"}}
+            ),
+            "cannot demand another form",
+        ),
+    ],
+)
+def test_bad_conversations_say_why(message: pb.ChatRequest, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        read_chat(message)
 
 
 def test_log_probabilities_of_the_prompt() -> None:
     own, best = Logprob(9, -3.0, 4, "!"), Logprob(2, -0.1, 1, "?")
     delta = Delta(request_id="r", index=0, prompt_logprobs=[None, {9: own, 2: best}])
-    (entry,) = to_response(delta, 0).prompt_logprobs
+    (entry,) = generate_response(delta, "toy", 0).prompt_logprobs
     assert (entry.chosen.token_id, [top.token_id for top in entry.top]) == (9, [2])
 
 
@@ -158,7 +251,6 @@ def test_log_probabilities_of_the_prompt() -> None:
         (pb.GenerateRequest(text="x", sampling={"stop": [""]}), "stop strings must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"bad_words": [{}]}), "bad_words must not be empty"),
         (pb.GenerateRequest(text="x", sampling={"structured_output": {}}), "needs one of json_schema"),
-        (pb.GenerateRequest(chat={"tools": ["{"]}), "are not JSON"),
     ],
 )
 def test_bad_requests_say_why(message: pb.GenerateRequest, reason: str) -> None:
@@ -178,7 +270,7 @@ def test_a_delta_on_the_wire() -> None:
         stop_reason=9,
         usage=Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=1),
     )
-    message = to_response(delta, top_logprobs=1)
+    message = generate_response(delta, "toy", 1)
     assert message.logprobs[0].chosen == pb.Logprob(token_id=9, logprob=-3.0, rank=4, text="!")
     assert [entry.token_id for entry in message.logprobs[0].top] == [2]
     assert (message.finish_reason, message.stop_token_id) == (pb.FINISH_REASON_STOP, 9)
@@ -186,9 +278,11 @@ def test_a_delta_on_the_wire() -> None:
 
 
 def test_an_unfinished_delta_has_neither_reason_nor_usage() -> None:
-    message = to_response(Delta(request_id="r", index=0, text="a"), top_logprobs=0)
+    message = generate_response(Delta(request_id="r", index=0, text="a"), "toy", 0)
     assert message.finish_reason == pb.FINISH_REASON_UNSPECIFIED
     assert message.WhichOneof("stop_reason") is None
     assert not message.HasField("usage")
-    stopped = to_response(Delta(request_id="r", index=0, finish_reason="stop", stop_reason="\n"), 0)
+    stopped = generate_response(
+        Delta(request_id="r", index=0, finish_reason="stop", stop_reason="\n"), "toy", 0
+    )
     assert stopped.stop_string == "\n"

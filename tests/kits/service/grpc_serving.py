@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from carryall.proto import carryall_pb2 as pb
-from carryall.proto import carryall_pb2_grpc
+from carryall.proto import generation_pb2 as pb
+from carryall.proto import service_pb2_grpc
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.messages import ModelInfo
@@ -55,10 +55,12 @@ def repository(llm: AsyncLLM | None) -> ModelRepository:
 
 
 @asynccontextmanager
-async def serving(llm: AsyncLLM | None, **config: Any) -> AsyncIterator[Served]:
-    """Serve ``llm`` on a free port; None leaves it loading."""
+async def serving(
+    llm: AsyncLLM | None, models: ModelRepository | None = None, **config: Any
+) -> AsyncIterator[Served]:
+    """Serve ``llm``, or a repository of it, on a free port; None leaves it loading."""
     settings = ServerConfig(**{"grpc_port": 0, "grace_seconds": 0.0, **config})
-    models = repository(llm)
+    models = models or repository(llm)
     server = GrpcServer(models, settings)
     address = await server.start()
     loading = asyncio.create_task(models.load_all())
@@ -73,7 +75,7 @@ async def serving(llm: AsyncLLM | None, **config: Any) -> AsyncIterator[Served]:
         return drained
 
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = carryall_pb2_grpc.LLMStub(channel)  # type: ignore[no-untyped-call]
+        stub = service_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         health = health_pb2_grpc.HealthStub(channel)
         try:
             yield Served(stop, models, address, stub, health)
@@ -91,7 +93,7 @@ async def code_of(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
-async def read(call: Any) -> list[pb.GenerateResponse]:
+async def read(call: Any) -> list[Any]:
     """The messages of a stream that were not read yet."""
     messages = []
     while (message := await call.read()) is not grpc.aio.EOF:
@@ -99,6 +101,10 @@ async def read(call: Any) -> list[pb.GenerateResponse]:
     return messages
 
 
-def joined(messages: list[pb.GenerateResponse]) -> tuple[str, list[int]]:
+def joined(messages: list[Any]) -> tuple[str, list[int]]:
     """Text and tokens of a whole stream."""
-    return "".join(m.text_delta for m in messages), [token for m in messages for token in m.token_ids]
+    return "".join(_text(m) for m in messages), [token for m in messages for token in m.token_ids]
+
+
+def _text(message: Any) -> str:
+    return str(message.text_delta if isinstance(message, pb.GenerateResponse) else message.content_delta)

@@ -1,0 +1,101 @@
+"""Unary calls: their request, and what of the response is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from ..errors import RequestError
+from ..proto import models_pb2, tasks_pb2
+from .requests import Message, Prompt, conversation, embed_input
+
+T = TypeVar("T")
+
+Pooling = Literal["last", "mean"]
+_POOLINGS: dict[str | None, tasks_pb2.Pooling] = {
+    None: tasks_pb2.POOLING_UNSPECIFIED,
+    "last": tasks_pb2.POOLING_LAST,
+    "mean": tasks_pb2.POOLING_MEAN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A method's name, its request, and how to read its response."""
+
+    method: str
+    request: Any
+    read: Callable[[Any], T]
+
+
+def embed(
+    model: str, inputs: Sequence[Prompt], pooling: str | None, normalize: bool
+) -> Call[list[list[float]]]:
+    """One vector for each input."""
+    if pooling not in _POOLINGS:
+        raise RequestError(f"pooling is 'last' or 'mean', not {pooling!r}")
+    request = tasks_pb2.EmbedRequest(
+        model=model,
+        inputs=[embed_input(one) for one in inputs],
+        pooling=_POOLINGS[pooling],
+        normalize=normalize,
+    )
+    return Call("Embed", request, lambda answer: [list(vector.values) for vector in answer.embeddings])
+
+
+def score(model: str, pairs: Iterable[tuple[str, str]]) -> Call[list[tasks_pb2.ContinuationScore]]:
+    """How likely each continuation is."""
+    inputs = [tasks_pb2.ScoreInput(text=text, continuation=end) for text, end in pairs]
+    request = tasks_pb2.ScoreRequest(model=model, inputs=inputs)
+    return Call("Score", request, lambda answer: list(answer.scores))
+
+
+def rerank(
+    model: str, query: str, documents: Sequence[str], top_n: int, instruction: str
+) -> Call[list[tasks_pb2.RankedDocument]]:
+    """The documents in order."""
+    request = tasks_pb2.RerankRequest(
+        model=model, query=query, documents=documents, top_n=top_n, instruction=instruction
+    )
+    return Call("Rerank", request, lambda answer: list(answer.documents))
+
+
+def tokenize(
+    model: str, text: str | Iterable[Message], tools: Iterable[Mapping[str, Any]], add_special_tokens: bool
+) -> Call[list[int]]:
+    """The tokens of a text or a conversation."""
+    request = tasks_pb2.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
+    if isinstance(text, str):
+        request.text = text
+    else:
+        request.conversation.CopyFrom(conversation(text, tools))
+    return Call("Tokenize", request, lambda answer: list(answer.token_ids))
+
+
+def detokenize(model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> Call[str]:
+    """The text of tokens."""
+    request = tasks_pb2.DetokenizeRequest(
+        model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+    )
+    return Call("Detokenize", request, lambda answer: str(answer.text))
+
+
+def models() -> Call[list[models_pb2.Model]]:
+    """All models."""
+    return Call("ListModels", models_pb2.ListModelsRequest(), lambda answer: list(answer.models))
+
+
+def load(model: str) -> Call[models_pb2.Model]:
+    """Load a model."""
+    return Call("LoadModel", models_pb2.LoadModelRequest(model=model), lambda answer: answer.model)
+
+
+def unload(model: str) -> Call[None]:
+    """Unload a model."""
+    return Call("UnloadModel", models_pb2.UnloadModelRequest(model=model), lambda answer: None)
+
+
+def stats(model: str) -> Call[list[models_pb2.EngineStats]]:
+    """Counters and gauges."""
+    return Call("GetStats", models_pb2.GetStatsRequest(model=model), lambda answer: list(answer.models))

@@ -1,0 +1,95 @@
+"""Channels to a server: message sizes, retries, TLS and the API key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ..errors import UsageError
+from ..proto import service_pb2
+
+SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TLS:
+    """Encryption of the connection.
+
+    Args:
+        ca: PEM file of the certificates that the server's is checked with; None takes the system's.
+        certificate: PEM file of the client's own certificate, if the server asks for one (mTLS).
+        key: PEM file of its private key.
+        server_name: the name that the server's certificate must have, if it is not the target's.
+    """
+
+    ca: Path | str | None = None
+    certificate: Path | str | None = None
+    key: Path | str | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """GRPC's own form.
+
+        Raises:
+            UsageError: a file cannot be read, or the certificate is given without its key.
+        """
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError(
+                "a client certificate needs its key, and a key its certificate; give both or none"
+            )
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
+
+
+def _read(path: Path | str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def channel_options(attempts: int, max_message_bytes: int, tls: TLS | None) -> list[tuple[str, Any]]:
+    """Options of a channel.
+
+    gRPC itself retries: only calls that have received nothing yet, only on statuses that say that nothing was
+    generated, after the time that the server states or an exponential backoff
+    (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
+    """
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
+    if tls is not None and tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    if attempts <= 1:
+        return [*options, ("grpc.enable_retries", 0)]
+    policy = {
+        "maxAttempts": attempts,
+        "initialBackoff": "0.2s",
+        "maxBackoff": "5s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+    }
+    config = {"methodConfig": [{"name": [{"service": SERVICE}], "retryPolicy": policy}]}
+    return [*options, ("grpc.service_config", json.dumps(config))]
+
+
+def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata of every call."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+
+def checked_attempts(attempts: int) -> int:
+    """How often a call is sent at most.
+
+    Raises:
+        UsageError: gRPC does not do so many.
+    """
+    if not 1 <= attempts <= 5:
+        raise UsageError(f"attempts is from 1, which turns retries off, to 5, not {attempts}")
+    return attempts

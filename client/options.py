@@ -1,0 +1,66 @@
+"""Keyword arguments of a client's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class Sampling(TypedDict, total=False):
+    """How tokens are chosen; see ``SamplingOptions`` in proto/carryall/v1/sampling.proto for each.
+
+    ``structured_output`` has one of the keys json_schema (an object or its text), json_object, regex,
+    grammar and choice (a list of texts).
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int
+    skip_special_tokens: bool
+    include_stop_str_in_output: bool
+    typical_p: float
+    no_repeat_ngram_size: int
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str | Sequence[int]]
+    structured_output: Mapping[str, Any]
+    n: int
+    best_of: int
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    logprob_token_ids: Sequence[int]
+    prompt_logprobs: int
+    prompt_logprobs_start: int
+
+
+class Scheduling(TypedDict, total=False):
+    """How a request is queued and ended; see ``GenerateRequest`` in proto/carryall/v1/generation.proto."""
+
+    request_id: str
+    priority: int
+    cache_salt: str
+    tenant: str
+    timeout_seconds: float
+
+
+class Options(Sampling, Scheduling, total=False):
+    """What may be given with a prompt or a conversation."""

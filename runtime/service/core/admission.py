@@ -1,0 +1,114 @@
+"""What the present caller may use of a repository, and within which limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from ....errors import InvalidSamplingError, UnknownModelError
+from ...types.sampling_params import SamplingParams
+from .api_keys import Caller
+from .config import ServerConfig
+from .handler import LLMHandler
+from .messages import GenerationRequest
+from .repository import ModelRepository, ModelStatus
+
+if TYPE_CHECKING:
+    from ...api.session import InferenceSession
+
+# Whose key the present request has; None where none is needed.
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class Admission:
+    """A repository as the present caller sees it; models that a key does not allow do not exist for it.
+
+    Args:
+        models: the repository.
+        config: limits, and whether unknown names mean the default model.
+    """
+
+    def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
+        self._models, self._config = models, config
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that is wanted serves requests."""
+        return self._models.ready
+
+    def models(self) -> list[ModelStatus]:
+        """All models that the caller may use."""
+        caller = CALLER.get()
+        return [one for one in self._models.models() if caller is None or caller.may_use(one.name)]
+
+    def find(self, name: str, version: str = "") -> ModelStatus:
+        """The model of this very name or alias, and of a version if one is given.
+
+        Raises:
+            UnknownModelError: there is none, or none that the caller may use.
+        """
+        found = self.models()
+        for status in found:
+            if name in (status.name, *status.aliases) and version in ("", status.version):
+                return status
+        there_are = ", ".join(status.name for status in found) or "none"
+        wanted = f"'{name}' version {version}" if version else f"'{name}'"
+        raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
+
+    def llm(self, name: str | None = None) -> LLMHandler:
+        """The handler of a language model's requests; see ``ModelRepository.llm``.
+
+        Raises:
+            UnknownModelError: there is none of that name, or none that the caller may use.
+        """
+        handler, caller = self._llm(name), CALLER.get()
+        if caller is not None and not caller.may_use(handler.model.info.model):
+            raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
+        return handler
+
+    def _llm(self, name: str | None) -> LLMHandler:
+        try:
+            return self._models.llm(name)
+        except UnknownModelError:
+            if not self._config.any_model_name:
+                raise
+            return self._models.llm(None)
+
+    def session(self, name: str, version: str = "") -> InferenceSession:
+        """The session of a tensor model.
+
+        Raises:
+            UnknownModelError: there is none of that name and version, or none that the caller may use.
+        """
+        return self._models.session(self.find(name, version).name, version or None)
+
+    async def load(self, name: str) -> ModelStatus:
+        """Load a model; see ``ModelRepository.load``."""
+        own = self.find(name).name
+        await self._models.load(own)
+        return self.find(own)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model; see ``ModelRepository.unload``."""
+        await self._models.unload(self.find(name).name)
+
+    def admitted(self, asked: GenerationRequest) -> GenerationRequest:
+        """What a request asks for, in its caller's name.
+
+        Raises:
+            InvalidSamplingError: an option is beyond the service's limits.
+        """
+        self._check(asked.params)
+        caller = CALLER.get()
+        return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
+
+    def _check(self, params: SamplingParams) -> None:
+        limits = {
+            "n": (params.num_samples, self._config.max_choices),
+            "logprobs": (params.logprobs, self._config.max_logprobs),
+            "prompt_logprobs": (params.prompt_logprobs, self._config.max_logprobs),
+        }
+        for name, (value, most) in limits.items():
+            if value is not None and value > most:
+                raise InvalidSamplingError(f"{name} is {value}, but this service allows at most {most}")

@@ -1,0 +1,66 @@
+"""Who calls: API keys in front of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from ..core.admission import CALLER
+from ..core.api_keys import ApiKeys
+
+# What may be asked without a key: whether the server works.
+_OPEN = (
+    "/grpc.health.v1.Health/",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+    "/vllm.grpc.engine.VllmEngine/HealthCheck",
+)
+
+
+class Callers(grpc.aio.ServerInterceptor):
+    """Refuses calls without a known key, and tells the others' handlers whose key it is.
+
+    Args:
+        keys: the known keys. A call has one as metadata `authorization: Bearer KEY` or `x-api-key: KEY`.
+    """
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """See gRPC."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_OPEN):
+            return handler
+        caller = self._keys.find(_key(dict(handler_call_details.invocation_metadata or ())))
+        if caller is None:
+            return _refusing(handler)
+        CALLER.set(caller)  # this call's task goes on with the handler
+        return handler
+
+
+def _key(metadata: dict[str, Any]) -> str | None:
+    kind, _, key = str(metadata.get("authorization", "")).partition(" ")
+    return key.strip() if kind.lower() == "bearer" else metadata.get("x-api-key")
+
+
+def _refusing(handler: Any) -> Any:
+    """A handler of the same kind that answers nobody."""
+
+    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        message = "a valid API key is needed, as metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+
+    makers = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    return makers[handler.request_streaming, handler.response_streaming](refuse)

@@ -1,0 +1,261 @@
+"""`inference.GRPCInferenceService`: the Open Inference Protocol (KServe v2) with Triton's extensions."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from ....errors import CarryallError, RequestError, UnsupportedTaskError
+from ....proto import kserve_pb2 as pb
+from ....proto import kserve_pb2_grpc
+from ..core.repository import ModelState, ModelStatus
+from ..kserve.inference import EXTENSIONS, Inference
+from ..kserve.messages import ModelFacts, TensorFacts
+from ..kserve.statistics import Duration
+from .kserve_messages import OutputPlaces, inference_request, inference_response
+from .statuses import Context, errors_as_status
+
+_STATES: dict[ModelState, str] = {
+    "ready": "READY",
+    "loading": "LOADING",
+    "unloading": "UNLOADING",
+    "unloaded": "UNAVAILABLE",
+    "failed": "UNAVAILABLE",
+}
+# Requests of one stream that run at the same time; further ones are read when one of them has ended.
+_MOST_OF_A_STREAM = 256
+
+
+class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
+    """Translates between the wire and the models. Methods are named as on the wire.
+
+    Args:
+        inference: runs requests.
+    """
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._memory = inference, inference.memory
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
+        """Return true."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:  # noqa: N802
+        """Whether all models accept requests."""
+        return pb.ServerReadyResponse(ready=self._inference.models.ready)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
+        """Whether a model accepts requests."""
+        async with errors_as_status(context):
+            status = self._inference.models.find(request.name, request.version)
+            return pb.ModelReadyResponse(ready=status.state == "ready")
+
+    async def ServerMetadata(  # noqa: N802
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        """Name, version and extensions of the server."""
+        version = importlib.metadata.version("carryall")
+        return pb.ServerMetadataResponse(name="carryall", version=version, extensions=EXTENSIONS)
+
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, context: Context
+    ) -> pb.ModelMetadataResponse:
+        """Inputs and outputs of a model."""
+        async with errors_as_status(context):
+            facts = self._inference.facts(request.name, request.version)
+            return pb.ModelMetadataResponse(
+                name=facts.name,
+                versions=[facts.version],
+                platform=facts.platform,
+                inputs=[_metadata(one) for one in facts.inputs],
+                outputs=[_metadata(one) for one in facts.outputs],
+            )
+
+    async def ModelConfig(  # noqa: N802
+        self, request: pb.ModelConfigRequest, context: Context
+    ) -> pb.ModelConfigResponse:
+        """Settings of a model, as Triton names them."""
+        async with errors_as_status(context):
+            return pb.ModelConfigResponse(
+                config=_config(self._inference.facts(request.name, request.version))
+            )
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
+        """Run a model once."""
+        async with errors_as_status(context):
+            wanted = inference_request(request, self._memory)
+            places = OutputPlaces(request, self._memory)
+            return inference_response(await self._inference.run(wanted), places)
+
+    async def ModelStreamInfer(  # noqa: N802
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """Run many requests at the same time; responses carry the id of their request."""
+        async with errors_as_status(context):
+            writing = asyncio.Lock()
+            room = asyncio.Semaphore(_MOST_OF_A_STREAM)
+            async with asyncio.TaskGroup() as tasks:
+                async for request in requests:
+                    await room.acquire()
+                    task = tasks.create_task(self._answer(request, context, writing))
+                    task.add_done_callback(lambda _: room.release())
+
+    async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
+        """Write all responses to one request of a stream, or its error."""
+        try:
+            places = OutputPlaces(request, self._memory)
+            async with aclosing(
+                self._inference.responses(inference_request(request, self._memory))
+            ) as responses:
+                async for response in responses:
+                    message = inference_response(response, places)
+                    message.parameters["triton_final_response"].bool_param = response.final
+                    await _write(context, writing, pb.ModelStreamInferResponse(infer_response=message))
+        except CarryallError as error:
+            failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+            failed.parameters["triton_final_response"].bool_param = True
+            message_of = pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
+            await _write(context, writing, message_of)
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        """Counters and durations of one model or of all."""
+        async with errors_as_status(context):
+            inference = self._inference
+            statuses = (
+                [inference.models.find(request.name, request.version)]
+                if request.name
+                else inference.models.models()
+            )
+            return pb.ModelStatisticsResponse(model_stats=[self._statistics(status) for status in statuses])
+
+    def _statistics(self, status: ModelStatus) -> pb.ModelStatistics:
+        counts = self._inference.statistics.of(status.name)
+        return pb.ModelStatistics(
+            name=status.name,
+            version=status.version,
+            last_inference=counts.last_milliseconds,
+            inference_count=counts.rows,
+            execution_count=counts.success.count,
+            inference_stats=pb.InferStatistics(
+                success=_duration(counts.success), fail=_duration(counts.fail)
+            ),
+        )
+
+    async def RepositoryIndex(  # noqa: N802
+        self, request: pb.RepositoryIndexRequest, context: Context
+    ) -> pb.RepositoryIndexResponse:
+        """List all models, or those that are ready."""
+        async with errors_as_status(context):
+            _only_repository(request.repository_name)
+            statuses = self._inference.models.models()
+            return pb.RepositoryIndexResponse(
+                models=[
+                    pb.RepositoryIndexResponse.ModelIndex(
+                        name=one.name, version=one.version, state=_STATES[one.state], reason=one.reason
+                    )
+                    for one in statuses
+                    if one.state == "ready" or not request.ready
+                ]
+            )
+
+    async def RepositoryModelLoad(  # noqa: N802
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load a model of the repository."""
+        async with errors_as_status(context):
+            _only_repository(request.repository_name)
+            if request.parameters:
+                raise UnsupportedTaskError(
+                    f"models are loaded as the server was told, without {', '.join(request.parameters)}"
+                )
+            await self._inference.models.load(request.model_name)
+            return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(  # noqa: N802
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model."""
+        async with errors_as_status(context):
+            _only_repository(request.repository_name)
+            others = request.parameters.keys() - {"unload_dependents"}  # no model depends on another
+            if others:
+                raise UnsupportedTaskError(f"models are unloaded without {', '.join(sorted(others))}")
+            await self._inference.models.unload(request.model_name)
+            return pb.RepositoryModelUnloadResponse()
+
+    async def SystemSharedMemoryStatus(  # noqa: N802
+        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List registered regions."""
+        async with errors_as_status(context):
+            answer = pb.SystemSharedMemoryStatusResponse()
+            for region in self._memory.regions(request.name):
+                answer.regions[region.name].name = region.name
+                answer.regions[region.name].key = region.key
+                answer.regions[region.name].offset = region.offset
+                answer.regions[region.name].byte_size = region.byte_size
+            return answer
+
+    async def SystemSharedMemoryRegister(  # noqa: N802
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region."""
+        async with errors_as_status(context):
+            self._memory.register(request.name, request.key, request.offset, request.byte_size)
+            return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(  # noqa: N802
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget a region, or all."""
+        async with errors_as_status(context):
+            self._memory.unregister(request.name)
+            return pb.SystemSharedMemoryUnregisterResponse()
+
+
+async def _write(context: Context, writing: asyncio.Lock, message: Any) -> None:
+    async with writing:  # gRPC takes one write at a time
+        await context.write(message)
+
+
+def _only_repository(name: str) -> None:
+    if name:
+        raise RequestError(f"there is no repository '{name}'; leave the name empty")
+
+
+def _metadata(facts: TensorFacts) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(
+        name=facts.name, datatype=facts.datatype, shape=facts.shape
+    )
+
+
+def _config(facts: ModelFacts) -> pb.ModelConfig:
+    def data_type(datatype: str) -> str:
+        name = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+        return name if name in pb.DataType.keys() else "TYPE_INVALID"  # noqa: SIM118 -- it is no mapping
+
+    return pb.ModelConfig(
+        name=facts.name,
+        platform=facts.platform,
+        backend=facts.platform,
+        input=[
+            pb.ModelInput(
+                name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional
+            )
+            for one in facts.inputs
+        ],
+        output=[
+            pb.ModelOutput(name=one.name, data_type=data_type(one.datatype), dims=one.shape)
+            for one in facts.outputs
+        ],
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=facts.decoupled),
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.nanoseconds)

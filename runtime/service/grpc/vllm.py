@@ -1,0 +1,122 @@
+"""`vllm.grpc.engine.VllmEngine`, which routers speak: tokens in, tokens out, for the default model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from contextlib import aclosing
+from datetime import UTC, datetime
+
+from ....errors import RequestError
+from ....proto import vllm_engine_pb2 as pb
+from ....proto import vllm_engine_pb2_grpc
+from ..core.admission import Admission
+from .statuses import Context, errors_as_status
+from .vllm_messages import GenerationWriter, generation_request
+
+
+class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """Translates between the wire and the default model. Methods are named as on the wire.
+
+    Args:
+        models: the models; requests of this protocol name none.
+    """
+
+    def __init__(self, models: Admission) -> None:
+        self._models = models
+        self._start, self._last_request = time.monotonic(), 0.0
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
+        """Stream the continuation of a prompt."""
+        async with errors_as_status(context):
+            self._last_request = time.time()
+            handler = self._models.llm()
+            wanted = self._models.admitted(generation_request(request))
+            prompt = (
+                await handler.tokenize(wanted.prompt) if wanted.params.prompt_logprobs is not None else []
+            )
+            writer = GenerationWriter(stream=request.stream, params=wanted.params)
+            async with aclosing(handler.generate(wanted)) as deltas:
+                async for delta in deltas:
+                    for response in writer.responses(delta, prompt):
+                        await context.write(response)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:  # noqa: N802
+        """Return the vector of a prompt."""
+        async with errors_as_status(context):
+            self._last_request = time.time()
+            if not request.tokenized.input_ids:
+                raise RequestError("the request has no tokens")
+            found = await self._models.llm().embed([list(request.tokenized.input_ids)])
+            vector = found.vectors[0].tolist()
+            return pb.EmbedResponse(
+                embedding=vector, prompt_tokens=found.prompt_tokens, embedding_dim=len(vector)
+            )
+
+    async def HealthCheck(  # noqa: N802
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> pb.HealthCheckResponse:
+        """Whether the models accept requests."""
+        ready = self._models.ready
+        return pb.HealthCheckResponse(
+            healthy=ready, message="ready" if ready else "not every model is loaded"
+        )
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
+        """End requests; unknown ids are ignored."""
+        async with errors_as_status(context):
+            handler = self._models.llm()
+            for request_id in request.request_ids:
+                handler.abort(request_id)
+            return pb.AbortResponse()
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        """Facts of the default model."""
+        async with errors_as_status(context):
+            model = self._models.llm().model
+            return pb.GetModelInfoResponse(
+                model_path=model.info.model,
+                served_model_name=model.info.model,
+                is_generation=True,
+                max_context_length=model.info.context_length,
+                max_req_input_len=model.info.context_length,
+                vocab_size=model.info.vocab_size,
+                eos_token_ids=sorted(model.llm.end_token_ids),
+                default_sampling_params_json=json.dumps(dict(model.defaults)),
+            )
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        """Facts of the server."""
+        async with errors_as_status(context):
+            stats = self._models.llm().stats()
+            return pb.GetServerInfoResponse(
+                active_requests=stats.running + stats.waiting,
+                last_receive_timestamp=self._last_request,
+                uptime_seconds=time.monotonic() - self._start,
+                server_type="carryall-grpc",
+                data_parallel_size=1,
+                max_num_seqs=stats.slots,
+            )
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:  # noqa: N802
+        """How busy the engine is."""
+        async with errors_as_status(context):
+            stats = self._models.llm().stats()
+            load = pb.SchedulerLoad(
+                num_running_reqs=stats.running,
+                num_waiting_reqs=stats.waiting,
+                num_total_reqs=stats.running + stats.waiting,
+                num_used_tokens=stats.kv_tokens - stats.idle_kv_tokens,
+                max_running_requests=stats.slots,
+            )
+            return pb.GetLoadsResponse(
+                timestamp=datetime.now(UTC).isoformat(),
+                version=importlib.metadata.version("carryall"),
+                dp_rank_count=1,
+                loads=[load] if not request.dp_rank else [],
+            )

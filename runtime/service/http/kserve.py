@@ -1,0 +1,269 @@
+"""The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions and ``generate``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import RequestError, UnsupportedTaskError
+from ..core.repository import ModelState
+from ..kserve.documents import (
+    InferDocument,
+    config_document,
+    facts_document,
+    listed,
+    read_object,
+    response_head,
+    statistics_document,
+)
+from ..kserve.inference import EXTENSIONS, Inference
+from ..kserve.messages import InferenceRequest, InferenceResponse
+from ..kserve.shared_memory import Region
+from ..kserve.tensors import Array, of_bytes
+from ..kserve.text import INPUTS
+from .bodies import read_bytes
+from .service import HttpService, json_response, service_of
+from .sse import event, streamed, while_connected
+
+Json = dict[str, Any]
+
+JSON_SIZE = "Inference-Header-Content-Length"
+STATES: dict[ModelState, str] = {
+    "ready": "READY",
+    "loading": "LOADING",
+    "unloading": "UNLOADING",
+    "unloaded": "UNAVAILABLE",
+    "failed": "UNAVAILABLE",
+}
+
+
+def _inference(request: Request) -> Inference:
+    return service_of(request).inference
+
+
+def _model(request: Request) -> tuple[str, str]:
+    """Name and version in the path."""
+    return request.path_params["model"], request.path_params.get("version", "")
+
+
+async def _body(request: Request) -> bytes:
+    config = service_of(request).config
+    return await read_bytes(request, config.max_body_bytes, config.body_timeout_seconds)
+
+
+async def live(request: Request) -> Response:
+    """``GET /v2/health/live``: 200 while the process answers."""
+    return Response(status_code=200)
+
+
+async def ready(request: Request) -> Response:
+    """``GET /v2/health/ready``: 200 once the models are loaded."""
+    return Response(status_code=200 if _inference(request).models.ready else 503)
+
+
+async def server(request: Request) -> Response:
+    """``GET /v2``: name, version and extensions of the server."""
+    version = importlib.metadata.version("carryall")
+    return json_response({"name": "carryall", "version": version, "extensions": list(EXTENSIONS)})
+
+
+async def model_ready(request: Request) -> Response:
+    """``GET /v2/models/{model}/ready``: 200 if the model accepts requests."""
+    status = _inference(request).models.find(*_model(request))
+    return Response(status_code=200 if status.state == "ready" else 503)
+
+
+async def metadata(request: Request) -> Response:
+    """``GET /v2/models/{model}``: inputs and outputs."""
+    return json_response(facts_document(_inference(request).facts(*_model(request))))
+
+
+async def model_config(request: Request) -> Response:
+    """``GET /v2/models/{model}/config``: settings."""
+    return json_response(config_document(_inference(request).facts(*_model(request))))
+
+
+async def statistics(request: Request) -> Response:
+    """``GET /v2/models/{model}/stats`` and ``/v2/models/stats``: counters and durations."""
+    inference = _inference(request)
+    named = "model" in request.path_params
+    statuses = [inference.models.find(*_model(request))] if named else inference.models.models()
+    stats = [
+        statistics_document(one.name, one.version, inference.statistics.of(one.name)) for one in statuses
+    ]
+    return json_response({"model_stats": stats})
+
+
+async def infer(request: Request) -> Response:
+    """``POST /v2/models/{model}/infer``: run a model once."""
+    inference = _inference(request)
+    body = await _body(request)
+    document = InferDocument(*_model(request), body, _json_size(request), inference.memory)
+    answer = await while_connected(request.receive, inference.run(document.request))
+    content, size = document.response(answer)
+    if size is None:
+        return Response(content, media_type="application/json")
+    return Response(content, headers={JSON_SIZE: str(size)}, media_type="application/octet-stream")
+
+
+def _json_size(request: Request) -> int | None:
+    text = request.headers.get(JSON_SIZE)
+    if text is not None and not text.isdecimal():
+        raise RequestError(f"the header {JSON_SIZE} must be a whole number, not {text!r}")
+    return None if text is None else int(text)
+
+
+async def generate(request: Request) -> Response:
+    """``POST /v2/models/{model}/generate``: text at once."""
+    wanted = _text_request(request, read_object(await _body(request)), stream=False)
+    answer = await while_connected(request.receive, _inference(request).run(wanted))
+    return json_response(_text_document(answer))
+
+
+async def generate_stream(request: Request) -> Response:
+    """``POST /v2/models/{model}/generate_stream``: text while it is generated, as server-sent events."""
+    wanted = _text_request(request, read_object(await _body(request)), stream=True)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with aclosing(_inference(request).responses(wanted)) as responses:
+            async for response in responses:
+                yield event(_text_document(response))
+
+    return await streamed(request, pieces())
+
+
+def _text_request(request: Request, document: Json, *, stream: bool) -> InferenceRequest:
+    """Fields named as inputs become tensors, all others are sampling options; texts exclude the input."""
+    name, version = _model(request)
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise RequestError("'parameters' must be an object")
+    fields = {"exclude_input_in_output": True, **parameters}
+    fields |= {field: value for field, value in document.items() if field not in ("id", "parameters")}
+    if fields.pop("stream", stream) is not stream:
+        raise RequestError("'stream' must be true in generate_stream, and false in generate")
+    datatypes = {one.name: one.datatype for one in INPUTS}
+    inputs = {
+        field: _input(field, value, datatypes[field]) for field, value in fields.items() if field in datatypes
+    }
+    return InferenceRequest(
+        model=name,
+        version=version,
+        id=str(document.get("id", "")),
+        parameters={field: value for field, value in fields.items() if field not in datatypes},
+        inputs={**inputs, "stream": np.array([stream])},
+    )
+
+
+def _input(name: str, value: Any, datatype: str) -> Array:
+    if isinstance(value, str) and datatype == "BYTES":
+        return of_bytes([value.encode("utf-8", "surrogatepass")])
+    if isinstance(value, bool) and datatype == "BOOL":
+        return np.array([value])
+    raise RequestError(
+        f"'{name}' must be {'a text' if datatype == 'BYTES' else 'true or false'}, not {value!r}"
+    )
+
+
+def _text_document(response: InferenceResponse) -> Json:
+    """Each output as its one element, or as a list of several."""
+    values = {name: listed(name, array) for name, array in response.outputs.items()}
+    return {
+        **response_head(response),
+        **{name: one[0] if len(one) == 1 else one for name, one in values.items()},
+    }
+
+
+async def index(request: Request) -> Response:
+    """``POST /v2/repository/index``: all models, or those that are ready."""
+    only_ready = read_object(await _body(request)).get("ready", False)
+    statuses = _inference(request).models.models()
+    return json_response(
+        [
+            {"name": one.name, "version": one.version, "state": STATES[one.state], "reason": one.reason}
+            for one in statuses
+            if one.state == "ready" or not only_ready
+        ]
+    )
+
+
+async def load(request: Request) -> Response:
+    """``POST /v2/repository/models/{model}/load``."""
+    if parameters := read_object(await _body(request)).get("parameters"):
+        raise UnsupportedTaskError(f"models are loaded as the server was told, without {parameters}")
+    await _inference(request).models.load(request.path_params["model"])
+    return Response(status_code=200)
+
+
+async def unload(request: Request) -> Response:
+    """``POST /v2/repository/models/{model}/unload``."""
+    await _inference(request).models.unload(request.path_params["model"])
+    return Response(status_code=200)
+
+
+async def regions(request: Request) -> Response:
+    """``GET /v2/systemsharedmemory[/region/{region}]/status``: registered regions."""
+    found = _inference(request).memory.regions(request.path_params.get("region", ""))
+    return json_response([_region(one) for one in found])
+
+
+def _region(region: Region) -> Json:
+    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+
+
+async def register(request: Request) -> Response:
+    """``POST /v2/systemsharedmemory/region/{region}/register``."""
+    document = read_object(await _body(request))
+    key, offset, size = document.get("key"), document.get("offset", 0), document.get("byte_size")
+    if not (isinstance(key, str) and type(offset) is int and type(size) is int and min(offset, size) >= 0):
+        raise RequestError("give 'key', a text, and 'offset' and 'byte_size', whole numbers")
+    _inference(request).memory.register(request.path_params["region"], key, offset, size)
+    return Response(status_code=200)
+
+
+async def unregister(request: Request) -> Response:
+    """``POST /v2/systemsharedmemory[/region/{region}]/unregister``: one region or all."""
+    _inference(request).memory.unregister(request.path_params.get("region", ""))
+    return Response(status_code=200)
+
+
+_OF_A_MODEL: Mapping[str, tuple[str, Any]] = {
+    "": ("GET", metadata),
+    "/ready": ("GET", model_ready),
+    "/config": ("GET", model_config),
+    "/stats": ("GET", statistics),
+    "/infer": ("POST", infer),
+    "/generate": ("POST", generate),
+    "/generate_stream": ("POST", generate_stream),
+}
+
+
+def routes(service: HttpService) -> list[Route]:
+    """The endpoints."""
+    memory = "/v2/systemsharedmemory"
+    return [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route("/v2/models/stats", statistics),
+        *(
+            Route(f"/v2/models/{{model}}{version}{path}", endpoint, methods=[method])
+            for version in ("", "/versions/{version}")
+            for path, (method, endpoint) in _OF_A_MODEL.items()
+        ),
+        Route("/v2/repository/index", index, methods=["POST"]),
+        Route("/v2/repository/models/{model}/load", load, methods=["POST"]),
+        Route("/v2/repository/models/{model}/unload", unload, methods=["POST"]),
+        Route(f"{memory}/status", regions),
+        Route(f"{memory}/region/{{region}}/status", regions),
+        Route(f"{memory}/region/{{region}}/register", register, methods=["POST"]),
+        Route(f"{memory}/region/{{region}}/unregister", unregister, methods=["POST"]),
+        Route(f"{memory}/unregister", unregister, methods=["POST"]),
+    ]

@@ -1,0 +1,154 @@
+"""Running models on the tensors of requests, and what is known of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from ....errors import RequestError
+from ..core.admission import Admission
+from ..core.config import ServerConfig
+from ..core.repository import ModelRepository, ModelStatus
+from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
+from .shared_memory import SharedMemory
+from .statistics import Statistics
+from .tensor_run import run_session
+from .tensors import type_of_onnx
+from .text import INPUTS, OUTPUTS, TextRequest
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+    "system_shared_memory",
+)
+LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
+
+
+class Inference:
+    """Runs requests and counts them, for all transports. Lives in one event loop.
+
+    Args:
+        models: the models.
+        memory: shared memory of clients.
+    """
+
+    def __init__(self, models: Admission, memory: SharedMemory) -> None:
+        self.models, self.memory = models, memory
+        self.statistics = Statistics()
+
+    @classmethod
+    def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
+        """For the models of a repository, with the service's settings."""
+        return cls(Admission(models, config), SharedMemory(allowed=config.shared_memory))
+
+    async def run(self, request: InferenceRequest) -> InferenceResponse:
+        """Run a request that has one response.
+
+        Raises:
+            RequestError: the request is at fault, or asks for a stream.
+            CarryallError: the model failed.
+        """
+        async with aclosing(self.responses(request)) as responses:
+            found = [response async for response in responses]
+        if len(found) != 1:
+            raise RequestError(
+                "a request with 'stream' needs a stream of responses, such as ModelStreamInfer"
+            )
+        return found[0]
+
+    async def responses(self, request: InferenceRequest) -> AsyncGenerator[InferenceResponse, None]:
+        """Run a request and yield its responses; closing the generator cancels it.
+
+        Raises:
+            CarryallError: see ``run``.
+        """
+        status = self.models.find(request.model, request.version)
+        start, ended = time.perf_counter_ns(), False
+        try:
+            kind = self._text if status.kind == "llm" else self._tensors
+            async with aclosing(kind(request, status)) as responses:
+                async for response in responses:
+                    yield response
+            ended = True
+        finally:
+            self.statistics.count(status.name, time.perf_counter_ns() - start, rows(request), success=ended)
+
+    async def _text(
+        self, request: InferenceRequest, status: ModelStatus
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        handler = self.models.llm(status.name)
+        wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
+        if not wanted.stream:
+            yield _response(request, status, await wanted.whole(handler))
+            return
+        async with aclosing(wanted.parts(handler)) as parts:
+            async for outputs, final in parts:
+                yield _response(request, status, outputs, final=final)
+
+    async def _tensors(
+        self, request: InferenceRequest, status: ModelStatus
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        session = self.models.session(status.name, request.version)
+        outputs = await run_session(session, request.inputs, request.outputs)
+        yield _response(request, status, outputs)
+
+    def facts(self, name: str, version: str = "") -> ModelFacts:
+        """Inputs and outputs of a model.
+
+        Raises:
+            UnknownModelError: there is none.
+            ServiceUnavailableError: it is not loaded.
+        """
+        status = self.models.find(name, version)
+        if status.kind == "llm":
+            self.models.llm(status.name).model  # noqa: B018 -- raises if it is not loaded
+            platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
+        else:
+            session = self.models.session(status.name, version)
+            platform = TENSOR_PLATFORM
+            inputs, outputs = _tensor_facts(session.get_inputs()), _tensor_facts(session.get_outputs())
+        return ModelFacts(
+            name=status.name,
+            version=status.version,
+            platform=platform,
+            inputs=inputs,
+            outputs=outputs,
+            decoupled=status.kind == "llm",
+        )
+
+
+def rows(request: InferenceRequest) -> int:
+    """How many inferences a request counts as: the first size of its inputs."""
+    return max((array.shape[0] for array in request.inputs.values() if array.ndim > 1), default=1)
+
+
+def _tensor_facts(values: Any) -> list[TensorFacts]:
+    facts = []
+    for value in values:
+        kind = type_of_onnx(value.type)
+        shape = [size if isinstance(size, int) else -1 for size in value.shape or []]
+        facts.append(TensorFacts(value.name, kind.name if kind is not None else value.type, shape))
+    return facts
+
+
+def _response(
+    request: InferenceRequest, status: ModelStatus, outputs: Mapping[str, Any], *, final: bool = True
+) -> InferenceResponse:
+    """A response with the outputs that are wanted.
+
+    Raises:
+        RequestError: a wanted output does not exist.
+    """
+    missing = [name for name in request.outputs if name not in outputs]
+    if missing:
+        raise RequestError(f"no output '{missing[0]}'; there are: {', '.join(outputs)}")
+    wanted = {name: outputs[name] for name in request.outputs or outputs}
+    return InferenceResponse(
+        model=status.name, version=status.version, id=request.id, outputs=wanted, final=final
+    )

@@ -1,0 +1,205 @@
+"""Language models behind tensors, by the names of Triton's vLLM backend.
+
+The names come from https://github.com/triton-inference-server/vllm_backend (`docs/additional_outputs.md`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from ....errors import RequestError
+from ...types.outputs import Logprob
+from ...types.sampling_params import SamplingParams
+from ..core.deltas import collect
+from ..core.handler import LLMHandler
+from ..core.messages import Delta, GenerationRequest
+from .messages import InferenceRequest, TensorFacts
+from .tensors import Array, byte_elements, of_bytes, type_of
+
+_FLAGS = (
+    "stream",
+    "exclude_input_in_output",
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+INPUTS = [
+    TensorFacts("text_input", "BYTES", [1]),
+    TensorFacts("sampling_parameters", "BYTES", [1], optional=True),
+    *(TensorFacts(name, "BOOL", [1], optional=True) for name in _FLAGS),
+]
+OUTPUTS = [
+    TensorFacts("text_output", "BYTES", [-1]),
+    TensorFacts("finish_reason", "BYTES", [-1]),
+    TensorFacts("cumulative_logprob", "FP32", [-1]),
+    TensorFacts("logprobs", "BYTES", [-1]),
+    TensorFacts("num_input_tokens", "UINT32", [1]),
+    TensorFacts("num_output_tokens", "UINT32", [-1]),
+]
+_DATATYPES = {one.name: one.datatype for one in INPUTS}
+# Parameters that are about the request, not about sampling.
+_RESERVED = (
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "headers",
+    "binary_data_output",
+    "priority",
+    "timeout",
+)
+
+
+class TextRequest:
+    """A request for text, read from tensors and parameters.
+
+    Args:
+        request: as it came.
+        defaults: the model's own sampling options.
+        admitted: checks what is asked for against the service's limits.
+
+    Raises:
+        RequestError: an input is missing, unknown or of another type, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        defaults: Mapping[str, Any],
+        admitted: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked,
+    ) -> None:
+        for name, array in request.inputs.items():
+            if name not in _DATATYPES:
+                raise RequestError(f"no input '{name}'; there are: {', '.join(_DATATYPES)}")
+            if type_of(array).name != _DATATYPES[name] or array.size != 1:
+                raise RequestError(f"input '{name}' must be {_DATATYPES[name]} with one element")
+        self.flags = {name: _flag(request, name) for name in _FLAGS}
+        self.stream = bool(self.flags["stream"])
+        excluded = self.flags["exclude_input_in_output"]
+        self.prepend = not (self.stream if excluded is None else excluded)
+        if self.prepend and self.stream:
+            raise RequestError("a stream cannot begin with its input: exclude_input_in_output must be true")
+        self.prompt = _text(request, "text_input")
+        options = {"logprobs": 0} if self._wants_logprobs else {}
+        params = SamplingParams.from_dict({**defaults, **options, **_sampling(request)})
+        if self.stream and params.n > 1:
+            raise RequestError("n above 1 cannot be streamed")
+        timeout = request.parameters.get("timeout")
+        self.generation = admitted(
+            GenerationRequest(
+                prompt=self.prompt,
+                params=params,
+                request_id=None,  # ids of this protocol need not be unique
+                priority=_whole("priority", request.parameters.get("priority", 0)),
+                timeout=_whole("timeout", timeout) / 1e6 if timeout else None,
+            )
+        )
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return bool(self.flags["return_logprobs"] or self.flags["return_cumulative_logprob"])
+
+    async def whole(self, handler: LLMHandler) -> dict[str, Array]:
+        """Generate and return all outputs at once."""
+        found = await collect(handler.generate(self.generation))
+        texts = [self.prompt + one.text if self.prepend else one.text for one in found.choices]
+        return self._outputs(
+            texts,
+            [one.finish_reason for one in found.choices],
+            [(one.token_ids, one.logprobs) for one in found.choices],
+            found.usage.prompt_tokens,
+        )
+
+    async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
+        """Generate and yield outputs as they grow, and whether they are the last."""
+        async with aclosing(handler.generate(self.generation)) as deltas:
+            async for delta in deltas:
+                yield self._part(delta), delta.usage is not None
+
+    def _part(self, delta: Delta) -> dict[str, Array]:
+        reason = "" if delta.finish_reason is None else str(delta.finish_reason)
+        return self._outputs([delta.text], [reason], [(delta.token_ids, delta.logprobs)], delta.prompt_tokens)
+
+    def _outputs(
+        self,
+        texts: Sequence[str],
+        reasons: Sequence[str],
+        tokens: Sequence[tuple[Sequence[int], Sequence[Mapping[int, Logprob]]]],
+        prompt_tokens: int,
+    ) -> dict[str, Array]:
+        outputs: dict[str, Array] = {"text_output": of_bytes(text.encode() for text in texts)}
+        if self.flags["return_finish_reason"]:
+            outputs["finish_reason"] = of_bytes(reason.encode() for reason in reasons)
+        if self.flags["return_cumulative_logprob"]:
+            sums = [sum(entry[token].logprob for token, entry in zip(*one, strict=True)) for one in tokens]
+            outputs["cumulative_logprob"] = np.array(sums, np.float32)
+        if self.flags["return_logprobs"]:
+            outputs["logprobs"] = of_bytes(_logprobs(one[1]).encode() for one in tokens)
+        if self.flags["return_num_input_tokens"]:
+            outputs["num_input_tokens"] = np.array([prompt_tokens], np.uint32)
+        if self.flags["return_num_output_tokens"]:
+            outputs["num_output_tokens"] = np.array([len(one[0]) for one in tokens], np.uint32)
+        return outputs
+
+
+def _logprobs(entries: Sequence[Mapping[int, Logprob]]) -> str:
+    """As vLLM writes them: one object a token, by token id."""
+    return json.dumps(
+        [
+            {
+                str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
+                for token, one in entry.items()
+            }
+            for entry in entries
+        ]
+    )
+
+
+def _text(request: InferenceRequest, name: str) -> str:
+    if name not in request.inputs:
+        raise RequestError(f"the input '{name}' is missing")
+    try:
+        return byte_elements(request.inputs[name])[0].decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"input '{name}' is not UTF-8: {error}") from error
+
+
+def _flag(request: InferenceRequest, name: str) -> bool | None:
+    """A yes or no, given as a tensor or as a parameter; None if it is not given."""
+    if name in request.inputs:
+        return bool(request.inputs[name].ravel()[0])
+    value = request.parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"parameter '{name}' must be true or false, not {value!r}")
+    return value
+
+
+def _sampling(request: InferenceRequest) -> dict[str, Any]:
+    """Sampling options: the JSON object of the tensor, else the parameters that are not about the request."""
+    if "sampling_parameters" in request.inputs:
+        text = _text(request, "sampling_parameters")
+        try:
+            options = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"sampling_parameters is not JSON: {error}") from error
+        if not isinstance(options, dict):
+            raise RequestError(f"sampling_parameters must be a JSON object, not {text[:80]!r}")
+        return options
+    skipped = {*_RESERVED, *_FLAGS}
+    return {
+        name: value
+        for name, value in request.parameters.items()
+        if name not in skipped and not name.startswith("triton_")
+    }
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"parameter '{name}' must be a whole number, at least 0, not {value!r}")
+    return value

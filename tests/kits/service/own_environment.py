@@ -1,0 +1,39 @@
+"""Environments for clients whose requirements contradict ours, kept in a cache between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SECONDS = 600
+
+
+def python_with(*requirements: str) -> Path:
+    """The interpreter of an environment with these packages; skips the test if they cannot be fetched."""
+    uv = shutil.which("uv")
+    name = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
+    root = Path(
+        os.environ.get("CARRYALL_TEST_ENVIRONMENTS", Path.home() / ".cache/carryall-test-environments")
+    )
+    folder = root / name
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if (folder / "ready").exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    make = [uv, "venv", "-q", str(folder)] if uv else [sys.executable, "-m", "venv", str(folder)]
+    install = (
+        [uv, "pip", "install", "-q", "-p", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
+    )
+    for command in (make, [*install, *requirements]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            pytest.skip(f"cannot install {', '.join(requirements)}: {done.stderr.strip()[-300:]}")
+    (folder / "ready").touch()
+    return python
