@@ -4,7 +4,8 @@
 
 The client is a process of its own that does not read the JSON, so its share of the processor is small, but
 on few cores it takes some from the engine. Reported are ratios: throughput of the service over that of the
-engine alone, and how much later the first token comes.
+engine alone, and how much later the first token comes; and, less sensitive to what else the machine does, the
+processor time that a token costs.
 """
 
 from __future__ import annotations
@@ -97,12 +98,15 @@ async def compare(arguments: argparse.Namespace) -> None:
     await models.load_all()
     rounds: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(-1, arguments.rounds):
+        busy = time.process_time()
         alone = await bare(loaded[0].llm, *shape)
+        alone["busy"], busy = time.process_time() - busy, time.process_time()
         command = [sys.executable, __file__, "--client", address, "--requests", str(shape[0])]
         command += ["--concurrency", str(shape[1]), "--tokens", str(shape[2]), "-"]
         done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
+        served = json.loads(done.stdout) | {"busy": time.process_time() - busy}
         if number >= 0:  # the first round warms up
-            rounds.append((alone, json.loads(done.stdout)))
+            rounds.append((alone, served))
     ratios = [alone["seconds"] / served["seconds"] for alone, served in rounds]
     later = [1000 * (served["first"] - alone["first"]) for alone, served in rounds]
     print(f"{arguments.model}: {shape[0]} requests, {shape[1]} at a time, {shape[2]} tokens each")
@@ -110,6 +114,12 @@ async def compare(arguments: argparse.Namespace) -> None:
           f"(rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)})")  # fmt: skip
     print(f"first token later by {statistics.median(later):.1f} ms "
           f"(rounds: {', '.join(f'{delay:.1f}' for delay in later)})")  # fmt: skip
+    tokens = shape[0] * shape[2]
+    extra = [1e6 * (served["busy"] - alone["busy"]) / tokens for alone, served in rounds]
+    whole = [1e6 * alone["busy"] / tokens for alone, _ in rounds]
+    print(f"processor time of this process: {statistics.median(whole):.0f} us a token for the engine, "
+          f"{statistics.median(extra):+.0f} us for the service "
+          f"(rounds: {', '.join(f'{each:+.0f}' for each in extra)})")  # fmt: skip
     await server.stop()
     models.close()
 
