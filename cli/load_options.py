@@ -83,6 +83,11 @@ def config_options(
                 value = given.pop(declaration.name)
                 if value not in (None, ()) or (value is None and _is_given(declaration)):
                     found[table][declaration.name] = value
+            folder = found["server"].get("models")
+            if folder is not None and "model" in found["model"]:
+                raise UsageError(f"both {model} and --models are given; leave one out")
+            if folder is not None:
+                found["model"]["model"] = folder
             if "model" not in found["model"]:
                 raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
             chosen = Chosen(**{table: owner(**found[table]) for table, owner in SERVER_TABLES.items()})

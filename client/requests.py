@@ -135,10 +135,12 @@ def _sampling(options: Mapping[str, Any]) -> sampling_pb2.SamplingOptions:
         fields["bad_words"] = [_bad_word(word) for word in fields["bad_words"]]
     if fields.get("structured_output") is not None:
         fields["structured_output"] = _structured_output(fields["structured_output"])
+    known = sampling_pb2.SamplingOptions.DESCRIPTOR.fields_by_name
     try:
-        return sampling_pb2.SamplingOptions(**fields)
+        others = {name: json.dumps(fields.pop(name)) for name in list(fields) if name not in known}
+        return sampling_pb2.SamplingOptions(**fields, others=others)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"a sampling option is unknown or of the wrong type: {error}") from error
+        raise RequestError(f"a sampling option is of the wrong type: {error}") from error
 
 
 def _bad_word(word: str | Sequence[int]) -> sampling_pb2.BadWord:

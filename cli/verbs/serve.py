@@ -9,6 +9,7 @@ import click
 
 from ...errors import MissingExtraError
 from ...runtime.process.at_exit import leave_threads
+from ...runtime.service.core.model_folder import models_in
 from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
@@ -35,6 +36,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve demo
         carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --http-port 9000
         carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
+        carryall serve --models ./models
         carryall serve --config service.toml
     """
     try:
@@ -65,6 +67,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
+    if chosen.server.models is not None:
+        models = ModelRepository(models_in(chosen.server.models, chosen.model, chosen.engine))
     folder = chosen.server.batch_folder
     parts = [BatchService(folder, models, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once

@@ -9,6 +9,7 @@ import numpy.typing as npt
 _DECAY = 0.94
 # Minimum prompt chunk beside running streams, in tokens: each chunk reads all weights once.
 _MIN_CHUNK = 4
+_MAX_TOKENS = 2**31
 # Scale of the features of a step: any decode rows, decode rows, prompts, prompt tokens.
 _UNITS = np.array([1.0, 8.0, 1.0, 64.0])
 _RIDGE = 1e-4
@@ -50,11 +51,13 @@ class PromptCosts:
         """
         if not (self._saw_decode and self._saw_prompt):
             return None
-        once, per_row, per_prompt, per_token = self._solve()
+        once, per_row, per_prompt, per_token = self._solve().tolist()
         decode = once + per_row * rows
         if per_token <= 0.0 or decode <= 0.0:
             return _MIN_CHUNK  # the fit is disturbed; later steps correct it
-        return max(_MIN_CHUNK, int(((stretch - 1.0) * decode - per_prompt) / per_token))
+        # A token may seem to cost next to nothing, so that the quotient is infinite.
+        affordable = min(((stretch - 1.0) * decode - per_prompt) / per_token, _MAX_TOKENS)
+        return max(_MIN_CHUNK, int(affordable))
 
     def seconds_per_prompt_token(self) -> float | None:
         """Return the estimated cost of one more prompt token; None if no prompt was measured yet."""

@@ -18,6 +18,7 @@ class ServerConfig(Checked):
         http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
         grace_seconds: how long requests in progress may go on after the service was told to stop.
+        models: a folder of models to serve, in place of MODEL (docs/serving.md).
         served_model_names: further names by which requests may call the model.
         any_model_name: answer requests for models that there are not with the default one.
         strict: refuse requests with unknown fields instead of ignoring these fields.
@@ -45,6 +46,7 @@ class ServerConfig(Checked):
     http_port: int | None = option(8000, least=0, most=65535)
     grpc_port: int | None = option(8001, least=0, most=65535)
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
+    models: Path | None = None
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     any_model_name: bool = False
     strict: bool = False

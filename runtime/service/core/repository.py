@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ....errors import CarryallError, RequestError, ServiceUnavailableError, UnknownModelError
+from ....errors import (
+    CarryallError,
+    RequestError,
+    ServiceUnavailableError,
+    UnknownModelError,
+    UnsupportedTaskError,
+)
 from .background import in_daemon_thread
 from .handler import LLMHandler
 from .messages import ModelInfo
@@ -17,6 +24,8 @@ from .served_model import ServedModel
 
 if TYPE_CHECKING:
     from ...api.session import InferenceSession
+
+_log = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 ModelKind = Literal["llm", "tensor"]
@@ -45,19 +54,38 @@ class ModelStatus:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """How a model is loaded.
+
+    Args:
+        load: makes a ``ServedModel`` of a language model, an ``InferenceSession`` of a tensor model; called
+            in a thread of its own.
+        kind: of the model.
+        version: a number, as text.
+        wanted: whether it is loaded with the service, or only when a client asks for that.
+    """
+
+    load: Callable[[], Any]
+    kind: ModelKind = "llm"
+    version: str = "1"
+    wanted: bool = True
+
+
 @dataclass(slots=True)
 class _Entry:
-    """A language model and what serves it.
+    """A model and what serves it.
 
     ``handler`` is new with each loading: a request never meets a model that was loaded after it.
     """
 
     name: str
-    load: Callable[[], ServedModel]
+    loader: ModelLoader
     handler: LLMHandler
     state: ModelState = "unloaded"
     reason: str = ""
     model: ServedModel | None = None
+    session: InferenceSession | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -71,15 +99,15 @@ class ModelRepository:
     """Models by name; ``llm`` finds the one for a request.
 
     Args:
-        loaders: by name, what loads each model; called in a thread of its own.
+        loaders: by name, how each model is loaded; of a language model, the function alone will do.
         aliases: further names of models.
-        default: the model of requests that name none; None is the only one, if there is one only.
+        default: the model of requests that name none; None is the only language model, if there is one only.
         grace_seconds: how long requests in progress may go on when their model is unloaded.
     """
 
     def __init__(
         self,
-        loaders: Mapping[str, Callable[[], ServedModel]],
+        loaders: Mapping[str, Callable[[], ServedModel] | ModelLoader],
         *,
         aliases: Mapping[str, str] | None = None,
         default: str | None = None,
@@ -88,9 +116,15 @@ class ModelRepository:
         self.all_lost = asyncio.Event()  # set once no engine works any more, though one did
         self.observer: Observer | None = None  # told of all requests
         self._aliases = dict(aliases or {})
-        self._default = default
         self._grace_seconds = grace_seconds
-        self._entries = {name: _Entry(name, load, self._handler(name)) for name, load in loaders.items()}
+        self._entries = {
+            name: _Entry(
+                name, load if isinstance(load, ModelLoader) else ModelLoader(load), self._handler(name)
+            )
+            for name, load in loaders.items()
+        }
+        llms = [entry.name for entry in self._entries.values() if entry.loader.kind == "llm"]
+        self._default = default or (llms[0] if len(llms) == 1 else None)
 
     @classmethod
     def of_one(
@@ -104,6 +138,8 @@ class ModelRepository:
         return [
             ModelStatus(
                 name=entry.name,
+                version=entry.loader.version,
+                kind=entry.loader.kind,
                 state=entry.state,
                 reason=entry.reason,
                 info=entry.model.info if entry.model is not None else None,
@@ -127,13 +163,12 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is none of that name.
             RequestError: no name is given, and there is no default.
+            UnsupportedTaskError: it generates no text.
             ServiceUnavailableError: it is not loaded.
         """
-        entry = self._find(name)
-        if entry.state == "failed":
-            raise ServiceUnavailableError(f"the model '{entry.name}' does not work: {entry.reason}")
-        if entry.state == "unloaded":
-            raise ServiceUnavailableError(f"the model '{entry.name}' is not loaded; load it first")
+        entry = self._loaded(self._find(name))
+        if entry.loader.kind != "llm":
+            raise UnsupportedTaskError(f"the model '{entry.name}' maps tensors to tensors, it has no text")
         return entry.handler
 
     def session(self, name: str, version: str | None = None) -> InferenceSession:
@@ -141,19 +176,45 @@ class ModelRepository:
 
         Raises:
             UnknownModelError: there is none of that name and version.
+            UnsupportedTaskError: it is a language model.
+            ServiceUnavailableError: it is not loaded.
         """
-        raise UnknownModelError(
-            f"there is no tensor model '{name}'{f' version {version}' if version else ''}"
-        )
+        entry = self._find(name)
+        if version not in (None, "", entry.loader.version):
+            raise UnknownModelError(
+                f"there is no version {version} of '{name}'; version {entry.loader.version} is served"
+            )
+        if entry.loader.kind != "tensor":
+            raise UnsupportedTaskError(f"the model '{entry.name}' generates text, it is no tensor model")
+        session = self._loaded(entry).session
+        if session is None:
+            raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
+        return session
+
+    @staticmethod
+    def _loaded(entry: _Entry) -> _Entry:
+        if entry.state == "failed":
+            raise ServiceUnavailableError(f"the model '{entry.name}' does not work: {entry.reason}")
+        if entry.state == "unloaded":
+            raise ServiceUnavailableError(f"the model '{entry.name}' is not loaded; load it first")
+        return entry
 
     async def load_all(self) -> None:
-        """Load all models, one after the other.
+        """Load all models that are wanted, one after the other. Of several, some may fail.
 
         Raises:
-            CarryallError: one of them cannot be loaded.
+            CarryallError: none of them can be loaded.
         """
-        for name in self._entries:
-            await self.load(name)
+        wanted = [name for name, entry in self._entries.items() if entry.loader.wanted]
+        failures: list[CarryallError] = []
+        for name in wanted:
+            try:
+                await self.load(name)
+            except CarryallError as error:
+                _log.warning("the model '%s' cannot be loaded: %s", name, error)
+                failures.append(error)
+        if failures and len(failures) == len(wanted):
+            raise failures[0]
 
     async def load(self, name: str) -> None:
         """Load a model, unless it is loaded.
@@ -170,11 +231,15 @@ class ModelRepository:
                 entry.handler = self._handler(entry.name)
             entry.state, entry.reason = "loading", ""
             try:
-                entry.model = await in_daemon_thread(entry.load)
+                loaded = await in_daemon_thread(entry.loader.load)
             except CarryallError as error:
                 entry.state, entry.reason = "failed", str(error)
                 raise
-            entry.handler.ready(entry.model)
+            if entry.loader.kind == "llm":
+                entry.model = loaded
+                entry.handler.ready(loaded)
+            else:
+                entry.session = loaded
             entry.state = "ready"
 
     async def unload(self, name: str) -> bool:
@@ -188,6 +253,7 @@ class ModelRepository:
         """
         entry = self._find(name)
         async with entry.changing:
+            entry.session = None  # requests in progress keep it until they end
             if entry.model is None:
                 entry.state = "unloaded"
                 return True
@@ -212,7 +278,7 @@ class ModelRepository:
                 entry.model.llm.shutdown()
 
     def _find(self, name: str | None) -> _Entry:
-        wanted = name or self._default or (next(iter(self._entries)) if len(self._entries) == 1 else None)
+        wanted = name or self._default
         names = ", ".join(self._entries) or "none"
         if wanted is None:
             raise RequestError(f"the request names no model; there are: {names}")

@@ -228,7 +228,12 @@ async def embed(request: Request) -> Response:
 async def tags(request: Request) -> Response:
     """``GET /api/tags``: the models that are loaded."""
     models = service_of(request).models.models()
-    names = [name for one in models if one.state == "ready" for name in (one.name, *one.aliases)]
+    names = [
+        name
+        for one in models
+        if one.kind == "llm" and one.state == "ready"
+        for name in (one.name, *one.aliases)
+    ]
     return json_response({"models": [_model(name) for name in names]})
 
 

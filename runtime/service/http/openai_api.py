@@ -153,7 +153,7 @@ _STARTED = int(time.time())
 
 def _model_json(status: ModelStatus) -> list[Json]:
     """A model that serves, by each of its names."""
-    if status.state != "ready":
+    if status.state != "ready" or status.kind != "llm":
         return []
     info = status.info
     facts: Json = {

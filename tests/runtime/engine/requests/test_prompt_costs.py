@@ -98,3 +98,14 @@ def test_many_that_wait_for_a_first_token_outweigh_few_streams() -> None:
         scheduler.add(make_request(str(number), 400))
     among = sum(drive(scheduler, 3))
     assert among > 4 * alone
+
+
+@pytest.mark.parametrize("per_token", [5e-324, 1e-310, 1e-30])
+def test_a_token_that_seems_to_cost_nothing_sets_no_limit(
+    per_token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = PromptCosts()
+    costs.observe(1, 0, 0, 1e-3)
+    costs.observe(0, 1, 64, 1e-3)
+    monkeypatch.setattr(PromptCosts, "_solve", lambda self: np.array([1e-3, 0.0, 0.0, per_token]))
+    assert costs.prompt_tokens(1, 2.0) == 2**31

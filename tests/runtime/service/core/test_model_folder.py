@@ -1,0 +1,150 @@
+"""A folder of models: kinds, versions, settings, and a service of a language model beside a tensor model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from carryall import EngineConfig, ModelConfig
+from carryall.errors import (
+    PackageError,
+    ServiceUnavailableError,
+    UnknownModelError,
+    UnsupportedTaskError,
+    UsageError,
+)
+from carryall.exporter.demo import demo_path
+from carryall.runtime.service.core.deltas import collect
+from carryall.runtime.service.core.messages import GenerationRequest
+from carryall.runtime.service.core.model_folder import models_in
+from carryall.runtime.service.core.repository import ModelLoader, ModelRepository
+from carryall.runtime.types.sampling_params import SamplingParams
+
+ENGINE = EngineConfig(max_slots=2)
+
+
+def write_sum(path: Path, times: int = 1) -> None:
+    """SUM = A + A + ..., float32 [2]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    value = ir.val("A", ir.DataType.FLOAT, [2])
+    nodes = []
+    total = value
+    for _ in range(times):
+        nodes.append(ir.node("Add", [total, value]))
+        total = nodes[-1].outputs[0]
+        total.type, total.shape = value.type, value.shape
+    total.name = "SUM"
+    graph = ir.Graph([value], [total], nodes=nodes, opset_imports={"": 21})
+    ir.save(ir.Model(graph, ir_version=10), path)
+
+
+def models(folder: Path) -> dict[str, ModelLoader]:
+    return models_in(folder, ModelConfig(model="unused"), ENGINE)
+
+
+def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: Path) -> None:
+    shutil.copytree(demo_path("draft"), tmp_path / "coder")
+    write_sum(tmp_path / "adder" / "1" / "model.onnx", 1)
+    write_sum(tmp_path / "adder" / "3" / "model.onnx", 2)
+    write_sum(tmp_path / "plain.onnx")
+    (tmp_path / ".hidden").mkdir()
+
+    async def scenario() -> None:
+        repository = ModelRepository(models(tmp_path))
+        assert [(one.name, one.kind, one.version) for one in repository.models()] == [
+            ("adder", "tensor", "3"),
+            ("coder", "llm", "1"),
+            ("plain", "tensor", "1"),
+        ]
+        with pytest.raises(ServiceUnavailableError, match="not loaded"):
+            repository.session("adder")
+        await repository.load_all()
+        assert repository.ready
+        array = np.array([1, 2], np.float32)
+        np.testing.assert_array_equal(repository.session("adder").run(None, {"A": array})[0], 3 * array)
+        np.testing.assert_array_equal(repository.session("plain", "1").run(None, {"A": array})[0], 2 * array)
+        request = GenerationRequest(prompt="def", params=SamplingParams(max_tokens=3, ignore_eos=True))
+        assert (await collect(repository.llm().generate(request))).usage.completion_tokens == 3
+        assert repository.llm("coder").model.info.model == "coder"
+        with pytest.raises(UnknownModelError, match="no version 1 of 'adder'; version 3 is served"):
+            repository.session("adder", "1")
+        with pytest.raises(UnsupportedTaskError, match="maps tensors to tensors"):
+            repository.llm("adder")
+        with pytest.raises(UnsupportedTaskError, match="generates text"):
+            repository.session("coder")
+        await repository.unload("adder")
+        with pytest.raises(ServiceUnavailableError, match="not loaded"):
+            repository.session("adder")
+        repository.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_version_can_be_chosen_and_loading_put_off(tmp_path: Path) -> None:
+    for version in (1, 2, 10):
+        write_sum(tmp_path / "adder" / str(version) / "model.onnx")
+    assert models(tmp_path)["adder"].version == "10"
+    (tmp_path / "adder" / "config.toml").write_text("version = 2\nload = false\n")
+    loader = models(tmp_path)["adder"]
+    assert (loader.version, loader.wanted) == ("2", False)
+
+    async def scenario() -> None:
+        write_sum(tmp_path / "other.onnx")
+        repository = ModelRepository(models(tmp_path))
+        await repository.load_all()
+        assert [one.state for one in repository.models()] == ["unloaded", "ready"]
+        await repository.load("adder")
+        assert repository.session("adder", "2") is not None
+
+    asyncio.run(scenario())
+
+
+def test_one_broken_model_leaves_the_others_but_only_broken_ones_are_an_error(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise PackageError("cut off")
+
+    async def scenario() -> None:
+        write_sum(tmp_path / "fine.onnx")
+        loaders = {"broken": ModelLoader(broken), **models(tmp_path)}
+        repository = ModelRepository(loaders)
+        await repository.load_all()
+        assert [(one.state, one.reason) for one in repository.models()] == [
+            ("failed", "cut off"),
+            ("ready", ""),
+        ]
+        with pytest.raises(PackageError, match="cut off"):
+            await ModelRepository({"broken": broken}).load_all()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version = 4", "has no version 4; there are: 1"),
+        ('kind = "llama"', "kind in .* is 'llm' or 'tensor'"),
+        ("load = 1", "load in .* cannot be 1"),
+        ("model = 3", "model in .* cannot be 3"),
+        ("[model]\nprovidr = 'cpu'", "did you mean 'provider'"),
+        ("[model]\nmodel = 'x'", "the folder is the model"),
+        ("[broken", "cannot be read as TOML"),
+        ("name = 3", "has no option 'name'"),
+    ],
+)
+def test_settings_that_say_nothing_clear_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    write_sum(tmp_path / "adder" / "1" / "model.onnx")
+    (tmp_path / "adder" / "config.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        models(tmp_path)
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no models"):
+        models(tmp_path)
+    with pytest.raises(UsageError, match="is no folder of models"):
+        models(tmp_path / "none")
