@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,25 @@ def prompts(count: int, shared: float, seed: int) -> list[dict[str, Any]]:
     return bodies
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """How long something took, by the clock and in CPU time of all threads."""
+
+    wall: float
+    cpu: float
+
+
+class Clock:
+    """A moment."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def passed(self) -> Seconds:
+        """The time since then."""
+        return Seconds(time.perf_counter() - self.wall, time.process_time() - self.cpu)
+
+
 class SharedExecutor:
     """An executor that keeps its engine open after a job."""
 
@@ -84,34 +104,34 @@ class SharedExecutor:
         """Do nothing: the engine serves the next job."""
 
 
-def bare(engine: Engine, preparer: Preparer, bodies: list[dict[str, Any]]) -> tuple[float, int]:
+def bare(engine: Engine, preparer: Preparer, bodies: list[dict[str, Any]]) -> tuple[Seconds, int]:
     """Return seconds and tokens of a piece on the engine alone; creating the requests is not counted."""
     lines = [BatchLine(n, str(n), COMPLETIONS, body) for n, body in enumerate(bodies)]
     requests = [preparer.prepare(line).groups[0].requests[0] for line in lines]
-    begin = time.perf_counter()
+    begin = Clock()
     for request in requests:
         engine.add(request)
     while engine.has_work:
         engine.step()
-    return time.perf_counter() - begin, sum(len(request.output_token_ids) for request in requests)
+    return begin.passed(), sum(len(request.output_token_ids) for request in requests)
 
 
-def job(executor: SharedExecutor, bodies: list[dict[str, Any]], folder: Path) -> tuple[float, int]:
+def job(executor: SharedExecutor, bodies: list[dict[str, Any]], folder: Path) -> tuple[Seconds, int]:
     """Return seconds and tokens of a piece as a job, from input file to output file."""
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps(body) + "\n" for body in bodies))
     spec = BatchSpec(inputs=[str(source)], output=str(folder / "out.jsonl"), model="demo")
-    loaded: list[float] = []
+    loaded: list[Clock] = []
 
     def tell(event: str, facts: dict[str, Any]) -> None:
         if event == "loaded":
-            loaded.append(time.perf_counter())
+            loaded.append(Clock())
 
     scanned = time.perf_counter()
     outcome = execute(spec, restart=True, tell=tell, open_executor=lambda *_: executor)
-    end = time.perf_counter()
-    print(f"  before the first line {loaded[0] - scanned:.2f} s", file=sys.stderr)
-    return end - loaded[0], outcome.totals.completion_tokens
+    took = loaded[0].passed()
+    print(f"  before the first line {loaded[0].wall - scanned:.2f} s", file=sys.stderr)
+    return took, outcome.totals.completion_tokens
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -128,7 +148,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             bodies = prompts(size, arguments.shared, number)
             sides = {"engine": lambda b=bodies: bare(engine, preparer, b),
                      "job": lambda b=bodies: job(executor, b, Path(folder))}  # fmt: skip
-            found: dict[str, tuple[float, int]] = {}
+            found: dict[str, tuple[Seconds, int]] = {}
             for name in list(sides)[:: 1 if number % 2 else -1]:
                 engine.clear_prefix_cache()
                 found[name] = sides[name]()
@@ -136,10 +156,14 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "engine and job must generate the same number of tokens"
             )
             if number >= 0:
-                rates = {name: tokens / seconds for name, (seconds, tokens) in found.items()}
-                records.append({"piece": number, "prompts": size, **rates})
+                rates = {name: tokens / took.wall for name, (took, tokens) in found.items()}
+                cpu = {f"{name}_cpu": took.cpu for name, (took, _) in found.items()}
+                records.append({"piece": number, "prompts": size, **rates, **cpu})
                 share = rates["job"] / rates["engine"]
-                print(f"{number}: {rates} {share:.3f}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+                print(
+                    f"{number}: {rates} {share:.3f}, CPU {cpu}, load {os.getloadavg()[0]:.1f}",
+                    file=sys.stderr,
+                )
     executor.close()
     engine.close()
     return records
@@ -164,7 +188,8 @@ def main() -> None:
     print(
         f"{sum(r['prompts'] for r in records)} prompts: the job reaches "
         f"{100 * seconds['engine'] / seconds['job']:.1f} % of the bare engine "
-        f"(pieces: median {100 * statistics.median(shares):.1f}, least {100 * min(shares):.1f})"
+        f"(pieces: median {100 * statistics.median(shares):.1f}, least {100 * min(shares):.1f}), with "
+        f"{sum(r['job_cpu'] for r in records) / sum(r['engine_cpu'] for r in records):.3f} times its CPU time"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps({"arguments": vars(arguments), "pieces": records}, default=str))

@@ -55,7 +55,7 @@ def connect(address: str) -> Any:
         return ray
     options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
     try:
-        ray.init(**options if address == LOCAL else {"address": address, "log_to_driver": False})
+        ray.init(address=address, **(options if address == LOCAL else {"log_to_driver": False}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"there is no Ray cluster at {address}: {error}") from error
     return ray

@@ -6,9 +6,12 @@ import asyncio
 import hashlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
+import carryall
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.batch.online import served as served_module
 from carryall.runtime.batch.online.routes import BatchService
@@ -354,3 +358,59 @@ def test_files_and_batches_are_seen_by_their_key_alone(tmp_path: Path) -> None:
             assert "no model 'toy' that this API key may use" in error["error"]["message"]
 
     asyncio.run(scenario())
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    """The command, with the embedded model, and a client of it; killed at the end."""
+    command = [sys.executable, "-m", "carryall", "serve", "demo", "--json", "--batch-folder", str(folder)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--max-slots", "8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = json.loads(process.stdout.readline())["http"]
+            with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none") as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_batch_survives_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
+    data = jsonl(*[line(n, model="demo", prompt=f"def f{n}(x):", max_tokens=24) for n in range(100)])
+    folder = tmp_path / "data"
+    with server(folder) as (_, client):
+        file = client.files.create(file=("in.jsonl", data), purpose="batch")
+        name = client.batches.create(
+            input_file_id=file.id, endpoint=URL, completion_window="24h", metadata={"test": "kill"}
+        ).id
+        before = 0
+    for _ in range(2):
+        with server(folder) as (process, client):
+            end = time.monotonic() + 120
+            while (batch := client.batches.retrieve(name)).request_counts.completed <= before:
+                assert time.monotonic() < end, batch
+                if batch.status == "completed":
+                    break
+                time.sleep(0.05)
+            before = batch.request_counts.completed
+            process.send_signal(signal.SIGKILL)
+    with server(folder) as (_, client):
+        end = time.monotonic() + 240
+        while (batch := client.batches.retrieve(name)).status != "completed":
+            assert time.monotonic() < end, batch
+            time.sleep(0.2)
+        assert batch.metadata == {"test": "kill"}
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (100, 100, 0)
+        found = [json.loads(each) for each in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [record["custom_id"] for record in found] == [f"c{n}" for n in range(100)]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(data)
+    with carryall.batch.run(source, out, model="demo", loading={"max_slots": 8}) as job:
+        job.wait()
+    texts = [
+        [record["response"]["body"]["choices"][0]["text"] for record in records]
+        for records in (found, map(json.loads, out.read_text().splitlines()))
+    ]
+    assert texts[0] == texts[1]
