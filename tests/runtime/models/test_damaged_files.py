@@ -300,7 +300,7 @@ def test_integrity_of_a_whole_package_and_of_what_is_none(case: Case, tmp_path: 
     assert result.stdout.count("  ok, ") == len(FILES) - 1
     for words, arguments in (
         ("is not a package", ["demo", "--integrity"]),
-        ("leave B out", ["demo", "demo", "--integrity"]),
+        ("omit B", ["demo", "demo", "--integrity"]),
         ("missing argument 'B'", ["demo"]),
     ):
         result = CliRunner().invoke(carryall, ["verify", *arguments])
