@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
-MOST_FILES = 20  # in one folder
+MAX_FILES = 20  # in one folder
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
 
