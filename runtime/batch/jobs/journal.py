@@ -289,7 +289,7 @@ def _as_os_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _NO_JOURNAL or "no such table" in str(error):
             raise UsageError(
-                f"{path} is no journal, or it is damaged: {error}; --restart begins anew"
+                f"{path} is damaged, or not a journal: {error}; start again with --restart"
             ) from error
         number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
         raise OSError(number, str(error), str(path)) from error
