@@ -248,7 +248,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python does not format integers of more than 4,300 digits
-        return f"a {type(value).__name__} of thousands of digits"
+        return f"a value of type {type(value).__name__} with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -17,12 +17,12 @@ _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 def declared_option(declaration: Option, **attributes: Any) -> Callable[[Any], Any]:
-    """A decorator that adds the flag of an option.
+    """Return a decorator that adds the flag of an option.
 
     Args:
-        declaration: of the field.
-        **attributes: of the click option, such as ``section`` and ``default``, before those that follow from
-            the field.
+        declaration: the declaration of the field.
+        **attributes: attributes of the click option, such as ``section`` and ``default``. Attributes that
+            follow from the declaration replace them, except ``help``.
     """
     flags = declaration.flags or (f"--{declaration.name.replace('_', '-')}",)
     own: dict[str, Any] = {"type": DeclaredType(declaration)}
@@ -38,7 +38,7 @@ def declared_option(declaration: Option, **attributes: Any) -> Callable[[Any], A
 
 
 class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A value of a declared option, read and checked as the declaration says."""
+    """The click type of a declared option, which parses and checks its values."""
 
     def __init__(self, declaration: Option) -> None:
         self._declaration = declaration
@@ -62,13 +62,13 @@ class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
 
 def _help(declaration: Option) -> str:
-    """The docstring's text, without its marks of code."""
+    """Return the help of a field, from its docstring without code marks."""
     text = declaration.help.replace("``", "")
     return text[:1].upper() + text[1:] + (" May be repeated." if declaration.repeated else "")
 
 
 def _pairs(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE by name; values that read as JSON are numbers and booleans, others are text."""
+    """Return NAME=VALUE pairs as a dict; values that are valid JSON are converted, others are strings."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -31,9 +31,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Measure and check": {
         "bench": "Measure prefill and decode speed.",
-        "eval": "Measure the perplexity of a model, and its divergence from a reference.",
+        "eval": "Measure perplexity, and the divergence from a reference model.",
         "inspect": "Show operators, weights, KV cache and sizes of a model.",
-        "verify": "Compare the results of two models, or check the files of a package.",
+        "verify": "Compare two models, or check the files of a package.",
         "diff": "Compare the graphs of two models.",
         "cache": "List, prune or clear the cache of prepared models.",
         "doctor": "Check this machine: libraries, providers, memory bandwidth.",

@@ -1,4 +1,4 @@
-"""The examples run, and print what they promise."""
+"""The examples run and print the expected output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged, how it is asked for, and that no prompt is in it; stdout belongs to the program."""
+"""Logging: content and options, no prompt in a log, nothing on stdout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANARY = "xyzzy-canary"
 
 @pytest.fixture
 def loggers() -> Iterator[None]:
-    """Loggers of carryall as they were."""
+    """Restore carryall's loggers after the test."""
     root = logging.getLogger(logs.ROOT)
     before = root.handlers.copy(), root.propagate, root.level
     engine = logging.getLogger("carryall.runtime.engine")

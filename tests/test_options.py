@@ -126,7 +126,7 @@ def test_values_become_their_type(given: dict[str, Any], kept: dict[str, Any]) -
             {"size": 2**63},
             "size must be a number of bytes, at least 1, or None, not 9223372036854775808 .the largest",
         ),
-        ({"size": 10**5000}, "not one int of thousands of digits"),
+        ({"size": 10**5000}, "not a value of type int with thousands of digits"),
         ({"mode": "odd"}, "mode must be one of fast, slow, not 'odd'"),
         ({"group": "odd"}, "group must be an integer, or auto, not 'odd'"),
         ({"path": 3}, "path must be a path, or None, not 3"),

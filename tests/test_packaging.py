@@ -1,4 +1,4 @@
-"""What a user's `pip install` gets. Faults here are silent, so the wheel's file list is asserted."""
+"""The files of the wheel. A missing file causes no error in a build, so the list is checked here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from an sdist, which is built from this checkout."""
+    """Build a wheel from an sdist of this checkout."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def source_files() -> set[str]:
-    """Every file of the package that belongs into the wheel, as the wheel should name it."""
+    """Return the names in the wheel of all files of the package."""
     found = {f"carryall/{name}" for name in FILES}
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):

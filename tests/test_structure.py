@@ -1,4 +1,4 @@
-"""The rooms of the package: which may import which, how large they may grow, and that tests mirror them."""
+"""The layers of the package: allowed imports, the size of folders, and tests that mirror the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
-MOST_FILES = 20  # in one folder
+MAX_FILES = 20  # in one folder
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
 
@@ -76,7 +76,7 @@ def modules(folder: str) -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield what a module imports, absolute, with carryall's own modules starting with a dot."""
+    """Yield the absolute names that a module imports; names of carryall's modules start with a dot."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -86,7 +86,7 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
             prefix = "." + ".".join(part for part in base if part)
-            # `from . import x` may name a module or a value; both lie in the same folder.
+            # `from . import x` may name a module or a value; both are in the same folder.
             yield from (f"{prefix.rstrip('.')}.{alias.name}" for alias in node.names)
 
 
@@ -100,7 +100,7 @@ def room_of(name: str) -> str:
 
 
 def is_discovery(name: str) -> bool:
-    """Whether the import is of a folder whose ``__init__`` is empty: a registry looks into it for modules."""
+    """Return whether the import is of a folder with an empty ``__init__``, which a registry scans."""
     init = ROOT / name.lstrip(".").replace(".", "/") / "__init__.py"
     return init.is_file() and len(ast.parse(init.read_text()).body) == 1
 
@@ -146,7 +146,7 @@ def test_the_bottom_imports_nothing_of_carryall(name: str) -> None:
     assert [found for found in imports(ROOT / name) if found.startswith(".")] == []
 
 
-# Names that mean nothing else; ``logits`` and ``input_ids`` are words of other interfaces too.
+# Names of the contract only; ``logits`` and ``input_ids`` occur in other interfaces too.
 CONTRACT = (
     *("past_key_values", "seqlens_k", "total_sequence_length", "cache_rows"),
     *("logits_positions", "last_hidden_state", "sliding_windows"),
@@ -154,7 +154,7 @@ CONTRACT = (
 
 
 def test_names_of_the_contract_are_spelled_once() -> None:
-    """In code, not in docstrings and sentences."""
+    """Counts string literals in code, not docstrings or sentences."""
     found = [
         (path.relative_to(ROOT).as_posix(), node.value)
         for folder in ("exporter", "graph_opt", "providers", "runtime/models")
@@ -183,7 +183,7 @@ def test_no_folder_is_a_heap() -> None:
         for folder in (*FOLDERS, "tests", "tools", "examples", "benchmarks")
         for path in modules(folder)
     )
-    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
 
 
 def test_tests_mirror_the_package() -> None:

@@ -71,7 +71,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure the perplexity of a model, and its divergence from a reference.
+    """Measure perplexity, and the divergence from a reference model.
 
     Perplexity is exp of the mean negative log-likelihood per token; lower is better. The text is scored in
     overlapping windows, every token once. --reference adds the Kullback-Leibler divergence from the

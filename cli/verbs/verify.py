@@ -44,7 +44,7 @@ def command(
     integrity: bool,
     as_json: bool,
 ) -> None:
-    """Compare the results of two models, or check the files of a package.
+    """Compare two models, or check the files of a package.
 
     A and B run on the same inputs, on the CPU. Decoders run on tokens: a prompt with A's greedy output, a
     sequence in pieces, a padded batch, and a long KV cache; one may be portable and the other lowered. Their

@@ -1,5 +1,5 @@
-"""Offline jobs: files of requests in, files of results out, every line answered exactly once.
+"""Batch jobs: read files of requests, write files of results, and answer every line exactly once.
 
-A job's rows come from `inputs`, become `lines`, are answered by `workers`, and go to the journal of `jobs`,
-from which `output` writes the files. `execute` does all that for a `spec`; `api` is `carryall.batch`.
+`inputs` reads rows and parses them into requests. `workers` answer the requests. `jobs` stores the answers
+in a journal and writes the output files from it. `execute` runs a `BatchSpec`; `api` is `carryall.batch`.
 """

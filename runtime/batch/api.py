@@ -47,16 +47,16 @@ Record = dict[str, Any]
 
 
 class BatchJob:
-    """A job that runs in a thread of this process; ``run`` makes it.
+    """A job that runs in a thread of this process. ``run`` creates it.
 
-    Iterating yields the records of output, failed ones included, as they are committed; those of earlier runs
-    come first. The thread goes on if nobody iterates.
+    Iterating yields the output records, failed ones included, as they are committed. Records of earlier runs
+    come first. The job runs whether or not anything iterates.
 
     Args:
         spec: the job.
         restart: see ``execute``.
-        open_executor: see there.
-        cleanup: called when the job is closed.
+        open_executor: see ``execute``.
+        cleanup: closed when the job is closed.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class BatchJob:
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> Outcome:
-        """Wait until the job has ended, finished or stopped.
+        """Wait until the job is finished or stopped; return its outcome.
 
         Args:
-            timeout: seconds.
+            timeout: the longest wait in seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: it goes on.
-            CarryallError, OSError: what ended it.
+            TimeoutError: the job still runs.
+            CarryallError, OSError: the job failed with this error.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"the job {self.folder} goes on")
+            raise TimeoutError(f"the job {self.folder} still runs")
         if self._error is not None:
             raise self._error
         if self._outcome is None:
@@ -100,11 +100,11 @@ class BatchJob:
         return self._outcome
 
     def stop(self) -> None:
-        """Ask the job to stop; what is answered stays answered. ``wait`` for it to happen."""
+        """Ask the job to stop and return at once. Its answers are kept; ``wait`` waits for the end."""
         self._stop.set()
 
     def status(self) -> Record:
-        """OpenAI's batch object; see ``job_status``."""
+        """Return the state of the job as an OpenAI batch object; see ``job_status``."""
         self._begun.wait()
         if self._error is not None and not self.folder.exists():
             raise self._error
@@ -112,15 +112,15 @@ class BatchJob:
 
     @property
     def totals(self) -> Totals:
-        """Sums over the answers so far."""
+        """The sums over the answers so far."""
         with self._journal() as journal:
             return journal.totals()
 
     def results(self) -> Iterator[Record]:
-        """Records of the lines that succeeded, in the order of the input, once the job has ended.
+        """Wait for the job, then yield the records of the lines that succeeded, in the order of the input.
 
         Raises:
-            CarryallError, OSError: what ended it.
+            CarryallError, OSError: the job failed with this error.
         """
         self.wait()
         with self._journal() as journal:
@@ -131,7 +131,7 @@ class BatchJob:
         """Yield records as they are committed.
 
         Raises:
-            CarryallError, OSError: what ended the job.
+            CarryallError, OSError: the job failed with this error.
         """
         self._begun.wait()
         if self._outcome is None and self._error is not None:
@@ -189,18 +189,18 @@ def run(
     open_executor: OpenExecutor | None = None,
     **options: Any,
 ) -> BatchJob:
-    """Begin a job, or go on with it, in a thread.
+    """Start or resume a job in a thread.
 
     Args:
-        source: a file, glob or URL, a list of these, or requests (mappings, as lines of JSON hold them).
+        source: a file, glob or URL, a list of these, or requests (mappings with the fields of a JSON line).
         output: file or URL of the results; None keeps them in a temporary folder until the job is closed.
         model: as for ``load_model``.
-        restart: drop the answers there are.
+        restart: delete existing answers first.
         open_executor: see ``execute``.
         **options: the other fields of ``BatchSpec``.
 
     Raises:
-        UsageError: an option is wrong. What else is found out later is raised by the job's methods.
+        UsageError: an option is wrong. The methods of the job raise errors that are found later.
     """
     stack = contextlib.ExitStack()
     try:
@@ -223,17 +223,17 @@ def retry_failed(job: str | Path) -> BatchJob:
     """Answer the failed lines of a job again.
 
     Args:
-        job: its folder, or its output.
+        job: the folder or the output of the job.
 
     Raises:
-        UsageError: there is no such job, or a process works on it.
+        UsageError: the job does not exist, or a process works on it.
     """
     spec, _ = drop_failed(str(job))
     return BatchJob(spec)
 
 
 def _inputs(source: str | Path | Iterable[str | Path | Mapping[str, Any]], folder: Path) -> Sequence[str]:
-    """Names of files; requests are written to one in the job's folder."""
+    """Return the names of the input files; requests are written to a file in the job's folder."""
     if isinstance(source, str | Path):
         return [str(source)]
     items = iter(source)
@@ -250,6 +250,6 @@ def _inputs(source: str | Path | Iterable[str | Path | Mapping[str, Any]], folde
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers, dates and the like, as JSON has them."""
+    """Convert a value that JSON lacks: NumPy scalars become Python numbers, others strings."""
     item = getattr(value, "item", None)
     return item() if callable(item) else str(value)

@@ -1,4 +1,4 @@
-"""From what a user asks to a finished job."""
+"""Run a batch job from its specification to its output files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OpenExecutor = Callable[[BatchSpec, str, int, Progress | None], Executor]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job.
+    """The result of one run of a job.
 
     Args:
-        totals: sums over all its runs.
-        answered_before: lines that were answered when this run began.
-        finished: whether every line is answered and the output written; else the job was stopped.
-        folder: of the job.
+        totals: sums over all runs of the job.
+        answered_before: number of lines that were answered before this run.
+        finished: whether every line is answered and the output is written. False: the job was stopped.
+        folder: the folder of the job.
     """
 
     totals: Totals
@@ -55,22 +55,22 @@ def execute(
     progress: Progress | None = None,
     open_executor: OpenExecutor | None = None,
 ) -> Outcome:
-    """Do a job, or what is left of it.
+    """Run a job, or the rest of it.
 
     Args:
         spec: the job.
-        restart: forget the answers there are, whatever job they are of.
-        tell: told of events, by name with facts: ``start``, ``loaded``, ``progress``, ``paused`` and
-            ``resumed``.
-        stop: ends the run early once it is set.
-        progress: told about every tensor written while the model is made ready.
-        open_executor: gives what answers the lines, from the job, the model's name, the creation
-            time and ``progress``.
+        restart: delete the answers in the job's folder first, also those of another job.
+        tell: called with the name and the facts of each event: ``start``, ``loaded``, ``progress``,
+            ``paused`` and ``resumed``.
+        stop: the run ends early once this is set.
+        progress: called for every tensor that is written while the model is prepared.
+        open_executor: returns the executor that answers the lines. Its arguments are the job, the model's
+            name, the creation time and ``progress``.
 
     Raises:
         JobChangedError: the folder holds the answers of another input, model or options.
-        UsageError: the job cannot be done as asked; nothing was written.
-        CarryallError, OSError: it failed; the answers so far are kept.
+        UsageError: the job cannot run with these options; nothing was written.
+        CarryallError, OSError: the job failed; the answers so far are kept.
     """
     execution = _Execution(
         spec, tell, stop or threading.Event(), progress, open_executor or make_executor, spec.source()
@@ -80,7 +80,7 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """One run of a job, from what a user asks to the outcome; see ``execute``."""
+    """One run of a job; see ``execute``."""
 
     spec: BatchSpec
     tell: Tell
@@ -90,11 +90,11 @@ class _Execution:
     source: Source
 
     def run(self, *, restart: bool) -> Outcome:
-        """Open the job, do it, and close it."""
+        """Open the job, run it, and close it."""
         spec = self.spec
         _refuse_output_as_input(spec, self.source)
         content = self.source.content() if self.source.rereadable else None
-        stamp = model_stamp(spec.model)  # first: what is replaced from now on shows
+        stamp = model_stamp(spec.model)  # first, so that later changes of the files are seen
         quantize = spec.loading.get("quantize")
         identity = model_identity(spec.model, quantize=quantize, progress=self.progress)
         watch = ModelWatch(spec, identity, stamp)
@@ -119,7 +119,7 @@ class _Execution:
         return Outcome(totals, before.answered, job.finished, folder)
 
     def _answer(self, job: Job, watch: ModelWatch) -> Totals:
-        """Answer what is left; return the sums over all runs."""
+        """Answer the lines that have no answer; return the sums over all runs."""
         if job.journal.fact("label") is None:
             job.journal.state_facts({"label": self.spec.model})
         label, created = str(job.journal.fact("label")), int(job.journal.fact("created"))
@@ -139,11 +139,13 @@ class _Execution:
 
 
 def make_executor(spec: BatchSpec, label: str, created: int, progress: Progress | None = None) -> Executor:
-    """What answers the lines of a job: an engine here, workers of several providers, or a cluster."""
+    """Open the executor of a job: an engine in this process, worker processes, or a Ray cluster."""
     worker = spec.worker(label, created)
     if spec.ray is not None:
         if spec.providers:
-            raise UsageError("workers on a Ray cluster run on --provider; --worker is for this machine")
+            raise UsageError(
+                "--worker cannot be used with --ray; use --provider for workers on a Ray cluster"
+            )
         return cluster_pool(worker, spec.ray, spec.ray_workers, spec.ray_resources)
     if not spec.providers:
         return open_worker(worker, progress)
@@ -153,7 +155,7 @@ def make_executor(spec: BatchSpec, label: str, created: int, progress: Progress 
 
 
 def numbered(providers: Sequence[str]) -> list[tuple[str, str]]:
-    """Each provider with a name for its worker: ``cpu``, ``cpu#2``."""
+    """Return each provider with a unique name of its worker: ``cpu``, ``cpu#2``."""
     counts: dict[str, int] = {}
     found = []
     for provider in providers:
@@ -164,18 +166,18 @@ def numbered(providers: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def worker_on(worker: WorkerSpec, provider: str, name: str) -> WorkerSpec:
-    """The same worker on another provider, with a short read-ahead: lines wait for whoever is free."""
+    """Return the worker on another provider, with a short read-ahead so that free workers get lines."""
     loading = {**worker.loading, "provider": provider}
     return dataclasses.replace(worker, loading=loading, worker=name, window=2 * PIECE_LINES)
 
 
 class ModelWatch:
-    """Notices that a model's files were replaced.
+    """Detects that a model's files were replaced.
 
     Args:
-        spec: names the model.
-        identity: its identity when the job began.
-        stamp: of the files at that time.
+        spec: the job, which names the model.
+        identity: the identity of the model when the job began.
+        stamp: the stamp of its files at that time.
     """
 
     def __init__(self, spec: BatchSpec, identity: dict[str, str], stamp: object) -> None:
@@ -184,22 +186,22 @@ class ModelWatch:
         self._stamp = stamp
 
     def check(self) -> None:
-        """Compare the files' sizes and times, and where these changed what the files are.
+        """Compare the sizes and times of the files; where these changed, compare the identity.
 
         Raises:
-            PackageError: the model is another one, or gone.
+            PackageError: the model was replaced or deleted.
         """
         try:
             stamp = model_stamp(self._spec.model)
         except OSError as error:
-            raise PackageError(f"{self._spec.model} went away while the job ran: {error}") from error
+            raise PackageError(f"{self._spec.model} was deleted while the job ran: {error}") from error
         if stamp == self._stamp:
             return
         now = model_identity(self._spec.model, quantize=self._spec.loading.get("quantize"))
         if now != self._identity:
             raise PackageError(
-                f"{self._spec.model} was replaced while the job ran; the answers so far are of the model as "
-                "it was. Put it back to go on, or use --restart"
+                f"{self._spec.model} was replaced while the job ran; the answers so far come from the old "
+                "model. Restore the old model to resume, or use --restart"
             )
         self._stamp = stamp
 
@@ -215,7 +217,7 @@ def _refuse_output_as_input(spec: BatchSpec, source: Source) -> None:
 
 
 def _explained(error: JobChangedError, spec: BatchSpec, source: Source, content: Content | None) -> str:
-    """The refusal, with where the input changed if it did."""
+    """Return the error's message, with the first changed line if the input changed."""
     if content is None:
         return str(error)
     journal = Journal(spec.paths.folder, read_only=True)
@@ -223,16 +225,16 @@ def _explained(error: JobChangedError, spec: BatchSpec, source: Source, content:
         before = (journal.fact("job") or {}).get("input", {})
         if before.get("sha256") == content.sha256:
             return str(error)
-        return f"{error}. Of the input: {first_change(journal, source)}"
+        return f"{error}. Input: {first_change(journal, source)}"
     finally:
         journal.close()
 
 
 def retry_failed(folder_or_output: str) -> tuple[BatchSpec, int]:
-    """Drop the answers of a job's failed lines; return the job, to be executed again, and their number.
+    """Delete the answers of a job's failed lines; return the job, to be run again, and their number.
 
     Raises:
-        UsageError: there is no such job, or a process works on it.
+        UsageError: the job does not exist, or a process works on it.
     """
     folder = find_folder(folder_or_output)
     journal = Journal(folder, read_only=True)
@@ -241,7 +243,7 @@ def retry_failed(folder_or_output: str) -> tuple[BatchSpec, int]:
     finally:
         journal.close()
     if not details or not facts:
-        raise UsageError(f"{folder} holds no job: it was stopped before it began")
+        raise UsageError(f"{folder} holds no job: the job was stopped before it began; run it again")
     spec = BatchSpec.from_details({**details, "job": str(folder)})
     with open_job(spec.paths, facts, details, restart=False) as job:
         return spec, job.journal.drop_failed()

@@ -1,4 +1,4 @@
-"""What identifies a MODEL, so that a job goes on with the very same one."""
+"""The identity of a model, so that a job resumes with the same model only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 def model_identity(
     model: str, *, quantize: str | None = None, progress: Progress | None = None
 ) -> dict[str, str]:
-    """Digests of everything of a model that its answers depend on, by name; equal for equal models.
+    """Return digests of all parts of a model that its answers depend on, by name.
 
     Args:
-        model: as for ``load_model``; exported and quantized into the cache where that is needed.
-        quantize: as there.
-        progress: told about every tensor written.
+        model: as for ``load_model``; exported and quantized into the cache where needed.
+        quantize: as for ``load_model``.
+        progress: called for every tensor that is written.
 
     Raises:
         CarryallError: as ``resolve_model``.
@@ -36,18 +36,18 @@ def model_identity(
 
 
 def model_stamp(model: str) -> Stamp:
-    """Sizes and times of a model's files where the user keeps it; they change when a file is replaced."""
+    """Return sizes and times of a model's source files; they change when a file is replaced."""
     path = _located(model)
     return tuple(_facts(file) for file in sorted([path] if path.is_file() else path.iterdir()))
 
 
-# Asked every second: a hub id is looked up once.
+# The model is checked every second; a hub id is looked up once.
 _located = functools.cache(find_model)
 
 
 def _facts(path: Path) -> tuple[str, int, int, int]:
     stat = path.stat()
-    # A copy may keep the time of modification, but not that of the change.
+    # A copy may keep st_mtime, but not st_ctime.
     return path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 

@@ -1,4 +1,4 @@
-"""A job from its input to its output: rows in, answers to the journal, files at the end."""
+"""Run a job: read rows, commit answers to the journal, write the output files at the end."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _POLL_SECONDS = 0.5
 
 
 class Executor(Protocol):
-    """Answers lines: an engine of this process, other processes, or a cluster."""
+    """Answers lines, with an engine in this process, other processes, or a cluster."""
 
     def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
         """Yield one answer a line, in any order; ``lines`` may be read in another thread."""
 
     def facts(self) -> dict[str, Any]:
-        """What is to be noted of the run in the journal."""
+        """Return facts about the run for the journal."""
 
     def close(self) -> None:
         """Free the models."""
 
 
 class BatchRun:
-    """One run of a job; it begins where the last one stopped.
+    """One run of a job; it resumes where the last run stopped.
 
     Args:
-        job: opened, so that no other process works on it.
+        job: the open job; its lock keeps other processes out.
         source: the rows.
-        template: makes requests of records.
-        tell: told of ``progress``, ``paused``, ``resumed``, by name with facts.
-        stop: ends the run early once it is set; what is answered stays answered.
-        endpoint: the only url that lines may ask; None allows all.
-        check_model: raises if the model was replaced meanwhile.
+        template: makes requests from records.
+        tell: called with the name and the facts of each event: ``progress``, ``paused``, ``resumed``.
+        stop: the run ends early once this is set; its answers are kept.
+        endpoint: the only url that lines may use; None allows all.
+        check_model: raises an error if the model was replaced during the run.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BatchRun:
         """Answer every line that has no answer yet, then write the output; return the sums over all runs.
 
         Raises:
-            CarryallError, OSError: the job cannot go on; the answers so far are kept.
+            CarryallError, OSError: the job failed; the answers so far are kept.
         """
         journal = self._job.journal
         journal.state_facts({"state": RUNNING})
@@ -91,8 +91,8 @@ class BatchRun:
             journal.state_facts({"state": CANCELLED})
         elif (answered := journal.totals().answered) != self._rows:
             raise UsageError(
-                f"the input ends after {self._rows} lines, but {answered} were answered before; the input "
-                "was changed. Restore it, or drop the answers with --restart"
+                f"the input has {self._rows} lines, but {answered} lines have answers: the input was "
+                "changed. Restore it, or delete the answers with --restart"
             )
         else:
             finish(self._job, self._tell, self._stop)
@@ -103,12 +103,12 @@ class BatchRun:
         self._poll()
 
     def _poll(self) -> None:
-        """Stop if another process asked for it."""
+        """Stop if another process requested it."""
         if (self._job.paths.folder / CANCEL_FILE).exists():
             self._stop.set()
 
     def _lines(self, writer: GroupWriter, ids: CustomIds) -> Iterator[BatchLine]:
-        """The lines to be sent; bad ones are answered here, answered ones are skipped."""
+        """Yield the lines to run; skip lines that have answers; answer bad lines with their error."""
         for rows in _pieces(self._source, _READ_ROWS):
             done = self._job.journal.finished(rows[0].number, rows[-1].number)
             self._rows += len(rows)
@@ -116,7 +116,7 @@ class BatchRun:
                 if self._stop.is_set():
                     return
                 if row.number in done:
-                    _pass_over(row, done[row.number], ids)
+                    _skip_answered(row, done[row.number], ids)
                     continue
                 line = parse_row(row, self._template, self._endpoint)
                 if isinstance(line, BatchLine):
@@ -131,41 +131,41 @@ class BatchRun:
 
 
 def finish(job: Job, tell: Tell, stop: threading.Event) -> None:
-    """Write the output of a job that has all answers, and note that it is finished.
+    """Write the output of a job that has all answers, and mark it as finished.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the output cannot be written.
     """
     job.journal.state_facts({"owns_output": True})
     while_full(lambda: export(job.journal, job.paths.output, job.paths.errors), tell, stop)
     job.journal.state_facts({"state": FINISHED, "completed_at": int(time.time())})
 
 
-def _pieces(source: Source, most: int) -> Iterator[list[Row]]:
+def _pieces(source: Source, max_rows: int) -> Iterator[list[Row]]:
     piece: list[Row] = []
     for row in source:
         piece.append(row)
-        # A pipe may keep us waiting for more: its lines are sent as they come.
-        if len(piece) >= most or not source.rereadable:
+        # A pipe may deliver slowly, so its lines run as they arrive.
+        if len(piece) >= max_rows or not source.rereadable:
             yield piece
             piece = []
     if piece:
         yield piece
 
 
-def _pass_over(row: Row, done: tuple[bytes, bytes | None], ids: CustomIds) -> None:
+def _skip_answered(row: Row, done: tuple[bytes, bytes | None], ids: CustomIds) -> None:
     digest, key = done
     if digest != row.digest:
         raise UsageError(
-            f"line {row.number} of the input is not the one that was answered before; the input was changed. "
-            "Restore it, or drop the answers with --restart"
+            f"line {row.number} of the input differs from the line that was answered: the input was changed. "
+            "Restore it, or delete the answers with --restart"
         )
     if key is not None:
         ids.first_use(key, row.number)
 
 
 def first_change(journal: Journal, source: Source) -> str:
-    """Which answered lines of an input that changed are not what they were, in words."""
+    """Return a sentence on the answered lines of a changed input: how many changed, and the first."""
     changed, first, answered = 0, None, 0
     for rows in _pieces(source, _READ_ROWS):
         done = journal.finished(rows[0].number, rows[-1].number)
@@ -175,5 +175,5 @@ def first_change(journal: Journal, source: Source) -> str:
                 if done[row.number][0] != row.digest:
                     changed, first = changed + 1, first or row.number
     if first is None:
-        return f"the {answered} lines answered so far are as they were"
-    return f"{changed} of the lines answered so far changed, the first is line {first}"
+        return f"the {answered} answered lines are unchanged"
+    return f"{changed} of the answered lines changed; the first is line {first}"

@@ -1,4 +1,4 @@
-"""What a user asks of a batch job."""
+"""The specification of a batch job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .jobs.output import check_output
 from .workers.offline import WINDOW_LINES
 from .workers.worker import WorkerSpec
 
-# How a model is loaded, as far as its answers depend on it. The others say where and how fast it runs.
-_DECISIVE = (
+# Loading options that the answers depend on. The other options change where and how fast the model runs.
+_ANSWER_OPTIONS = (
     *("context_length", "kv_cache_dtype", "chat_template"),
     *("context_shift", "attention_sinks", "kv_eviction_tokens"),
 )
@@ -27,28 +27,28 @@ _DECISIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """A batch job, in values that JSON holds.
+    """A batch job; all values are JSON values.
 
     Args:
         inputs: files, globs and URLs of JSON lines, CSV or Parquet; ``-`` is stdin.
-        output: file or URL of the results: JSON lines, or Parquet if it ends so.
+        output: file or URL of the results: Parquet if it ends in ``.parquet``, else JSON lines.
         model: as for ``load_model``.
         errors: file or URL of the errors; None derives it from ``output``.
         job: folder of the journal; None is ``OUTPUT.job``.
-        loading: fields of ``ModelConfig`` and ``EngineConfig``, in values that JSON holds.
-        providers: where workers run, each in a process of its own; none is one worker in this process, on
-            the provider of ``loading``.
-        endpoint: the only url that lines may ask; None allows all.
-        template: Jinja source that makes a prompt of a record.
+        loading: fields of ``ModelConfig`` and ``EngineConfig``, as JSON values.
+        providers: the provider of each worker process. Empty: one worker in this process, on the provider
+            of ``loading``.
+        endpoint: the only url that lines may use; None allows all.
+        template: Jinja source that makes a prompt from a record.
         kind: what the template's text is.
         system: see ``PromptTemplate``.
-        id_column: see there.
-        keep: columns of the input that the output repeats.
-        sampling: options of lines that do not state them, as in a request's body.
-        seed: from which the seeds of lines are derived that state none.
+        id_column: see ``PromptTemplate``.
+        keep: columns of the input that are copied to the output.
+        sampling: defaults of the sampling options, named as in a request's body.
+        seed: the seed of the job; lines without a seed derive theirs from it and from their number.
         ray: address of a Ray cluster that runs the lines; ``local`` starts one.
-        ray_workers: how many workers there.
-        ray_resources: what each of them takes, such as ``{"num_gpus": 1}``; None is one CPU.
+        ray_workers: number of workers on the cluster.
+        ray_resources: resources of each of these workers, such as ``{"num_gpus": 1}``; None is one CPU.
     """
 
     inputs: Sequence[str]
@@ -74,21 +74,21 @@ class BatchSpec:
         if self.endpoint is not None and self.endpoint not in URLS:
             raise UsageError(f"the endpoint must be one of {', '.join(URLS)}, not {self.endpoint!r}")
         if self.template is None and (self.system is not None or self.kind != "prompt"):
-            raise UsageError("a system message and the kind of prompt need a template")
+            raise UsageError("'system' and 'kind' need a template")
         if self.system is not None and self.kind != "chat":
-            raise UsageError("a system message needs the template to make a chat")
+            raise UsageError(f"a system message needs the kind chat, not {self.kind}")
 
     @property
     def paths(self) -> JobPaths:
-        """Where the job keeps what."""
+        """The files and the folder of the job."""
         return JobPaths.of(self.output, self.errors, self.job)
 
     def prompt_template(self) -> PromptTemplate:
-        """What makes requests of records."""
+        """Return the template that makes requests from records."""
         return PromptTemplate(self.template, self.kind, self.system, self.id_column, tuple(self.keep))
 
     def facts(self, content: Content | None, identity: Mapping[str, str]) -> Facts:
-        """What the job's answers depend on."""
+        """Return everything that the job's answers depend on: input, model and options."""
         options: Facts = {
             "endpoint": self.endpoint,
             "template": self.template,
@@ -97,7 +97,7 @@ class BatchSpec:
             "id_column": self.id_column,
             "keep": list(self.keep),
             "seed": self.seed,
-            **{name: self.loading.get(name) for name in _DECISIVE},
+            **{name: self.loading.get(name) for name in _ANSWER_OPTIONS},
             **self.sampling,
         }
         return {
@@ -107,7 +107,7 @@ class BatchSpec:
         }
 
     def details(self) -> Facts:
-        """All of it, to do the job again later, from any folder; callbacks do not travel."""
+        """Return all fields as JSON values with absolute paths, for ``from_details``."""
         found = dataclasses.asdict(self)
         found["inputs"] = [_absolute(name) for name in self.inputs]
         for name in ("output", "errors", "job"):
@@ -118,13 +118,13 @@ class BatchSpec:
 
     @classmethod
     def from_details(cls, details: Facts) -> BatchSpec:
-        """What ``details`` gave."""
+        """Return the job of these ``details``; unknown names are ignored."""
         known = {each.name for each in dataclasses.fields(cls)}
         given = {name: value for name, value in details.items() if name in known}
         return cls(**given)
 
     def worker(self, label: str, created: int) -> WorkerSpec:
-        """What workers of the job need to know."""
+        """Return the specification of the job's workers."""
         return WorkerSpec(
             model=self.model,
             loading=self.loading,
@@ -132,16 +132,16 @@ class BatchSpec:
             sampling=self.sampling,
             seed=self.seed,
             created=created,
-            # Lines of a pipe are answered as they come, instead of waiting for a window of them.
+            # Lines of a pipe are answered as they arrive, without waiting for a full window.
             window=1 if STREAM in self.inputs else WINDOW_LINES,
         )
 
     def source(self) -> Source:
-        """The rows of the inputs, which are looked at.
+        """Open the inputs, check their columns and return their rows.
 
         Raises:
-            UsageError: an input does not exist, or its columns do not suffice.
-            MissingExtraError: one needs a package that is not installed.
+            UsageError: an input does not exist, or lacks a column.
+            MissingExtraError: an input or the output needs a package that is not installed.
         """
         source, template = Source(self.inputs), self.prompt_template()
         check_output(self.output, self.keep)

@@ -1,4 +1,4 @@
-"""Lines answered as they come, without a journal: what a pipe gets."""
+"""Answer lines as they arrive, without a journal, for pipes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def stream(
     endpoint: str | None = None,
     stop: threading.Event | None = None,
 ) -> Totals:
-    """Answer all rows, in the order of finishing, failed ones included; return the sums.
+    """Answer all rows; write the answers, failed ones included, as they finish; return the sums.
 
     Args:
-        executor: answers lines.
+        executor: answers the lines.
         source: the rows.
-        template: makes requests of records.
-        write: takes one line of output, without its line break; called by two threads in turn.
-        endpoint: the only url that lines may ask; None allows all.
-        stop: ends the run early once it is set.
+        template: makes requests from records.
+        write: writes one line of output, given without its line break. Two threads call it, one at a time.
+        endpoint: the only url that lines may use; None allows all.
+        stop: the run ends early once this is set.
     """
     totals, turn, ids = Totals(), threading.Lock(), CustomIds()
 

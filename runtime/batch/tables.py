@@ -1,4 +1,4 @@
-"""Answers for the rows of a table in memory: pandas, Polars, or Hugging Face datasets."""
+"""Answer the rows of a table in memory: pandas, Polars, or Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def map_table(
     strict: bool = True,
     **options: Any,
 ) -> Any:
-    """A copy of a table with one more column: the text that answers each row.
+    """Return a copy of a table with one more column: the generated text of each row.
 
     Args:
         table: a pandas or Polars DataFrame, or a datasets.Dataset. None of these packages is imported here.
         template: Jinja source over the columns, such as ``Summarize: {{ text }}``.
         model: as for ``load_model``.
-        into: the new column.
-        strict: raise if a row fails; else its text is None.
-        **options: of ``carryall.batch.run``. With ``output``, the job can be resumed by the same call.
+        into: the name of the new column.
+        strict: raise if a row fails; otherwise the text of a failed row is None.
+        **options: options of ``carryall.batch.run``. With ``output``, the same call resumes the job.
 
     Raises:
-        UsageError: the table is of no known kind, has the column, or an option is wrong.
-        RequestError: a row failed, with ``strict``.
+        UsageError: the kind of table is unknown, the table has the column already, or an option is wrong.
+        RequestError: a row failed, and ``strict`` is True.
     """
     from .api import run
 
@@ -55,10 +55,10 @@ def map_table(
 
 
 def _adapter(table: Any, into: str) -> tuple[Iterable[Mapping[str, Any]], Any]:
-    """The rows of a table, and what adds a column to it."""
+    """Return the rows of a table, and a function that returns the table with a column added."""
     columns = list(getattr(table, "column_names", getattr(table, "columns", ())))
     if into in columns:
-        raise UsageError(f"the table has a column '{into}'; name another one with into=")
+        raise UsageError(f"the table already has a column '{into}'; choose another name with into=")
     if hasattr(table, "add_column"):  # datasets.Dataset
         return table, lambda values: table.add_column(into, values)
     if hasattr(table, "iter_rows"):  # polars.DataFrame
@@ -67,5 +67,5 @@ def _adapter(table: Any, into: str) -> tuple[Iterable[Mapping[str, Any]], Any]:
     if hasattr(table, "to_dict") and hasattr(table, "assign"):  # pandas.DataFrame
         return table.to_dict(orient="records"), lambda values: table.assign(**{into: values})
     raise UsageError(
-        f"a table is a pandas or Polars DataFrame or a datasets.Dataset, not {type(table).__name__}"
+        f"the table must be a pandas or Polars DataFrame or a datasets.Dataset, not {type(table).__name__}"
     )

@@ -1,4 +1,4 @@
-"""What the tests of several verbs need: a cache of their own, tiny models."""
+"""Fixtures of several verbs: a separate cache, tiny models."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_package(tiny_checkpoint: Path) -> Path:
-    """The same, exported."""
+    """Return the checkpoint, exported."""
     return export_package(tiny_checkpoint, tiny_checkpoint.with_name("package")).path

@@ -1,4 +1,4 @@
-"""Damaged and invalid models: every verb that reads a graph says so in one line and writes nothing."""
+"""Damaged and invalid models: every verb that reads a graph gives a one-line error and writes nothing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from carryall.options import Option, declared
 
 FIELDS = {(table, name): one for table, owner in TABLES.items() for name, one in declared(owner).items()}
 ENGINE_VERBS = ("run", "chat", "serve", "batch", "bench")
-# Fields that mean nothing to a verb, and why: bench makes its own prompts and as many slots as it needs, eval
+# Fields that do not apply to a verb. bench makes its own prompts and as many slots as it needs, eval
 # reads texts without an engine, and only a service has clients that a full queue could refuse.
 WITHOUT = {
     "run": {"max_queue"},
@@ -41,7 +41,7 @@ class Processor:
 
 
 def other_value(option: Option) -> tuple[str, Any]:
-    """A text, and the value that it means, which is not the option's default."""
+    """Return a string and its parsed value, which differs from the option's default."""
     if option.name == "provider_options":
         return "threads=3", {"threads": 3}
     if option.name == "logits_processors":
@@ -86,7 +86,7 @@ def test_every_field_is_an_explained_flag_and_variable_of_every_verb(name: str) 
 
 @pytest.fixture
 def shown() -> Callable[..., Any]:
-    """What a command with all options was given."""
+    """Return the values that a command with all options receives."""
     seen: list[Chosen] = []
 
     @click.command()
@@ -107,7 +107,7 @@ def chosen_value(chosen: Chosen, table: str, field: str) -> Any:
 
 
 def partner(field: str) -> tuple[str, ...]:
-    """What a field needs beside it."""
+    """Return the flags that a field needs."""
     return ("--speculative", "prompt-lookup") if field == "num_speculative_tokens" else ()
 
 

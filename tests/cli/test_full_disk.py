@@ -1,4 +1,4 @@
-"""A disk that is full or broken: one line that names the file and the reason, and nothing half-written."""
+"""A full or broken disk: a one-line error names the file and the reason, and no partial file is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_file_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system of 64 kB; the tiny package takes 800."""
+    """A file system of 64 kB; the tiny package has 800 kB."""
     folder = tmp_path_factory.mktemp("disk")
     mount = shutil.which("mount")
     if mount is None or os.name == "nt" or os.geteuid() != 0:
@@ -88,7 +88,7 @@ def test_a_full_disk_under_the_cache_is_one_line(
 
 
 def failing(number: int, after: int = 0) -> Callable[..., Any]:
-    """A function of the operating system that fails from the ``after``-th call on."""
+    """Return an operating system function that fails from call number ``after`` on."""
     calls = 0
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def test_any_fault_of_a_writer_leaves_nothing(
 
 
 def test_an_error_without_a_number_gets_the_disk_s_reason(disk: Path) -> None:
-    """What NumPy's tofile raises."""
+    """NumPy's tofile raises an OSError without a number."""
     with pytest.raises(OSError, match=f"{FULL}: '.*/weights'") as caught, writing(disk / "weights"):
         raise OSError("190080 requested and 12288 written")
     assert caught.value.errno == errno.ENOSPC

@@ -16,7 +16,7 @@ from carryall.errors import CheckpointError, ModelNotFoundError
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does, in its own process."""
+    """Run the command in a separate process."""
     command = [sys.executable, "-m", "carryall", *args]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=120

@@ -1,4 +1,4 @@
-"""Every verb explains itself."""
+"""The help of every verb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carryall.cli.group import SUMMARIES
 
 
 def commands(verb: str) -> list[click.Command]:
-    """The verb, and what lies below it if it is a group."""
+    """Return the verb, and its subcommands if it is a group."""
     command = carryall.get_command(click.Context(carryall), verb)
     assert command is not None
     return [command, *(command.commands.values() if isinstance(command, click.Group) else ())]

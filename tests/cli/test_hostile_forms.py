@@ -1,4 +1,4 @@
-"""Files and values for the form of a text that are none: one line, the documented exit code, valid JSON."""
+"""Invalid values of structured output options: a one-line error, the documented exit code, valid JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every verb that runs a model takes the same options for where and how it is loaded, and passes them on."""
+"""Every verb that runs a model has the same loading options and passes them on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress goes to stderr, and only when somebody can use it."""
+"""Progress goes to stderr: a bar on a terminal, otherwise lines if the work takes long."""
 
 from __future__ import annotations
 

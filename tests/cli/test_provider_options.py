@@ -1,4 +1,4 @@
-"""--provider-option NAME=VALUE and --provider NAME:DEVICE reach the provider, which refuses what it lacks."""
+"""--provider-option NAME=VALUE and --provider NAME:DEVICE reach the provider, which rejects unknown ones."""
 
 from __future__ import annotations
 

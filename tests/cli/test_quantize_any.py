@@ -1,4 +1,4 @@
-"""``carryall quantize`` on ONNX files that are no decoders."""
+"""``carryall quantize`` on ONNX files that are not decoders."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def samples(tmp_path: Path) -> Path:
 
 
 def call(*arguments: Any) -> str:
-    """Run the verb, which must succeed; return what it prints."""
+    """Run the verb, check that it succeeds, and return its output."""
     result = CliRunner().invoke(carryall, ["quantize", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def refusal(*arguments: Any) -> str:
-    """Run the verb, which must refuse as wrong use, in one line; return that."""
+    """Run the verb, check that it fails with exit code 2 and one line, and return the line."""
     result = CliRunner().invoke(carryall, ["quantize", *map(str, arguments)], env={"COLUMNS": "400"})
     assert result.exit_code == 2, result.output
     lines = result.stderr.strip().splitlines()

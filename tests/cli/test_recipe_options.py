@@ -1,4 +1,4 @@
-"""Every field of a recipe is an option of ``carryall quantize``; bad numbers are one line and exit code 2."""
+"""Every field of a recipe is an option of ``carryall quantize``; bad numbers are an error of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of SamplingParams and StructuredOutput is a flag, or there is a reason why not."""
+"""Every field of SamplingParams and StructuredOutput is a flag, except for listed ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_FLAGS = {
 
 @pytest.fixture
 def given() -> Any:
-    """A function that reads flags as ``SamplingParams``, of a checkpoint with the options ``own``."""
+    """Return a function that parses flags to ``SamplingParams``; the checkpoint has the defaults ``own``."""
     seen: list[SamplingParams] = []
 
     def read(*args: str, **own: Any) -> SamplingParams:

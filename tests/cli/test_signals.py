@@ -1,4 +1,4 @@
-"""Signals to real processes: they end soon, with the documented code, and without a traceback."""
+"""Signals to real processes: they end soon, with the documented exit code and without a traceback."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes], numbers: Sequence[int]) -> tuple[int, str]:
-    """Send signals half a second apart; return how the process ended, and what it wrote to stderr."""
+    """Send signals half a second apart; return the exit code and stderr of the process."""
     try:
         for number in numbers:
             process.send_signal(number)

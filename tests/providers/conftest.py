@@ -1,4 +1,4 @@
-"""Every provider and stand-in that is available here, with a runner on a tiny model."""
+"""Fixtures of every available provider and test device, with a runner on a tiny model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 @pytest.fixture(scope="module")
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Package:
-    """A tiny model of the family that the test asks for, llama if it does not."""
+    """Return a tiny model of the family that the test requests, by default llama."""
     folder = tmp_path_factory.mktemp("contract")
     family = getattr(request, "param", "llama")
     return export_package(write_tiny(family, folder / "checkpoint"), folder / "package")
@@ -39,7 +39,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def model(provider: Provider, package: Package, tmp_path: Path) -> Path:
-    """A portable model, lowered as the provider wants it; of windowed ones some have no kernel."""
+    """Return a model lowered for the provider; skip if the provider has no kernel for sliding windows."""
     try:
         lowered, _ = run(package.load(), provider.passes(RunnerConfig(context_length=LOWERED)))
     except GraphError as error:

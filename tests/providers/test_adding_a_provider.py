@@ -1,4 +1,4 @@
-"""The provider that docs/adding_a_provider.md shows, taken from the page and run."""
+"""The provider of docs/adding_a_provider.md, read from the page and run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding_a_provider.md"
 
 @pytest.fixture
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A distribution with the page's code and its entry point."""
+    """Install a distribution with the page's code and its entry point."""
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     entry = re.search(r'^ *exact = "(.*)"$', PAGE.read_text(), re.MULTILINE)
     assert code is not None

@@ -1,4 +1,4 @@
-"""What every provider and runner must do; runs on each provider that is available here."""
+"""The contract of providers and runners, checked on each provider that is available here."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_failing_row_harms_no_other(open_runner: Callable[..., Runner], row: Row, why: str) -> None:
-    """The faulty step computes nothing; repeated without the faulty row it gives what it should."""
+    """The faulty step computes nothing; repeated without the faulty row it gives the right results."""
     runner, tokens = open_runner(), sequence(6, 5)
     expected = whole(runner, tokens)
     runner.forward([Row(1, tokens[:-1], 0)])

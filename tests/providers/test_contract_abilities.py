@@ -1,4 +1,4 @@
-"""What a runner may be able to do beside the least; runs on each provider that is available here and can."""
+"""The optional abilities of runners, checked on each available provider that has them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from carryall.providers.base import (
 )
 
 Open = Callable[..., Runner]
-# What the toy model needs to have them all.
+# Options that give the toy model all abilities.
 TOY: dict[str, object] = {
     "vocab_size": VOCAB,
     "top_logits": 8,
@@ -135,7 +135,7 @@ def test_kv_behind_windows_can_go(open_runner: Open, options: dict[str, object],
 
 
 def continued_elsewhere(runner: Runner, tokens: Tokens) -> Logits:
-    """Logits from token 526 on in a slot that got slot 0's newest KV as tiers give it."""
+    """Return the logits from token 526 on, in a slot that received slot 0's newest KV as from a tier."""
     moving = cast(MovableRunner, runner)
     runner.copy_prefix(0, 3, 512)
     parts = [part.copy() for part in moving.read_kv(0, 512, 14)]
@@ -144,7 +144,7 @@ def continued_elsewhere(runner: Runner, tokens: Tokens) -> Logits:
 
 
 def test_kv_that_stays_after_eviction_is_unchanged(open_runner: Open) -> None:
-    """With nothing to drop, nothing changes; else the slot gets smaller, and moves whole."""
+    """Without rows to evict nothing changes; otherwise the slot shrinks and can be moved as a whole."""
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 8), 150)
     if not runner.info.evicts_kv:
         pytest.skip("this runner cannot drop single tokens")

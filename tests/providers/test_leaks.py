@@ -1,4 +1,4 @@
-"""Memory stays flat over many sessions and many runs."""
+"""Memory does not grow over many sessions and many runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_megabytes() -> float:
-    """What is allocated and not freed, without what the allocator keeps for itself; 0 without glibc."""
+    """Return the allocated bytes in MB, without free memory of the allocator; 0 without glibc."""
     call = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if call is None:
         return 0.0
@@ -48,7 +48,7 @@ class Growth(NamedTuple):
 
 
 def growth(work: Callable[[int], None], warm: int, times: int) -> Growth:
-    """Megabytes that memory grows by over the last ``times`` calls."""
+    """Return the growth of memory in MB over the last ``times`` calls."""
     for i in range(warm):
         work(i)
     before, heap = resident_megabytes(), heap_megabytes()
@@ -82,7 +82,7 @@ def test_opening_and_closing_runners(model: Path, provider: Provider, times: int
 @PROVIDERS
 @pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_runs_of_every_length(model: Path, provider: Provider, times: int) -> None:
-    """Neither prompts of ever new lengths nor decode batches of ever new sizes keep memory."""
+    """Prompts of new lengths and decode batches of new sizes do not accumulate memory."""
     runner = provider.runner(model, RunnerConfig(max_slots=8, num_threads=1))
     rng = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""Nodes on another provider than asked: arithmetic on shapes may be, everything else is found."""
+"""Nodes on another provider than requested: shape arithmetic is allowed, everything else is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_arithmetic_on_shapes_may_run_on_the_cpu(model: Path) -> None:
 
 @pytest.mark.parametrize("stray", [MATMUL, QUICK, TABLE, SCALING], ids=str)
 def test_everything_else_is_a_stray(model: Path, stray: PlacedNode) -> None:
-    """An embedding is a Gather too: it reads a large weight, which no shape arithmetic does."""
+    """An embedding is a Gather too, but it reads a large weight, unlike shape arithmetic."""
     placed = {CUDA: [], CPU: [SHAPE, INDEX, stray]}
     for source in (model, model.read_bytes()):
         assert stray_nodes(placed, [CUDA], lambda source=source: heavy_nodes(source)) == [stray]  # type: ignore[misc]

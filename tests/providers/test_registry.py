@@ -16,7 +16,7 @@ from carryall.providers.targets.cpu import CpuProvider
 
 @pytest.fixture
 def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A third party's provider, one that cannot be imported, and one that is no provider."""
+    """A third-party provider, one that cannot be imported, and an object that is not a provider."""
     points = {
         "theirs": "carryall.providers.targets.cpu:CpuProvider",
         "broken": "nowhere:Thing",

@@ -1,1 +1,1 @@
-"""What a job reads: files of any place and kind as rows, and templates over them."""
+"""The input of a job: reads files into rows and turns rows into requests, by a template if one is given."""

@@ -1,4 +1,4 @@
-"""Files by name: local or remote, plain or compressed, read as a stream or replaced as a whole."""
+"""Read and atomically replace files: local or remote, plain or compressed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is a URL of a remote filesystem, such as ``s3://bucket/key``."""
+    """Return whether a name is a URL of a remote filesystem, such as ``s3://bucket/key``."""
     return "://" in name
 
 
 def plain_suffix(name: str) -> str:
-    """The suffix of a name in small letters, without that of a compression: ``.jsonl`` of ``a.jsonl.gz``."""
+    """Return the suffix in lower case, without a compression suffix: ``.jsonl`` for ``a.jsonl.gz``."""
     path = Path(name.rstrip("/").rpartition("/")[2])
     if path.suffix.lower() in _COMPRESSIONS:
         path = Path(path.stem)
@@ -36,7 +36,7 @@ def plain_suffix(name: str) -> str:
 
 
 def with_infix(name: str, infix: str, suffix: str | None = None) -> str:
-    """``results.jsonl.gz`` becomes ``results.INFIX.jsonl.gz``; ``suffix`` replaces ``.jsonl.gz``."""
+    """Return ``results.INFIX.jsonl.gz`` for ``results.jsonl.gz``; ``suffix`` replaces ``.jsonl.gz``."""
     folder, slash, last = name.rpartition("/")
     stem, dot, rest = last.partition(".")
     own = f"{dot}{rest}" if suffix is None else suffix
@@ -44,7 +44,7 @@ def with_infix(name: str, infix: str, suffix: str | None = None) -> str:
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """All files that names and globs stand for, those of one glob sorted.
+    """Return all files that names and globs match; the files of one glob are sorted.
 
     Raises:
         UsageError: a file does not exist, a glob matches none, or stdin is one of several.
@@ -83,11 +83,11 @@ def _expand_remote(name: str) -> list[str]:
 
 
 def filesystem(name: str) -> tuple[Any, str]:
-    """The fsspec filesystem of a URL, and the path in it.
+    """Return the fsspec filesystem of a URL, and the path in it.
 
     Raises:
-        MissingExtraError: fsspec, or what this kind of filesystem needs, is not installed.
-        UsageError: there is no such kind of filesystem.
+        MissingExtraError: fsspec is not installed.
+        UsageError: fsspec does not know this kind of filesystem, or a package that it needs is not installed.
     """
     try:
         import fsspec
@@ -104,10 +104,10 @@ def filesystem(name: str) -> tuple[Any, str]:
 
 @contextmanager
 def open_input(name: str) -> Iterator[BinaryIO]:
-    """Open a file, or stdin, to read what it holds, decompressed by its suffix.
+    """Open a file or stdin for reading; the suffix selects the decompression.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with contextlib.ExitStack() as stack:
         if name == STREAM:
@@ -136,7 +136,7 @@ def _decompressed(name: str, raw: Any) -> contextlib.AbstractContextManager[Bina
 
 def _compressed(name: str, raw: Any) -> contextlib.AbstractContextManager[BinaryIO]:
     openers: dict[str, Callable[[], Any]] = {
-        # Without name and time, so that equal content gives equal files.
+        # No name and no time, so that equal content gives equal files.
         ".gz": lambda: gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0),
         ".bz2": functools.partial(bz2.BZ2File, raw, "wb"),
         ".xz": lambda: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 -- closed by the caller
@@ -149,10 +149,10 @@ def _compressed(name: str, raw: Any) -> contextlib.AbstractContextManager[Binary
 
 
 def arrow(what: str) -> Any:
-    """The package pyarrow.
+    """Import and return pyarrow.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa
@@ -163,7 +163,7 @@ def arrow(what: str) -> Any:
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file of this name."""
+    """Return whether a file exists."""
     if is_remote(name):
         system, path = filesystem(name)
         return bool(system.exists(path))
@@ -171,7 +171,7 @@ def exists(name: str) -> bool:
 
 
 def remove(name: str) -> None:
-    """Delete a file, if it is there."""
+    """Delete a file if it exists."""
     if is_remote(name):
         system, path = filesystem(name)
         if system.exists(path):
@@ -181,7 +181,7 @@ def remove(name: str) -> None:
 
 
 def check_folder(name: str) -> None:
-    """Make sure that a file of this name can be made.
+    """Check that a file of this name can be created.
 
     Raises:
         UsageError: it names no file, or its folder does not exist or is not writable.
@@ -195,14 +195,14 @@ def check_folder(name: str) -> None:
         )
     folder = Path(name).absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} for the output; make it first")
+        raise UsageError(f"the folder {folder} of the output does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {folder} is not writable; choose another output")
 
 
 @contextmanager
 def replacing(name: str) -> Iterator[BinaryIO]:
-    """Open a file to write, which gets its name when the block ends without an error, and is whole then."""
+    """Open a file for writing. It appears under its name only when the block ends without an error."""
     if is_remote(name):
         system, path = filesystem(name)
         # Within a transaction, fsspec publishes a file at the end and discards it after an error.
@@ -210,20 +210,20 @@ def replacing(name: str) -> Iterator[BinaryIO]:
             yield stream
         return
     target = Path(name)
-    scratch = target.with_name(f".{target.name}.partial")  # one name: a killed run leaves one file at most
+    scratch = target.with_name(f".{target.name}.partial")  # a fixed name: killed runs leave at most one file
     try:
         with scratch.open("wb") as raw, _compressed(name, raw) as stream:
             yield stream
         _sync(scratch, os.O_RDWR)
         scratch.replace(target)
-        if os.name == "posix":  # elsewhere folders cannot be synchronised
+        if os.name == "posix":  # other systems cannot sync folders
             _sync(target.absolute().parent, os.O_RDONLY)
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def _sync(path: Path, flags: int) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Sync a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,13 @@
-"""Rows of the input as requests that were not looked into yet: who asks which endpoint for what.
+"""Parse rows of the input into requests. The bodies are checked later, by the workers.
 
-Two forms of JSON lines, which may be mixed:
+A JSON line has one of two forms, which may be mixed:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "...", "max_tokens": 8}}
     {"prompt": "...", "max_tokens": 8}   or   {"messages": [...]}   or   {"input": "..."}
 
-The first is OpenAI's (https://platform.openai.com/docs/guides/batch); the second is its body by itself,
-to which a custom_id may be added (else it is `line-N`). An `input` alone asks for embeddings, unless the
-job's endpoint is /v1/responses.
+The first is OpenAI's (https://platform.openai.com/docs/guides/batch). The second is the body alone, with an
+optional custom_id (default: `line-N`). A body with `input` is a request to /v1/embeddings, or to
+/v1/responses if that is the job's endpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .templates import PromptTemplate
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 URLS = (COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, SCORE, RERANK)
-# The field of a bare body that tells what it asks for.
-_TELLING = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": RERANK,
+# The field that selects the endpoint of a body without a url.
+_URL_OF_FIELD = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": RERANK,
             "continuations": SCORE}  # fmt: skip
 _NUMBERED = re.compile(r"line-(\d+)")
 
@@ -48,7 +48,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be sent, and why."""
+    """A line that is not a valid request, and the reason."""
 
     number: int
     custom_id: str
@@ -62,37 +62,37 @@ class BadLine:
 
 
 class CustomIds:
-    """Which lines used which custom_id, in a private database that SQLite moves to disk as it grows."""
+    """The first line of each custom_id, in a temporary SQLite database that moves to disk as it grows."""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA synchronous = OFF")
         self._db.execute("CREATE TABLE ids (key BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
-        self._db.execute("BEGIN")  # never committed: the index is made anew by every run
+        self._db.execute("BEGIN")  # never committed: each run builds a new index
 
     def first_use(self, key: bytes, number: int) -> int:
-        """The first line that used the custom_id of this key, which is ``number`` if none did."""
+        """Return the first line with this custom_id key; ``number`` is stored if there is none."""
         self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, number))
         found = self._db.execute("SELECT number FROM ids WHERE key = ?", (key,)).fetchone()
         return int(found[0])
 
     def close(self) -> None:
-        """Free the index."""
+        """Close and delete the database."""
         self._db.close()
 
 
 def id_key(custom_id: str) -> bytes:
-    """A digest of a custom_id."""
+    """Return the digest of a custom_id."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -> BatchLine | BadLine:
-    """Turn a row into a request.
+    """Parse a row into a request.
 
     Args:
-        row: of a file.
-        template: makes requests of records, also of JSON lines if it has a text.
-        endpoint: the only url that lines may ask; None allows all.
+        row: a row of a file.
+        template: makes requests from the records of tables, and from JSON lines if it has a text.
+        endpoint: the only url that lines may use; None allows all.
     """
     custom_id, key, extra = f"line-{row.number}", None, None
     code = "invalid_line"
@@ -111,23 +111,23 @@ def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -
             custom_id, key = given, id_key(given)
         url, body = _url_and_body(record, endpoint)
         if endpoint is not None and url != endpoint:
-            raise RequestError(f"the line asks {url}, but this job's endpoint is {endpoint}")
+            raise RequestError(f"the line is a request to {url}, but the job's endpoint is {endpoint}")
     except RequestError as error:
         return BadLine(row.number, custom_id, code, str(error), row.digest, key, row.file, row.line, extra)
     return BatchLine(row.number, custom_id, url, body, row.digest, key, extra)
 
 
 def refuse_duplicate(line: BatchLine, row: Row, ids: CustomIds) -> BatchLine | BadLine:
-    """The line itself, or, if an earlier line has its custom_id, why it is refused."""
+    """Return the line, or a BadLine if an earlier line has the same custom_id."""
     if line.id_key is None:
         return line
     numbered = _NUMBERED.fullmatch(line.custom_id)
     if numbered and int(numbered[1]) != line.number:
-        message = f"custom_id '{line.custom_id}' is the name of line {numbered[1]}; choose another"
+        message = f"custom_id '{line.custom_id}' is the default of line {numbered[1]}; choose another"
     elif (first := ids.first_use(line.id_key, line.number)) == line.number:
         return line
     else:
-        message = f"custom_id '{line.custom_id}' was used before, in line {first}"
+        message = f"custom_id '{line.custom_id}' is already used by line {first}"
     code = "duplicate_custom_id"
     return BadLine(
         line.number, line.custom_id, code, message, line.digest, line.id_key, row.file, row.line, line.extra
@@ -149,7 +149,7 @@ def _json_object(data: bytes) -> dict[str, Any]:
 
 
 def _check_text(record: dict[str, Any]) -> None:
-    """Refuse lone surrogates: bytes of a table that are no UTF-8, or half a pair in JSON."""
+    """Reject lone surrogates: table bytes that are not UTF-8, or half a surrogate pair in JSON."""
     text = json.dumps(record, ensure_ascii=False)
     try:
         text.encode()
@@ -162,7 +162,7 @@ def _url_and_body(record: Mapping[str, Any], endpoint: str | None) -> tuple[str,
     if "url" in record or "body" in record:
         url, body = record.get("url"), record.get("body")
         if not isinstance(custom_id, str) or not custom_id:
-            raise RequestError("'custom_id' must be a text that is not empty")
+            raise RequestError("'custom_id' must be a string that is not empty")
         if record.get("method", "POST") != "POST":
             raise RequestError(f"'method' must be \"POST\", not {record['method']!r}")
         if not isinstance(url, str) or url not in URLS:
@@ -171,11 +171,11 @@ def _url_and_body(record: Mapping[str, Any], endpoint: str | None) -> tuple[str,
             raise RequestError("'body' must be a JSON object")
         return url, body
     if custom_id is not None and (not isinstance(custom_id, str) or not custom_id):
-        raise RequestError("'custom_id' must be a text that is not empty")
+        raise RequestError("'custom_id' must be a string that is not empty")
     body = {name: value for name, value in record.items() if name != "custom_id"}
     if endpoint == RESPONSES and "input" in body:
         return RESPONSES, body
-    for field, url in _TELLING.items():
+    for field, url in _URL_OF_FIELD.items():
         if field in body:
             return url, body
     raise RequestError("the line needs 'prompt', 'messages', 'input', or 'url' and 'body'")

@@ -1,4 +1,4 @@
-"""Rows of the input: lines of JSONL files, records of CSV and Parquet files, read one after the other."""
+"""Read the rows of the input in order: lines of JSONL files, records of CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MARKS = (
     *((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32")),
     *((codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")),
 )
-# What decompressing raises.
+# Errors of decompression.
 _DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 
@@ -41,12 +41,12 @@ class Row:
     """One row that is not empty.
 
     Args:
-        number: counts the rows of all files together, from 1.
-        data: the bytes of a line of JSON, or the record of a table.
-        digest: of the content.
-        file: where it stands; None where there is one file only.
-        line: its number in that file.
-        fault: why it cannot be read; then ``data`` is empty.
+        number: the number of the row over all files, from 1.
+        data: the bytes of a JSON line, or the record of a table.
+        digest: the digest of the content.
+        file: the file of the row; None if the input is one file.
+        line: the number of the row in its file, from 1.
+        fault: why the row cannot be read; ``data`` then only identifies it. None: it was read.
     """
 
     number: int
@@ -59,20 +59,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an input holds: how many rows, and the SHA-256 of all their contents."""
+    """The number of rows of an input, and the SHA-256 of their numbers and contents."""
 
     rows: int
     sha256: str
 
 
 class Source:
-    """The rows of one or several files. Every iteration reads them anew, stdin excepted.
+    """The rows of one or several files. Every iteration reads the files again, except for stdin.
 
     Args:
         names: files, globs and URLs; ``-`` is stdin, as JSONL.
 
     Raises:
-        UsageError: a file does not exist, or is of a kind that cannot be read.
+        UsageError: a file does not exist, or its kind of filesystem is unknown.
         MissingExtraError: a file needs a package that is not installed.
     """
 
@@ -85,14 +85,14 @@ class Source:
 
     @property
     def is_table(self) -> bool:
-        """Whether rows are records of tables, which hold data, and no requests."""
+        """Whether the rows are records of tables, not requests."""
         kinds = {plain_suffix(name) in _TABLES for name in self.files}
         if len(kinds) > 1:
             raise UsageError("the input mixes tables (CSV, Parquet) and JSON lines; run them as two jobs")
         return kinds == {True}
 
     def columns(self) -> list[str]:
-        """The columns that the tables have in common, in the order of the first.
+        """Return the columns that all tables have, in the order of the first table.
 
         Raises:
             UsageError: a table has no header, or is damaged.
@@ -120,7 +120,7 @@ class Source:
             before += number
 
     def content(self) -> Content:
-        """Read everything once to learn what it is.
+        """Read all rows to count and hash them.
 
         Raises:
             OSError: a file cannot be read.
@@ -138,7 +138,7 @@ def _reading(name: str) -> Iterator[BinaryIO]:
     """Open an input.
 
     Raises:
-        UsageError: it is not compressed as its name says, or damaged.
+        UsageError: the file is damaged, or not compressed as its name says.
         OSError: it cannot be read.
     """
     try:
@@ -153,7 +153,7 @@ def _reading(name: str) -> Iterator[BinaryIO]:
 
 
 def _rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
-    """Number, content and fault of each row; None as content of an empty one, which only counts."""
+    """Yield number, content and fault of each row; the content of an empty row is None."""
     suffix = plain_suffix(name)
     with _reading(name) as stream:
         if suffix in _ARROW_FILES:
@@ -177,14 +177,14 @@ def _json_lines(name: str, stream: BinaryIO) -> Iterator[tuple[int, bytes | None
 
 
 def _refuse_encoding(name: str, beginning: bytes) -> None:
-    """Refuse a file that begins with the byte order mark of another encoding than UTF-8."""
+    """Reject a file that begins with the byte order mark of another encoding than UTF-8."""
     for mark, encoding in _MARKS:
         if beginning.startswith(mark):
             raise UsageError(f"{name} is encoded as {encoding}; convert it to UTF-8")
 
 
 def _digest_of_rest(stream: BinaryIO, data: bytes) -> bytes:
-    """Read the rest of a line without holding it; return what stands for its content."""
+    """Read the rest of a line without keeping it; return the digest of the line."""
     hasher = hashlib.blake2b(data, digest_size=DIGEST_BYTES)
     while data and not data.endswith(b"\n"):
         data = stream.readline(_PIECE_BYTES)
@@ -194,14 +194,14 @@ def _digest_of_rest(stream: BinaryIO, data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _csv_reader(stream: BinaryIO, delimiter: str) -> Iterator[Any]:
-    # What is no UTF-8 becomes lone surrogates, which make their own row an error, not the file.
+    # Bytes that are not UTF-8 become lone surrogates: then only their row is an error, not the file.
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     if csv.field_size_limit() < MAX_LINE_BYTES:
         csv.field_size_limit(MAX_LINE_BYTES)
     try:
         yield csv.reader(text, delimiter=delimiter, strict=True)
     finally:
-        text.detach()  # the stream is closed by who opened it
+        text.detach()  # the caller closes the stream
 
 
 def _csv_header(name: str, reader: Any) -> list[str]:
@@ -211,7 +211,7 @@ def _csv_header(name: str, reader: Any) -> list[str]:
     else:
         raise UsageError(f"{name} has no header line with the names of its columns")
     if "" in header or len(set(header)) < len(header):
-        raise UsageError(f"{name}: the header must name every column once, it reads {header}")
+        raise UsageError(f"{name}: the header must name every column once, but is {header}")
     return [str(column) for column in header]
 
 
@@ -246,7 +246,7 @@ def _parquet(name: str, stream: BinaryIO) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(stream)
     except pyarrow.ArrowInvalid as error:
-        raise UsageError(f"{name} is no Parquet file: {error}") from error
+        raise UsageError(f"{name} is not a Parquet file: {error}") from error
 
 
 def _columns(name: str) -> list[str]:
@@ -259,7 +259,7 @@ def _columns(name: str) -> list[str]:
 
 
 def jsonable(value: Any) -> Any:
-    """A value of Parquet as JSON has it."""
+    """Convert a Parquet value to a JSON value: bytes to base64, times and decimals to strings."""
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -278,5 +278,5 @@ def _digest(data: bytes | dict[str, Any]) -> bytes:
         text = json.dumps(data, sort_keys=True, ensure_ascii=False)
         data = text.encode("utf-8", "surrogatepass")
     else:
-        data = data.rstrip(b"\r\n")  # a last line may or may not end
+        data = data.rstrip(b"\r\n")  # the last line may lack its line break
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""From a record of a table, or of any JSON lines, to a request: a template over its columns."""
+"""Make requests from records of tables or JSON lines, with a Jinja template over the columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ....plain_json import plain_json
 
 Kind = Literal["prompt", "chat", "embedding"]
 
-_MOST_CHARACTERS = 16 * 2**20
+_MAX_CHARACTERS = 16 * 2**20
 _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
 )
@@ -25,14 +25,15 @@ _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """How a record becomes a request.
+    """Makes requests from records.
 
     Args:
-        text: Jinja source over the record's columns; None takes the columns that name a request's own fields.
-        kind: what the text is: a prompt to continue, a user's message, or a text to embed.
-        system: a message that precedes the user's, for ``chat``; Jinja too.
-        id_column: the column with the custom_id; None takes ``custom_id``, if there is one.
-        keep: columns that the output repeats.
+        text: Jinja source over the record's columns. None takes the column ``messages``, ``prompt`` or
+            ``input`` as the field of the request.
+        kind: what the text is: a prompt to continue, a user message, or a text to embed.
+        system: Jinja source of the system message, for ``chat``.
+        id_column: the column with the custom_id; None takes ``custom_id`` if it exists.
+        keep: columns that are copied to the output.
     """
 
     text: str | None = None
@@ -42,28 +43,30 @@ class PromptTemplate:
     keep: Sequence[str] = ()
 
     def check(self, columns: Sequence[str]) -> None:
-        """Make sure that the columns of a table suffice.
+        """Check that a table has the columns that the template needs.
 
         Raises:
-            UsageError: one that is named is missing, or nothing says what to ask.
+            UsageError: a named column is missing, or there is neither a template nor a column of a prompt.
         """
         named = [(column, "the template") for column in self.named_columns()]
         named += [(column, "--keep") for column in self.keep]
         named += [(self.id_column, "--id-column")] if self.id_column else []
         for column, who in named:
             if column not in columns:
-                raise UsageError(f"{who} names the column '{column}'; there are: {', '.join(columns)}")
+                raise UsageError(
+                    f"{who} names the column '{column}', which the input lacks; it has: {', '.join(columns)}"
+                )
         if self.text is None and not {"prompt", "messages", "input"} & set(columns):
             raise UsageError(
-                f"the input has the columns {', '.join(columns)}; a template must say how they make a "
-                "prompt, for example --template 'Summarize: {{ text }}'"
+                f"the input has the columns {', '.join(columns)}, none of which is a prompt; give a "
+                "template, for example --template 'Summarize: {{ text }}'"
             )
 
     def named_columns(self) -> list[str]:
-        """Columns that the templates name, sorted.
+        """Return the columns that the templates name, sorted.
 
         Raises:
-            UsageError: a template is broken.
+            UsageError: a template has a syntax error.
         """
         names: set[str] = set()
         for source in (self.text, self.system):
@@ -71,11 +74,13 @@ class PromptTemplate:
                 try:
                     names |= jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
                 except jinja2.TemplateSyntaxError as error:
-                    raise UsageError(f"the template is broken in line {error.lineno}: {error}") from error
+                    raise UsageError(
+                        f"the template has a syntax error in line {error.lineno}: {error}"
+                    ) from error
         return sorted(names)
 
     def body(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The request of a record, with its custom_id.
+        """Return the request of a record, with its custom_id.
 
         Raises:
             RequestError: a column is missing, or the template fails.
@@ -89,7 +94,7 @@ class PromptTemplate:
         return body
 
     def kept(self, record: Mapping[str, Any]) -> str | None:
-        """The columns that the output repeats, as JSON."""
+        """Return the columns that are copied to the output, as JSON; None if there are none."""
         if not self.keep:
             return None
         return plain_json({column: record.get(column) for column in self.keep})
@@ -119,11 +124,11 @@ def _render(source: str, record: Mapping[str, Any]) -> str:
     try:
         text = _compiled(source).render(record)
     except jinja2.UndefinedError as error:
-        raise RequestError(f"the template needs what the record lacks: {error}") from error
+        raise RequestError(f"the record lacks a column of the template: {error}") from error
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RequestError(f"the template fails on this record: {error}") from error
-    if len(text) > _MOST_CHARACTERS:
-        raise RequestError(f"the template writes {len(text)} characters, more than {_MOST_CHARACTERS}")
+    if len(text) > _MAX_CHARACTERS:
+        raise RequestError(f"the template gives {len(text)} characters, more than {_MAX_CHARACTERS}")
     return text
 
 
@@ -131,4 +136,4 @@ def _from_json(name: str, value: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise RequestError(f"the column '{name}' is not JSON: {error}") from error
+        raise RequestError(f"the column '{name}' is not valid JSON: {error}") from error

@@ -1,1 +1,1 @@
-"""What is kept of a job: its folder, lock and journal, and what they tell."""
+"""The stored state of a job: folder, lock and journal, and the outputs, status and report made from them."""

@@ -1,4 +1,4 @@
-"""A job's folder: its journal, its lock, and the refusal to go on as another job."""
+"""The folder of a job: its journal, its lock, and the check that a resumed job is the same job."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .journal import JOURNAL_FILE, Journal
 LOCK_FILE, OWNER_FILE, CANCEL_FILE = "lock", "owner.json", "cancel"
 NEW, RUNNING, FINISHED, CANCELLED = "new", "running", "finished", "cancelled"
 
-_LOCK_SECONDS = 0.5  # whoever asks for a job's state holds the lock for an instant
+_LOCK_SECONDS = 0.5  # a status query holds the lock for a moment
 
 Facts = dict[str, Any]
 
 
 class JobChangedError(UsageError):
-    """A job of another input, model or options lies in the folder."""
+    """The folder holds a job of another input, model or options."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPaths:
-    """Where a job keeps what.
+    """The files and the folder of a job.
 
     Args:
-        output: the file, or URL, of results.
-        errors: the same of errors.
-        folder: of the journal.
+        output: file or URL of the results.
+        errors: file or URL of the errors.
+        folder: the local folder of the journal.
     """
 
     output: str
@@ -46,7 +46,10 @@ class JobPaths:
 
     @classmethod
     def of(cls, output: str, errors: str | None = None, folder: str | Path | None = None) -> JobPaths:
-        """Paths for an output; the folder is ``OUTPUT.job``, errors go to ``OUTPUT`` with ``.errors``.
+        """Return the paths of an output.
+
+        The default folder is ``OUTPUT.job``; the default errors file is ``results.errors.jsonl`` for
+        ``results.jsonl``.
 
         Raises:
             UsageError: the output is remote, and no folder is given.
@@ -59,10 +62,10 @@ class JobPaths:
 
 
 def find_folder(name: str) -> Path:
-    """The job folder that a name stands for: itself, or that of an output.
+    """Return the job folder of a name, which is the folder itself or the job's output.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such job folder.
     """
     for path in (Path(name), Path(f"{name}.job")):
         if (path / JOURNAL_FILE).is_file():
@@ -72,7 +75,7 @@ def find_folder(name: str) -> Path:
 
 @dataclass(slots=True)
 class Job:
-    """An opened job, which this process alone works on; see ``open_job``."""
+    """An open job, locked by this process; see ``open_job``."""
 
     paths: JobPaths
     journal: Journal
@@ -85,18 +88,18 @@ class Job:
 
 @contextlib.contextmanager
 def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) -> Iterator[Job]:
-    """Begin a job, or go on with it, and keep other processes from doing so meanwhile.
+    """Create or resume a job, and lock it against other processes.
 
     Args:
-        paths: of the job.
-        facts: what its answers depend on, as nested dictionaries of JSON: input, model, options.
-        details: what else is to be remembered; it may change from run to run.
-        restart: forget what is there.
+        paths: the paths of the job.
+        facts: everything that its answers depend on, as nested JSON objects: input, model, options.
+        details: other values to store; they may change between runs.
+        restart: delete the stored job first.
 
     Raises:
-        JobChangedError: the folder holds a job of other facts; the message lists how they differ.
-        OutputExistsError: the output exists, and no journal says that it is this job's.
-        UsageError: the folder cannot be made, or another process works on the job or its output.
+        JobChangedError: the folder holds a job with other facts; the message lists the differences.
+        OutputExistsError: the output exists, and the journal does not record that this job wrote it.
+        UsageError: the folder cannot be created, or another process works on the job or its output.
     """
     check_folder(paths.output)
     check_folder(paths.errors)
@@ -105,7 +108,7 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the job folder {paths.folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"the job folder {paths.folder} cannot be created: {error.strerror}") from error
     with _locked(paths):
         if restart:
             _forget(paths.folder)
@@ -131,7 +134,7 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """One line for each fact that differs: ``options.max_tokens: 6 -> 8``."""
+    """Return one line for each fact that differs, such as ``options.max_tokens: 6 -> 8``."""
     flat_before, flat_after = dict(_flat(before)), dict(_flat(after))
     names = dict.fromkeys([*flat_before, *flat_after])
     return [
@@ -142,7 +145,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process works on the job."""
+    """Return whether a process works on the job."""
     if not (folder / LOCK_FILE).exists():
         return False
     lock = filelock.FileLock(folder / LOCK_FILE)
@@ -154,7 +157,7 @@ def is_running(folder: Path) -> bool:
 
 
 def owner(folder: Path) -> Facts:
-    """What is known of the process that works, or last worked, on the job."""
+    """Return pid, host and start time of the process that works, or last worked, on the job."""
     try:
         found = json.loads((folder / OWNER_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -177,8 +180,8 @@ def _shown(value: Any) -> str:
 
 def _refusal(paths: JobPaths, changes: list[str]) -> str:
     return (
-        f"{paths.folder} holds a job that differs from this one: {'; '.join(changes)}. Run the job as it "
-        "was, write to another output, or drop its answers with --restart"
+        f"{paths.folder} holds another job: {'; '.join(changes)}. Restore the old values, write to another "
+        "output, or delete its answers with --restart"
     )
 
 
@@ -186,7 +189,7 @@ def _refuse_foreign_output(paths: JobPaths) -> None:
     for name in (paths.output, paths.errors):
         if exists(name):
             raise OutputExistsError(
-                f"{name} exists and is of no job in {paths.folder}; --restart replaces it"
+                f"{name} exists, and no job in {paths.folder} wrote it; --restart replaces it"
             )
 
 
@@ -197,12 +200,12 @@ def _forget(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(paths: JobPaths) -> Iterator[None]:
-    """Hold the locks of the folder and of the output, which end with the process, however that ends."""
+    """Hold the locks of the folder and of the output. The system frees them if the process dies."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_one_lock(paths.folder, f"the job {paths.folder}"))
         usual = Path(f"{paths.output}.job")
         if not is_remote(paths.output) and usual.absolute() != paths.folder.absolute():
-            # Jobs elsewhere, and one in the usual folder, may have the same output.
+            # A job in another folder may have the same output as the job in the default folder.
             usual.mkdir(exist_ok=True)
             stack.enter_context(_one_lock(usual, f"the output {paths.output}"))
         yield
@@ -216,7 +219,7 @@ def _one_lock(folder: Path, what: str) -> Iterator[None]:
     except filelock.Timeout:
         who = owner(folder)
         by = f" (process {who.get('pid')} on {who.get('host')})" if who else ""
-        raise UsageError(f"another process{by} works on {what}; wait for it or cancel it") from None
+        raise UsageError(f"another process{by} works on {what}; wait for it, or cancel it") from None
     except OSError as error:
         raise UsageError(f"{what} cannot be locked: {error.strerror}") from error
     try:

@@ -1,7 +1,7 @@
-"""The record of a job on disk: what it is, and the answer of every line that has one.
+"""The journal of a job: a SQLite database of its facts and answers.
 
-SQLite commits are atomic: after a crash at any instant the journal holds the answers of all earlier commits.
-Each line has one answer at most, because its number is unique.
+SQLite commits are atomic: after a crash the journal holds the answers of all earlier commits. A line has at
+most one answer, because its number is a unique key.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Answer:
     """The result of one line.
 
     Args:
-        number: the line's, from 1.
-        digest: of the line's content.
-        id_key: digest of its custom_id, if it states one.
-        record: the line of output, JSON without the line break.
-        extra: columns of the input kept for the output, as JSON.
-        code: of the error; None if the line succeeded.
-        seconds: from the line's first step to its last.
-        worker: which worker computed it.
+        number: the number of the line, from 1.
+        digest: the digest of the line's content.
+        id_key: the digest of its custom_id; None if it has none.
+        record: the line of output, as JSON without the line break.
+        extra: columns of the input that are copied to the output, as JSON.
+        code: the error code; None if the line succeeded.
+        seconds: time from the line's first engine step to its last.
+        worker: the name of the worker that computed it.
     """
 
     number: int
@@ -92,11 +92,11 @@ class Totals:
 
     @property
     def answered(self) -> int:
-        """Lines that have an answer."""
+        """The number of lines that have an answer."""
         return self.completed + self.failed
 
     def add(self, answer: Answer) -> None:
-        """Count one more answer."""
+        """Add one answer to the sums."""
         if answer.code is None:
             self.completed += 1
         else:
@@ -108,28 +108,28 @@ class Totals:
 
 
 class Journal:
-    """A job's answers and facts. Thread-safe.
+    """The answers and facts of a job. Thread-safe.
 
     Args:
-        folder: the job's; the journal is made if there is none.
-        read_only: fail where there is none, and never write.
+        folder: the folder of the job; a missing journal is created.
+        read_only: never write, and fail if there is no journal.
 
     Raises:
-        UsageError: the folder holds no journal, or one of another version.
-        OSError: it cannot be opened.
+        UsageError: the folder holds no journal and ``read_only`` is set, or the journal's format differs.
+        OSError: the journal cannot be opened.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.path = folder / JOURNAL_FILE
         if read_only and not self.path.is_file():
-            raise UsageError(f"{folder} is no job folder: it has no {JOURNAL_FILE}")
+            raise UsageError(f"{folder} is not a job folder: it has no {JOURNAL_FILE}")
         self._lock = threading.RLock()
         with _as_os_errors(self.path):
-            # Transactions are stated where they begin and end, so the module opens none of its own.
+            # isolation_level=None: this class begins and ends its transactions itself.
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=60)
             self._file = self.path.stat()
             if not read_only:
-                self._db.execute("PRAGMA journal_mode = WAL")  # readers do not hold up the job
+                self._db.execute("PRAGMA journal_mode = WAL")  # readers do not block the writer
                 self._db.execute("PRAGMA synchronous = FULL")  # every commit is on the disk
                 self._db.executescript(_SCHEMA)
         try:
@@ -145,7 +145,7 @@ class Journal:
         elif version != FORMAT_VERSION:
             raise UsageError(
                 f"{self.path} has format {version}, this version of carryall reads {FORMAT_VERSION}; "
-                "--restart begins anew"
+                "start again with --restart"
             )
 
     def close(self) -> None:
@@ -154,22 +154,22 @@ class Journal:
             self._db.close()
 
     def fact(self, name: str) -> Any:
-        """What was stated about the job under this name, or None."""
+        """Return the stored fact of this name, or None."""
         with self._lock, _as_os_errors(self.path):
             found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if found is None else json.loads(found[0])
 
     def state_facts(self, facts: Mapping[str, Any]) -> None:
-        """State facts about the job, replacing those of the same names."""
+        """Store facts about the job; facts of the same names are replaced."""
         with self._transaction():
             self._put(facts)
 
     def commit(self, answers: Sequence[Answer]) -> None:
-        """Add answers and their sums, all of them or none; they are on the disk when this returns.
+        """Add answers and update the sums in one transaction, which is on the disk when this returns.
 
         Raises:
             UsageError: the file was removed or replaced.
-            OSError: the disk is full, or failed. ENOSPC says the former.
+            OSError: the disk is full (ENOSPC) or failed.
         """
         self._check_in_place()
         totals = self.totals()
@@ -180,32 +180,32 @@ class Journal:
             self._put({"totals": asdict(totals), "updated": time.time()})
 
     def totals(self) -> Totals:
-        """Sums over all answers."""
+        """Return the sums over all answers."""
         return Totals(**(self.fact("totals") or {}))
 
     def finished(self, first: int, last: int) -> dict[int, tuple[bytes, bytes | None]]:
-        """Content digest and custom_id key of each answered line from ``first`` to ``last``."""
+        """Return content digest and custom_id key of each answered line from ``first`` to ``last``."""
         query = "SELECT number, digest, id_key FROM answers WHERE number BETWEEN ? AND ?"
         with self._lock, _as_os_errors(self.path):
             found = self._db.execute(query, (first, last)).fetchall()
         return {number: (digest, id_key) for number, digest, id_key in found}
 
     def answers(self, condition: str = "1", values: Sequence[Any] = ()) -> Iterator[Answer]:
-        """All answers in the order of lines, or those for which an SQL condition holds.
+        """Yield the answers that meet an SQL condition, in the order of their lines.
 
-        They are read on a connection of their own, so that others may go on meanwhile.
+        They are read on a separate connection, so that the job can write at the same time.
         """
         query = f"SELECT {_COLUMNS} FROM answers WHERE {condition} ORDER BY number"  # noqa: S608 -- our own
         for row in self.query(query, values):
             yield _answer(row)
 
-    def since(self, turn: int, most: int) -> list[tuple[int, Answer]]:
-        """Up to ``most`` answers committed after that of ``turn``, each with its own, in this order."""
+    def since(self, turn: int, max_answers: int) -> list[tuple[int, Answer]]:
+        """Return (turn, answer) of the first ``max_answers`` answers committed after ``turn``."""
         query = f"SELECT turn, {_COLUMNS} FROM answers WHERE turn > ? ORDER BY turn LIMIT ?"  # noqa: S608
-        return [(row[0], _answer(row[1:])) for row in self.query(query, (turn, most))]
+        return [(row[0], _answer(row[1:])) for row in self.query(query, (turn, max_answers))]
 
     def query(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Rows of an SQL query, read on a connection of its own."""
+        """Yield the rows of an SQL query, read on a separate connection."""
         with _as_os_errors(self.path):
             database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=60)
             try:
@@ -214,7 +214,7 @@ class Journal:
                 database.close()
 
     def drop_failed(self) -> int:
-        """Remove the answers of failed lines, which are then to be done again; return how many."""
+        """Delete the answers of failed lines, so that they run again; return their number."""
         totals = self.totals()
         sums = self._db.execute(
             "SELECT coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), "
@@ -253,7 +253,7 @@ class Journal:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it
+                if self._db.in_transaction:  # SQLite ends it by itself if the disk is full
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -277,11 +277,11 @@ def _answer(row: tuple[Any, ...]) -> Answer:
 
 @contextmanager
 def _as_os_errors(path: Path) -> Iterator[None]:
-    """Raise what SQLite reports of the disk as the operating system would.
+    """Raise SQLite errors as errors of this package or of the operating system.
 
     Raises:
-        UsageError: the file is no journal.
-        OSError: anything else.
+        UsageError: the file is not a journal.
+        OSError: another error; ENOSPC if the disk is full, otherwise EIO.
     """
     try:
         yield
@@ -289,7 +289,7 @@ def _as_os_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _NO_JOURNAL or "no such table" in str(error):
             raise UsageError(
-                f"{path} is no journal, or it is damaged: {error}; --restart begins anew"
+                f"{path} is damaged, or not a journal: {error}; start again with --restart"
             ) from error
         number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
         raise OSError(number, str(error), str(path)) from error

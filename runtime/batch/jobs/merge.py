@@ -1,4 +1,4 @@
-"""The answers of several jobs as one file."""
+"""Merge the answers of several jobs into one file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .output import kept_columns, write_lines, write_parquet
 
 
 def merge_jobs(jobs: Sequence[str], output: str, errors: str | None = None) -> int:
-    """Write the answers that jobs have so far; return how many results there are.
+    """Write the answers of several jobs to one file; return the number of results.
 
     Args:
-        jobs: folders of jobs or their outputs, in the order in which their answers are written.
-        output: JSON lines, or Parquet if it ends so.
-        errors: JSON lines of failed lines; None leaves them out.
+        jobs: folders or outputs of jobs; their answers are written in this order.
+        output: file or URL of the results: Parquet if it ends in ``.parquet``, else JSON lines.
+        errors: file or URL of the failed lines, as JSON lines; None writes none.
 
     Raises:
         UsageError: a job or a folder does not exist.

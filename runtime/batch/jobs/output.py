@@ -1,4 +1,4 @@
-"""Answers of a journal as files: JSON lines in the order of the input, or Parquet; errors apart."""
+"""Write the answers of a journal to files, in the order of the input: JSON lines or Parquet, and errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ARROW_TYPES = {"string": "string", "integer": "int64", "number": "float64", "bo
 
 
 def export(journal: Journal, output: str, errors: str | None) -> None:
-    """Write the results, and, if there are any, the errors; each file is whole or not there.
+    """Write the results file, and the errors file if a line failed. Each file is written atomically.
 
     Args:
-        journal: of the job.
-        output: name of the results' file; Parquet if it ends so, else JSON lines.
-        errors: name of the errors' file; None leaves them out.
+        journal: the journal of the job.
+        output: file or URL of the results: Parquet if it ends in ``.parquet``, else JSON lines.
+        errors: file or URL of the errors; None writes none.
 
     Raises:
         OSError: a file cannot be written.
@@ -50,10 +50,10 @@ def export(journal: Journal, output: str, errors: str | None) -> None:
 
 
 def check_output(name: str, keep: Sequence[str]) -> None:
-    """Make sure that an output of this name can hold results, before any work.
+    """Check, before any work, that an output of this name can hold the results.
 
     Raises:
-        UsageError: a kept column has the name of a column of results.
+        UsageError: a kept column has the name of a column of the results.
         MissingExtraError: Parquet needs pyarrow.
     """
     if plain_suffix(name) != ".parquet":
@@ -62,19 +62,19 @@ def check_output(name: str, keep: Sequence[str]) -> None:
     for column in keep:
         if column in _RESULTS:
             raise UsageError(
-                f"'{column}' is the name of a column of results; rename that of the input, or drop --keep"
+                f"'{column}' is a column of the results; rename the input's column, or omit --keep {column}"
             )
 
 
 def write_lines(answers: Iterator[Answer], name: str) -> None:
-    """Write the records of answers, one a line, with the columns kept of the input as ``columns``."""
+    """Write the record of each answer as a line; the columns kept from the input are in ``columns``."""
     with replacing(name) as stream:
         for answer in answers:
             stream.write(record_line(answer) + b"\n")
 
 
 def record_line(answer: Answer) -> bytes:
-    """The line of output of an answer."""
+    """Return the output line of an answer, without the line break."""
     if answer.extra is None:
         return answer.record
     return answer.record[:-1] + b', "columns": ' + answer.extra.encode() + b"}"
@@ -83,13 +83,13 @@ def record_line(answer: Answer) -> bytes:
 def write_parquet(
     answers: Iterator[Answer], name: str, facts: Mapping[str, Any] | None, kept: Mapping[str, str]
 ) -> None:
-    """Write a table: a row an answer, with its text, and a column for each property of the job's schema.
+    """Write a table with a row for each answer and a column for each property of the job's JSON schema.
 
     Args:
-        answers: of lines that succeeded.
-        name: of the file.
-        facts: the job's.
-        kept: Arrow types of the columns kept of the input; see ``kept_columns``.
+        answers: the answers of lines that succeeded.
+        name: file or URL of the table.
+        facts: the facts of the job.
+        kept: Arrow types of the columns kept from the input; see ``kept_columns``.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,7 +116,7 @@ def write_parquet(
 
 
 def schema_properties(facts: Mapping[str, Any] | None) -> dict[str, str]:
-    """The properties of the JSON schema that all lines of a job answer in, with Arrow types."""
+    """Return the properties of the job's JSON schema, with their Arrow types."""
     options = (facts or {}).get("options", {})
     schema = (options.get("structured_output") or {}).get("json_schema")
     schema = json.loads(schema) if isinstance(schema, str) else schema
@@ -128,7 +128,7 @@ def schema_properties(facts: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def kept_columns(answers: Iterator[Answer]) -> dict[str, str]:
-    """The columns kept of the input, with the Arrow type that holds all their values."""
+    """Return the columns kept from the input, with an Arrow type that holds all their values."""
     kinds: dict[str, set[str]] = {}
     for answer in answers:
         for column, value in (json.loads(answer.extra) if answer.extra else {}).items():
@@ -171,7 +171,7 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
 
 
 def _as_kind(value: Any, kind: str) -> Any:
-    """A value as a column of this type holds it; other values than texts become JSON in a column of texts."""
+    """Convert a value to the type of its column; a string column holds other values as JSON."""
     if kind == "string":
         return value if value is None or isinstance(value, str) else plain_json(value)
     if kind == "float64" and isinstance(value, int):
@@ -180,7 +180,7 @@ def _as_kind(value: Any, kind: str) -> Any:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    """The JSON object that a text is; none if it was cut off."""
+    """Return the JSON object of a text; an empty one if the text is not one, such as a truncated text."""
     try:
         value = json.loads(text or "")
     except ValueError:
@@ -189,7 +189,7 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def text_of(body: Mapping[str, Any] | None) -> str | None:
-    """The text of a response, of its first choice if there are several; None if it has none."""
+    """Return the text of a response or of its first choice; None if there is none."""
     if body is None:
         return None
     if body.get("object") == "response":

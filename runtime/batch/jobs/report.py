@@ -1,4 +1,4 @@
-"""A page about a job that needs nothing beside it: no scripts, no fonts, no network."""
+"""Write a report on a job: one HTML page without scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHOWN = 160  # characters of a message or custom_id
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a number is spread over the lines that succeeded.
+    """The distribution of a number over the lines that succeeded.
 
     Args:
-        name: of the number.
-        unit: of it.
-        quantiles: the least, median, 90 %, 99 % and greatest of all.
-        counts: of lines, in buckets of equal width from the least to the greatest.
+        name: the name of the number.
+        unit: its unit.
+        quantiles: the least, median, 90 %, 99 % and greatest value.
+        counts: number of lines in each bucket; the buckets have equal width.
     """
 
     name: str
@@ -38,26 +38,26 @@ class Distribution:
 
 
 def write_report(name: str, path: Path) -> None:
-    """Write the page of a job.
+    """Write the report of a job to a file.
 
     Args:
-        name: the job's folder, or its output.
-        path: of the page.
+        name: the folder or the output of the job.
+        path: the file to write.
 
     Raises:
-        UsageError: there is no such job, or no folder for the page.
+        UsageError: the job, or the folder of the file, does not exist.
         OSError: the page cannot be written.
     """
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the report; make it first")
+        raise UsageError(f"the folder {path.parent} of the report does not exist; create it first")
     path.write_text(to_html(name), encoding="utf-8")
 
 
 def to_html(name: str) -> str:
-    """The page.
+    """Return the report of a job as HTML.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     status, journal = job_status(name), open_journal(name)
     try:

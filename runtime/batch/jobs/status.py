@@ -1,4 +1,4 @@
-"""What is known of a job from its folder alone, in the shape of OpenAI's batch objects."""
+"""Read the state of a job from its folder, as an OpenAI batch object, and request its cancellation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from .journal import Journal
 
 
 def open_journal(name: str) -> Journal:
-    """The journal of a job, to read.
+    """Open the journal of a job for reading.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     return Journal(find_folder(name), read_only=True)
 
 
 def job_status(name: str) -> dict[str, Any]:
-    """A job's state; see https://platform.openai.com/docs/api-reference/batch/object.
+    """Return the state of a job; see https://platform.openai.com/docs/api-reference/batch/object.
 
     Args:
-        name: a job folder, or the output of a job.
+        name: the folder or the output of the job.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     folder = find_folder(name)
     journal = open_journal(name)
@@ -73,7 +73,7 @@ def ask_to_cancel(name: str) -> bool:
     """Ask the process that works on a job to stop; return whether there is one.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     folder = find_folder(name)
     running = is_running(folder)

@@ -1,4 +1,4 @@
-"""Answers to the journal, several a commit, in a thread of their own."""
+"""Commit answers to the journal in groups, in a separate thread."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Tell = Callable[[str, dict[str, object]], None]
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room on the disk."""
+    """Return whether an error says that the disk or its quota is full."""
     return error.errno in _FULL
 
 
 class GroupWriter:
-    """Commits answers at most ``COMMIT_SECONDS`` after they came, or ``COMMIT_LINES`` at once.
+    """Commits answers in groups: every ``COMMIT_SECONDS``, and at most ``COMMIT_LINES`` at once.
 
-    A crash therefore repeats the work of about a second, and never loses or doubles an answer.
+    After a crash about one second of work is repeated; no committed answer is lost or duplicated.
 
     Args:
-        journal: takes them.
-        tell: told of every commit, and when the disk is full.
-        stop: set to give up waiting for room on a full disk.
-        check: called before each commit; what it raises ends the job, with what was answered before.
+        journal: stores the answers.
+        tell: called after every commit, and when the disk is full.
+        stop: once set, the writer no longer waits for space on a full disk.
+        check: called before each commit; an error that it raises ends the job without that commit.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GroupWriter:
         self._thread.start()
 
     def put(self, answer: Answer) -> None:
-        """Take an answer; waits while too many are not written yet.
+        """Queue an answer; block while the queue is full.
 
         Raises:
             OSError: the journal cannot be written.
@@ -63,7 +63,7 @@ class GroupWriter:
         self._hand_over(answer)
 
     def close(self) -> None:
-        """Write everything.
+        """Commit all queued answers and end the thread.
 
         Raises:
             OSError: the journal could not be written.
@@ -96,7 +96,7 @@ class GroupWriter:
             self.error = error
 
     def _next_batch(self) -> tuple[list[Answer], bool]:
-        """Wait for an answer and for those of the next second; False with the last."""
+        """Wait for an answer and collect those of the next second; return them, and False at the end."""
         first = self._answers.get()
         if first is None:
             return [], False
@@ -121,10 +121,10 @@ class GroupWriter:
 
 
 def while_full(write: Callable[[], T], tell: Tell, stop: threading.Event) -> T:
-    """Call ``write`` until it finds room on the disk; what a failed call wrote must not count.
+    """Call ``write`` again until the disk has space for it. A failed call must leave nothing behind.
 
     Raises:
-        OSError: it fails for another reason, or ``stop`` was set while the disk was full.
+        OSError: ``write`` failed for another reason, or ``stop`` was set while the disk was full.
     """
     paused = False
     while True:
@@ -134,7 +134,7 @@ def while_full(write: Callable[[], T], tell: Tell, stop: threading.Event) -> T:
             if not is_full(error) or stop.is_set():
                 raise
             if not paused:
-                tell("paused", {"reason": f"the disk is full ({error.filename}); free some room to go on"})
+                tell("paused", {"reason": f"the disk is full ({error.filename}); free space to continue"})
             paused = True
             stop.wait(_RETRY_SECONDS)
         else:

@@ -1,1 +1,1 @@
-"""What answers lines: an engine of this process, other processes, a cluster."""
+"""The executors of lines: an engine in this process, worker processes, or a Ray cluster."""

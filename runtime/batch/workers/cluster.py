@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster; the journal stays with the process that was started."""
+"""Workers on a Ray cluster. The process that started the job keeps the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..jobs.journal import Answer
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool
 from .worker import WorkerSpec, open_worker
 
-# Lines of one call: enough that the end of a call, where slots run empty, costs little.
+# Lines of one call. Slots run empty at the end of a call, so a call should have many lines.
 _CALL_LINES = 512
 _WAIT_SECONDS = 0.2
 _MODELS = "carryall-batch-models"
@@ -31,10 +31,10 @@ LOCAL = "local"
 
 
 def ray_module() -> Any:
-    """The package ray.
+    """Import and return ray.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: ray is not installed.
     """
     try:
         import ray
@@ -44,7 +44,7 @@ def ray_module() -> Any:
 
 
 def connect(address: str) -> Any:
-    """Connect to a cluster, or start one of this machine; return the module.
+    """Connect to a cluster, or start one on this machine; return the ray module.
 
     Raises:
         MissingExtraError: ray is not installed.
@@ -64,13 +64,13 @@ def connect(address: str) -> Any:
 def cluster_pool(
     spec: WorkerSpec, address: str, workers: int, resources: Mapping[str, float] | None = None
 ) -> WorkerPool:
-    """Workers on a cluster, each an actor that holds the model.
+    """Return a pool of workers on a cluster; each is an actor that loads the model.
 
     Args:
-        spec: of the workers.
-        address: of the cluster; ``local`` starts one.
-        workers: how many; those that find no room wait for it, which makes an autoscaling cluster grow.
-        resources: what each actor takes, such as ``{"num_gpus": 1}``; one CPU if nothing is said.
+        spec: the specification of the workers.
+        address: address of the cluster; ``local`` starts one.
+        workers: number of workers. Workers without free resources wait, so an autoscaling cluster grows.
+        resources: resources of each actor, such as ``{"num_gpus": 1}``; None is one CPU.
 
     Raises:
         MissingExtraError: ray is not installed.
@@ -95,10 +95,10 @@ def cluster_pool(
 
 
 def ship(model: str) -> bytes | None:
-    """A local folder as an archive; None for names that every node finds by itself, such as hub ids.
+    """Return a local folder as a tar archive; None for names that every node resolves, such as hub ids.
 
     Raises:
-        UsageError: the model is a single file, which needs what lies beside it.
+        UsageError: the model is a single file, which is not complete without its folder.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -120,7 +120,7 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpacked(name: str, archive: bytes) -> Path:
-    """The folder of an archive on this node, unpacked once however many actors ask."""
+    """Return the folder of an archive on this node; the first actor that needs it unpacks it."""
     root = Path(tempfile.gettempdir()) / _MODELS
     root.mkdir(exist_ok=True)
     folder = root / name
@@ -133,13 +133,13 @@ def unpacked(name: str, archive: bytes) -> Path:
     return folder
 
 
-class Answerer:
-    """Holds a model and answers lines; the body of an actor.
+class ModelActor:
+    """The actor: loads a model and answers lines.
 
     Args:
-        spec: of the worker.
-        name: of the model's archive, empty if the node finds the model by itself.
-        archive: the model's folder.
+        spec: the specification of the worker.
+        name: name of the model's archive; empty if there is no archive.
+        archive: tar archive of the model's folder; None if the node resolves the model itself.
     """
 
     def __init__(self, spec: WorkerSpec, name: str, archive: bytes | None) -> None:
@@ -151,19 +151,19 @@ class Answerer:
         """Return once the model is loaded."""
 
     def answer(self, lines: Sequence[BatchLine]) -> list[Answer]:
-        """Answers of lines, in any order."""
+        """Return the answers of lines, in any order."""
         return list(self._engine.run(iter(lines), threading.Event()))
 
 
 class ClusterWorker:
-    """An actor as the thread that serves it sees it.
+    """The local side of an actor; see ``Worker``.
 
     Args:
-        ray: the module, connected.
-        spec: of the worker.
-        packed: the object that holds the model's archive, or None.
-        name: of the archive.
-        resources: of the actor.
+        ray: the ray module, connected.
+        spec: the specification of the worker.
+        packed: the reference of the model's archive in the object store, or None.
+        name: the name of the archive.
+        resources: the resources of the actor.
     """
 
     def __init__(
@@ -171,12 +171,12 @@ class ClusterWorker:
     ) -> None:
         self.name = spec.worker or ""
         self._ray = ray
-        actor = ray.remote(**resources)(Answerer)
+        actor = ray.remote(**resources)(ModelActor)
         self._actor = actor.remote(spec, name, packed)
 
     def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
         """See ``Worker``."""
-        # An actor may wait long for a place in the cluster; it must not keep lines from others meanwhile.
+        # An actor may wait long for resources. It takes no lines before it is ready, so others get them.
         ready = self._actor.ready.remote()
         while not self._ray.wait([ready], timeout=_WAIT_SECONDS)[0]:
             if over.is_set() or give(0) == []:

@@ -1,7 +1,7 @@
-"""What each url asks of a model: bodies to requests, outputs to bodies.
+"""Turn request bodies into engine requests, and outputs into response bodies, for each url.
 
-Completions, chat and responses are OpenAI's, as the service reads them; embeddings are OpenAI's;
-`/v1/rerank` follows Jina's and Cohere's shape; `/v1/score` gives log-probabilities of continuations.
+Completions, chat, responses and embeddings follow OpenAI's API. `/v1/rerank` follows Jina's and Cohere's API.
+`/v1/score` returns log-probabilities of continuations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .responses import read_line, response_body
 Json = dict[str, Any]
 T = TypeVar("T")
 
-# Names that a request's template variables may not take: they are arguments of the rendering itself.
+# Forbidden names of template variables: they are arguments of the rendering function.
 _RESERVED = {"messages", "tools", "add_generation_prompt", "chat_template", "template", "tool_style"}
 _IGNORED = ("model", "user", "metadata", "store", "safety_identifier", "service_tier")
 
@@ -40,9 +40,10 @@ class Work:
     """A line as requests to an engine.
 
     Args:
-        groups: of requests; one for a generation, one a text for embeddings.
-        read: makes the response's body of their outputs, and says why the text ended.
-        timeout: seconds that the requests may take from the moment they enter the engine.
+        groups: the request groups: one for a generation, one for each text or document otherwise.
+            Empty for embeddings that the encoder computes.
+        read: returns the response body and the finish reason, from the outputs of the groups.
+        timeout: time limit in seconds, counted from the moment the requests enter the engine; None is none.
     """
 
     groups: Sequence[RequestGroup]
@@ -55,12 +56,12 @@ class Preparer:
     """Turns lines into requests for one model. Thread-safe.
 
     Args:
-        requests: makes the engine's requests.
-        model: the name that responses state.
-        embedding_size: width of the hidden states that the engine gives; 0 asks the factory's encoder.
-        defaults: sampling options of lines that do not state them.
-        seed: the job's; each line's own is derived from it and the line's number.
-        created: the Unix time that responses state.
+        requests: creates the engine's requests.
+        model: the model name in responses.
+        embedding_size: width of the engine's hidden states; 0 uses the factory's encoder instead.
+        defaults: defaults of the sampling options.
+        seed: the seed of the job; the default seed of a line is derived from it and from the line's number.
+        created: the creation time in responses, as Unix time.
     """
 
     requests: RequestFactory
@@ -71,15 +72,15 @@ class Preparer:
     created: int = 0
 
     def prepare(self, line: BatchLine) -> Work:
-        """The requests of a line.
+        """Return the requests of a line.
 
         Raises:
-            RequestError: the body is at fault.
+            RequestError: the body is not valid.
         """
         return _KINDS[line.url](self, line)
 
     def generation(self, line: BatchLine) -> Work:
-        """A completion, or an answer in a chat."""
+        """Return the requests of a completion or a chat completion."""
         asked = read_generation(line, self.defaults, self.seed)
         request = asked.request
         group = self.requests.group(
@@ -98,7 +99,7 @@ class Preparer:
         return Work([group], read, request.timeout)
 
     def embeddings(self, line: BatchLine) -> Work:
-        """Vectors of one or several texts."""
+        """Return the requests of the embeddings of one or several texts."""
         body = _fields(line.body, {"input", "encoding_format", "pooling", "normalize"})
         encoding, pooling = body.get("encoding_format", "float"), body.get("pooling", "last")
         if encoding not in ("float", "base64"):
@@ -118,7 +119,7 @@ class Preparer:
             usage = {"prompt_tokens": total, "total_tokens": total}
             return {"object": "list", "data": data, "model": self.model, "usage": usage}, "stop"
 
-        if not self.embedding_size:  # the engine's runner has none, a second session gives them
+        if not self.embedding_size:  # the engine gives no hidden states: use the encoder's session
             return Work(
                 [],
                 lambda _: answer(stacked(*self.requests.encoder.embed(texts, pooling), normalize=normalize)),
@@ -131,11 +132,11 @@ class Preparer:
         )
 
     def score(self, line: BatchLine) -> Work:
-        """How likely continuations are after a text."""
+        """Return the requests of the log-probabilities of continuations of a text."""
         body = _fields(line.body, {"text", "continuations"})
         text, continuations = body.get("text"), body.get("continuations")
         if not isinstance(text, str):
-            raise RequestError("'text' must be a text")
+            raise RequestError("'text' must be a string")
         questions = score_questions(self.requests, text, _texts("continuations", continuations))
 
         def answer(scores: list[ContinuationScore]) -> tuple[Json, str]:
@@ -153,19 +154,19 @@ class Preparer:
         return self._asked(line, questions, answer)
 
     def rerank(self, line: BatchLine) -> Work:
-        """Which documents answer a query, the best first."""
+        """Return the requests that rank documents by their relevance to a query, the best first."""
         body = _fields(line.body, {"query", "documents", "top_n", "return_documents", "instruction"})
         query, documents = body.get("query"), _texts("documents", body.get("documents"))
         instruction = body.get("instruction", RERANK_INSTRUCTION)
         if not isinstance(query, str) or not isinstance(instruction, str):
-            raise RequestError("'query' and 'instruction' must be texts")
-        most = body.get("top_n", len(documents))
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise RequestError(f"'top_n' must be a whole number from 1 on, not {most!r}")
+            raise RequestError("'query' and 'instruction' must be strings")
+        top_n = body.get("top_n", len(documents))
+        if isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1:
+            raise RequestError(f"'top_n' must be an integer of at least 1, not {top_n!r}")
         questions = rerank_questions(self.requests, query, documents, instruction, ("yes", "no"))
 
         def answer(scores: list[float]) -> tuple[Json, str]:
-            ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
+            ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
             results: list[Json] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
             if body.get("return_documents"):
                 for result in results:
@@ -190,7 +191,7 @@ class Preparer:
         turns = request.prompt
         reserved = sorted(_RESERVED & set(turns.variables))
         if reserved:
-            raise RequestError(f"'chat_template_kwargs' may not name '{reserved[0]}'")
+            raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
         return self.requests.chat_prompt(turns.messages, tools=turns.tools or None, **turns.variables)
 
 
@@ -239,7 +240,7 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
 
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}
-        # How much was cached depends on what ran before, which a result must not.
+        # Cached tokens depend on earlier requests; a result must not.
         found["usage"].pop("prompt_tokens_details", None)
         return found
 
@@ -247,17 +248,17 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
 
 
 def line_seed(job_seed: int, number: int) -> int:
-    """The seed of a line that states none: the same wherever, and after whatever, the line runs."""
+    """Return the default seed of a line; it depends on the job's seed and the line's number only."""
     digest = hashlib.blake2b(f"{job_seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def _generation(output: RequestOutput, number: int) -> Generation:
-    """The whole of a finished request.
+    """Convert the output of a finished request.
 
     Raises:
-        ProviderRuntimeError: it failed.
-        RequestCancelled: its timeout passed.
+        ProviderRuntimeError: the request failed.
+        RequestCancelled: the line's timeout passed.
     """
     if output.error is not None:
         raise ProviderRuntimeError(output.error)
@@ -265,7 +266,7 @@ def _generation(output: RequestOutput, number: int) -> Generation:
     for completion in output.outputs:
         if completion.finish_reason not in ("stop", "length"):
             raise RequestCancelled(
-                "the line's timeout passed before it was finished; allow it more time, or fewer tokens"
+                "the line's timeout passed before it was finished; raise the timeout or lower max_tokens"
             )
         calls = completion.tool_calls
         choices.append(
@@ -297,30 +298,30 @@ def _generation(output: RequestOutput, number: int) -> Generation:
 
 
 def _call_id(*place: int) -> str:
-    """An id of a tool call that is the same in every run; nine letters and digits, as Mistral's have."""
+    """Return the id of a tool call: 9 letters and digits as in Mistral's API, equal in every run."""
     return hashlib.blake2b(repr(place).encode()).hexdigest()[:9]
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> Json:
-    """The fields of a body that are not null.
+    """Return the fields of a body that are not null.
 
     Raises:
-        RequestError: one is unknown.
+        RequestError: a field is unknown.
     """
     given = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise RequestError(f"unknown field '{unknown[0]}'; there are: {', '.join(sorted(known))}")
+        raise RequestError(f"unknown field '{unknown[0]}'; known fields: {', '.join(sorted(known))}")
     return given
 
 
 def _inputs(given: Any) -> list[str | list[int]]:
-    """OpenAI's ``input``: a text, token ids, or a list of either."""
+    """Return OpenAI's ``input`` (a string, token ids, or a list of these) as a list."""
     listed = [given] if isinstance(given, str) or _is_token_ids(given) else given
     if not isinstance(listed, list) or not listed:
-        raise RequestError("'input' must be a text, a list of token ids, or a list of these")
+        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
     if not all(isinstance(item, str) or _is_token_ids(item) for item in listed):
-        raise RequestError("each item of 'input' must be a text or a list of token ids")
+        raise RequestError("each item of 'input' must be a string or a list of token ids")
     return listed
 
 
@@ -334,7 +335,7 @@ def _is_token_ids(value: Any) -> bool:
 
 def _texts(name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise RequestError(f"'{name}' must be a list of texts")
+        raise RequestError(f"'{name}' must be a list of strings that is not empty")
     return value
 
 

@@ -1,7 +1,7 @@
-"""An engine that works through lines as fast as it can: nobody watches the texts grow.
+"""Answer lines with one engine, for throughput rather than latency.
 
-A thread reads and tokenizes a window of lines ahead of the engine and sorts it, so that prompts with a common
-prefix follow each other and reuse its KV. The calling thread runs the steps.
+A thread reads and tokenizes a window of lines ahead of the engine. It sorts the window by tokens, so that
+prompts with a common prefix follow each other and share its KV blocks. The calling thread runs the steps.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..inputs.lines import BadLine, BatchLine
 from ..jobs.journal import Answer
 from .endpoints import Preparer, Work
 
-# Enough lines at hand that a slot which becomes free is filled in the next step.
+# The engine has this many requests per slot, so that a free slot is filled in the next step.
 REQUESTS_PER_SLOT = 2
 WINDOW_LINES = 512
 _FIRST_WINDOW = 32
 _WINDOW_BYTES = 2**26
 _POLL_SECONDS = 0.1
-# So many requests in a row that the device failed mean that it is lost, not that the lines are at fault.
-_MOST_FAILURES_IN_ROW = 100
+# After this many failed lines in a row, the device has failed and not the lines.
+_MAX_FAILURES_IN_ROW = 100
 
 
 @dataclass(slots=True)
 class _Item:
-    """A line on its way through the engine."""
+    """A line with its requests and their state."""
 
     line: BatchLine
     work: Work | None
@@ -46,19 +46,19 @@ class _Item:
 
     @property
     def order(self) -> tuple[int, Sequence[int]]:
-        """Sorts a window: by tokens, so that shared prefixes are neighbours."""
+        """The sort key in a window: the tokens, so that lines with a common prefix are neighbours."""
         groups = self.work.groups if self.work is not None else ()
         return (1, groups[0].requests[0].prompt_token_ids) if groups else (0, ())
 
 
 class OfflineEngine:
-    """Answers lines; closing it closes the engine.
+    """Answers lines with an engine, which it owns and closes.
 
     Args:
         engine: runs the requests.
-        preparer: makes them of lines.
-        worker: the name under which answers are noted.
-        window: how many lines are read ahead and sorted.
+        preparer: makes requests from lines.
+        worker: the worker name in the answers.
+        window: number of lines that are read ahead and sorted.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class OfflineEngine:
         self._preparer = preparer
         self._worker = worker
         self._window = window
-        self._most = engine.info.max_slots * REQUESTS_PER_SLOT
+        self._max_running = engine.info.max_slots * REQUESTS_PER_SLOT
         self._failures = 0
 
     def facts(self) -> dict[str, Any]:
-        """Nothing to note of one engine."""
+        """Return no facts."""
         return {}
 
     def close(self) -> None:
@@ -81,14 +81,14 @@ class OfflineEngine:
         self._preparer.requests.encoder.close()
 
     def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
-        """Yield one answer a line, in the order of finishing; end early once ``stop`` is set.
+        """Yield one answer for each line, as they finish; end early once ``stop`` is set.
 
-        ``lines`` is read in another thread; see ``windows`` for None.
+        ``lines`` is read in another thread; a None among them ends a window, see ``windows``.
 
         Raises:
-            CarryallError, OSError: reading failed, or the device is lost.
+            CarryallError, OSError: reading failed, or the device failed.
         """
-        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(max(self._most, self._window))
+        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(max(self._max_running, self._window))
         over = threading.Event()
         thread = threading.Thread(
             target=self._read_ahead,
@@ -143,7 +143,7 @@ class OfflineEngine:
         running: dict[str, _Item] = {}
         more = True
         while (more or running) and not stop.is_set():
-            while more and len(running) < self._most:
+            while more and len(running) < self._max_running:
                 try:
                     item = ready.get(block=not running, timeout=_POLL_SECONDS)
                 except queue.Empty:
@@ -161,7 +161,7 @@ class OfflineEngine:
                     yield self._answer(item)
 
     def _start(self, item: _Item, running: dict[str, _Item]) -> bool:
-        """Hand a line's requests to the engine; False if there are none to wait for."""
+        """Add a line's requests to the engine; return False if none runs."""
         if item.work is None:
             return False
         now = time.monotonic()
@@ -190,10 +190,10 @@ class OfflineEngine:
                     yield item
 
     def _answer(self, item: _Item) -> Answer:
-        """What becomes of a line.
+        """Return the answer of a line that ended.
 
         Raises:
-            ProviderRuntimeError: the device failed one request after the other.
+            ProviderRuntimeError: too many lines in a row failed on the device.
         """
         outputs: list[RequestOutput] = []
         try:
@@ -207,7 +207,7 @@ class OfflineEngine:
         except CarryallError as error:
             code = error_code(error)
             self._failures = self._failures + 1 if code == "server_error" else 0
-            if self._failures >= _MOST_FAILURES_IN_ROW:
+            if self._failures >= _MAX_FAILURES_IN_ROW:
                 raise ProviderRuntimeError(
                     f"the last {self._failures} lines failed on the device, so the job stops: {error}"
                 ) from error
@@ -216,13 +216,13 @@ class OfflineEngine:
         return _completed(item.line, body, reason, outputs, self._worker)
 
 
-def windows(lines: Iterator[BatchLine | None], most: int) -> Iterator[list[BatchLine]]:
-    """Cut lines into windows of at most ``most``, less where lines are long, and at first.
+def windows(lines: Iterator[BatchLine | None], max_lines: int) -> Iterator[list[BatchLine]]:
+    """Split lines into windows of at most ``max_lines``.
 
-    The first windows are short, so that the engine has work while the next are prepared. None among the lines
-    ends a window: no line will come before those are answered.
+    The first windows are shorter, so that the engine has work early. Windows of long lines are shorter too,
+    to bound memory. A None ends a window: the next line comes only after an answer.
     """
-    count = min(_FIRST_WINDOW, most)
+    count = min(_FIRST_WINDOW, max_lines)
     window: list[BatchLine] = []
     size = 0
     for line in lines:
@@ -231,7 +231,7 @@ def windows(lines: Iterator[BatchLine | None], most: int) -> Iterator[list[Batch
             size += _size(line)
         if window and (line is None or len(window) >= count or size > _WINDOW_BYTES):
             yield window
-            window, size, count = [], 0, min(2 * count, most)
+            window, size, count = [], 0, min(2 * count, max_lines)
     if window:
         yield window
 
@@ -242,7 +242,7 @@ def _size(line: BatchLine) -> int:
 
 
 def error_code(error: CarryallError) -> str:
-    """The code under which a line's failure is reported."""
+    """Return the error code of a failed line."""
     if isinstance(error, RequestCancelled):
         return "timeout"
     return "invalid_request" if isinstance(error, UsageError) else "server_error"
@@ -300,7 +300,7 @@ def completed(
 
 
 def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> Answer:
-    """The answer of a line that failed, in the shape of OpenAI's error files."""
+    """Return the answer of a failed line; its record has the format of OpenAI's error files."""
     error: dict[str, object] = {"code": code, "message": message, "line": line.number}
     if isinstance(line, BadLine) and line.file is not None:
         error |= {"file": line.file, "file_line": line.line}

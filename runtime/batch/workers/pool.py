@@ -1,4 +1,4 @@
-"""Lines shared out among workers that pull at their own speed, whatever becomes of the workers."""
+"""Distribute lines among workers, which pull lines when they are free and are replaced when they die."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from .offline import failed
 
 PIECE_LINES = 32
 POLL_SECONDS = 0.1
-# Lines that workers on different providers all answer, so that the report can say how far they differ.
+# Number of lines that the workers of all providers answer, so that the report can compare their answers.
 _PROBES = 8
-_MOST_ATTEMPTS = 3  # of one line
-_MOST_DEATHS = 5  # in a row, in one place; more than a deadly line causes before it is given up
+_MAX_ATTEMPTS = 3  # of one line
+# Deaths in a row of one worker and its replacements. More than _MAX_ATTEMPTS, so one line cannot reach it.
+_MAX_DEATHS = 5
 
 Give = Callable[[int], list[BatchLine] | None]
 Take = Callable[[Sequence[Answer]], None]
 
 
-class WorkerLost(Exception):  # noqa: N818 -- what happens to workers is no fault of the program
-    """A worker is gone, with the lines that it had."""
+class WorkerLost(Exception):  # noqa: N818 -- an event that the pool handles, not an error
+    """A worker died; its lines have no answers yet."""
 
 
 class Worker(Protocol):
-    """A worker somewhere else, as the thread that serves it sees it."""
+    """The local side of a worker in another process or on another machine."""
 
     name: str
 
     def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
-        """Work until ``give``, asked for so many lines, returns an empty list, or ``over`` is set.
+        """Get lines with ``give(count)`` and return answers with ``take``, until ``over`` is set.
 
-        It returns None while there are no lines, but others may yet lose some: ask again a little later.
+        ``give`` returns an empty list at the end. It returns None while there are no lines but another worker
+        may still die and leave some; then call it again later.
 
         Raises:
-            WorkerLost: the worker ended.
-            CarryallError: it failed in a way that no other attempt would change.
+            WorkerLost: the worker died.
+            CarryallError: the worker failed with an error that would occur again.
         """
 
     def close(self) -> None:
@@ -49,11 +51,11 @@ class Worker(Protocol):
 
 
 class WorkerPool:
-    """Answers lines with several workers; one that dies is replaced, and its lines are done again.
+    """Answers lines with several workers. A worker that dies is replaced, and its lines run again.
 
     Args:
-        openers: each opens a worker, in the thread that will serve it.
-        probes: whether the first lines go to all workers, to be compared.
+        openers: one function for each worker that opens it, called in the worker's thread.
+        probes: send the first lines to all workers, to compare their answers.
     """
 
     def __init__(self, openers: Sequence[Callable[[], Worker]], *, probes: bool = False) -> None:
@@ -63,10 +65,10 @@ class WorkerPool:
         self._probed: dict[int, dict[str, bytes]] = {}
 
     def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
-        """Yield one answer a line, in the order of finishing; end early once ``stop`` is set.
+        """Yield one answer for each line, as they finish; end early once ``stop`` is set.
 
         Raises:
-            CarryallError, OSError: reading failed, or no worker can be kept alive.
+            CarryallError, OSError: reading failed, or a worker died too often in a row.
         """
         over = threading.Event()
         share = _Share(lines, self._num_probes, over)
@@ -95,10 +97,10 @@ class WorkerPool:
                 thread.join()
 
     def close(self) -> None:
-        """Nothing is left: workers end with the run."""
+        """Do nothing: the workers end with the run."""
 
     def facts(self) -> dict[str, Any]:
-        """Of the lines that all workers answered, how many each answered as the first one did."""
+        """Return for each worker how many probe lines it answered, and how many equal the first worker's."""
         agreement: dict[str, dict[str, int]] = {}
         for records in self._probed.values():
             reference = next(iter(records.values()))
@@ -109,37 +111,39 @@ class WorkerPool:
         return {"agreement": agreement} if agreement else {}
 
     def _serve(self, opener: Callable[[], Worker], share: _Share, over: threading.Event) -> None:
-        """Keep one worker busy, and replace it where it dies."""
-        deaths, greeting = 0, share.probes
+        """Run one worker to the end of the lines; replace it if it dies."""
+        deaths, probes = 0, share.probes
         try:
             while not over.is_set():
-                errand = _Errand(share, greeting, self._note)
+                assignment = _Assignment(share, probes, self._note)
                 try:
-                    self._send(opener, errand, over)
+                    self._run_worker(opener, assignment, over)
                     break
                 except WorkerLost as error:
-                    # A worker that answered was alive: only deaths in a row mean that none can live.
-                    deaths = 1 if errand.answered else deaths + 1
-                    if deaths >= _MOST_DEATHS:
+                    # Only deaths without any answer in between mean that no worker can start.
+                    deaths = 1 if assignment.answered else deaths + 1
+                    if deaths >= _MAX_DEATHS:
                         raise ProviderRuntimeError(f"{deaths} workers died in a row: {error}") from error
-                greeting = []
+                probes = []
         except BaseException as error:  # noqa: BLE001 -- raised in the thread that yields the answers
             self._answers.put(error)
         else:
             self._answers.put(None)
 
-    def _send(self, opener: Callable[[], Worker], errand: _Errand, over: threading.Event) -> None:
-        """Let a new worker work until there is nothing left to do.
+    def _run_worker(
+        self, opener: Callable[[], Worker], assignment: _Assignment, over: threading.Event
+    ) -> None:
+        """Open a worker and run it until there are no more lines.
 
         Raises:
-            WorkerLost: it died; its lines wait for others.
+            WorkerLost: the worker died; its lines were returned for other workers.
         """
         worker = opener()
-        errand.worker = worker.name
+        assignment.worker = worker.name
         try:
-            worker.exchange(errand.give, errand.take, over)
+            worker.exchange(assignment.give, assignment.take, over)
         except WorkerLost:
-            errand.lose()
+            assignment.return_lines()
             raise
         finally:
             worker.close()
@@ -152,7 +156,7 @@ class WorkerPool:
 
 
 class _Share:
-    """The lines of one run: those to be read, those at workers, those that came back."""
+    """The lines of one run: unread lines, lines that workers have, and lines that dead workers left."""
 
     def __init__(self, lines: Iterator[BatchLine], probes: int, over: threading.Event) -> None:
         self._lines = lines
@@ -163,12 +167,12 @@ class _Share:
         self._attempts: dict[int, int] = {}
         self._ended = False
         self.probes = list(itertools.islice(lines, probes))
-        self._out = {line.number: line for line in self.probes}  # at some worker, without an answer
+        self._out = {line.number: line for line in self.probes}  # lines that a worker has, without an answer
 
     def give(self, count: int) -> list[BatchLine] | None:
-        """Lines for a worker; none once all are answered; None while others may yet lose some.
+        """Return up to ``count`` lines; an empty list if all are answered; None if there are none for now.
 
-        Asked for no lines, it only says whether all are answered.
+        A ``count`` of 0 only tells whether all lines are answered.
         """
         if self._over.is_set():
             return []
@@ -178,7 +182,7 @@ class _Share:
         with self._turn:
             if found := [self._returned.popleft() for _ in range(min(count, len(self._returned)))]:
                 return found
-        with self._reading:  # answers are taken meanwhile: reading may have to wait for a pipe
+        with self._reading:  # a separate lock: reading may wait for a pipe while answers arrive
             found = [] if self._ended else list(itertools.islice(self._lines, count))
             self._ended = len(found) < count
             with self._turn:
@@ -186,39 +190,39 @@ class _Share:
                 return found or ([] if not self._out else None)
 
     def answered(self, number: int) -> bool:
-        """Note an answer; False if the line had one."""
+        """Mark a line as answered; return False if it was answered before."""
         with self._turn:
             return self._out.pop(number, None) is not None
 
-    def lose(self, lines: Sequence[BatchLine]) -> list[BatchLine]:
-        """Take back the lines of a worker that is gone; return those that were lost too often."""
-        hopeless: list[BatchLine] = []
+    def return_lines(self, lines: Sequence[BatchLine]) -> list[BatchLine]:
+        """Queue the lines of a dead worker again; return those that reached the limit of attempts."""
+        given_up: list[BatchLine] = []
         with self._turn:
             for line in lines:
                 if line.number not in self._out:
                     continue
                 self._attempts[line.number] = self._attempts.get(line.number, 0) + 1
-                lost_too_often = self._attempts[line.number] >= _MOST_ATTEMPTS
-                (hopeless if lost_too_often else self._returned).append(line)
-        return hopeless
+                last_attempt = self._attempts[line.number] >= _MAX_ATTEMPTS
+                (given_up if last_attempt else self._returned).append(line)
+        return given_up
 
 
-class _Errand:
+class _Assignment:
     """The lines that one worker has."""
 
     def __init__(
-        self, share: _Share, greeting: Sequence[BatchLine], note: Callable[[Answer, str, bool, bool], None]
+        self, share: _Share, probes: Sequence[BatchLine], note: Callable[[Answer, str, bool, bool], None]
     ) -> None:
         self.worker = ""
         self.answered = 0
         self._share = share
         self._probes = {line.number for line in share.probes}
-        self._greeting = list(greeting)
+        self._first_lines = list(probes)
         self._note = note
         self._lines: dict[int, BatchLine] = {}
 
     def give(self, count: int) -> list[BatchLine] | None:
-        found, self._greeting = self._greeting or self._share.give(count), []
+        found, self._first_lines = self._first_lines or self._share.give(count), []
         self._lines |= {line.number: line for line in found or ()}
         return found
 
@@ -229,9 +233,9 @@ class _Errand:
             first = self._share.answered(answer.number)
             self._note(answer, self.worker, answer.number in self._probes, first)
 
-    def lose(self) -> None:
-        """The worker died: others do what it had, except for lines that killed several."""
-        for line in self._share.lose(list(self._lines.values())):
-            message = f"{_MOST_ATTEMPTS} workers died while they had this line"
+    def return_lines(self) -> None:
+        """Return the lines of the dead worker; fail lines that reached the limit of attempts."""
+        for line in self._share.return_lines(list(self._lines.values())):
+            message = f"{_MAX_ATTEMPTS} workers died while they had this line"
             answer = failed(line, "server_error", message, worker=self.worker)
             self._note(answer, self.worker, False, self._share.answered(line.number))

@@ -1,4 +1,4 @@
-"""Workers in processes of their own on this machine."""
+"""Workers in separate processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ANSWERS_SECONDS = 0.05
 
 
 class ProcessWorker:
-    """A worker process, spawned; it asks for lines over a pipe whenever it has room for more.
+    """A spawned worker process, which requests lines over a pipe when it needs them.
 
     Args:
-        spec: what it needs to answer lines.
+        spec: the specification of the worker.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -36,7 +36,7 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
@@ -73,7 +73,7 @@ class ProcessWorker:
 
 def _serve(spec: WorkerSpec, pipe: Connection) -> None:
     """Answer lines until there are no more. Runs in the worker's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that is in charge
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     over = threading.Event()
     answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
     turn = threading.Lock()
@@ -92,16 +92,16 @@ def _serve(spec: WorkerSpec, pipe: Connection) -> None:
         with turn:
             pipe.send(("error", _portable(error)))
     except (EOFError, BrokenPipeError):
-        pass  # the process in charge is gone: nobody wants the answers
+        pass  # the main process is gone, so the answers are not needed
 
 
 def _portable(error: CarryallError) -> CarryallError:
-    """An error that can be sent: some need more than a message to be made again."""
+    """Return an error that pickle can restore: errors with other arguments than a message are replaced."""
     return error if type(error).__init__ is Exception.__init__ else ProviderRuntimeError(str(error))
 
 
 def _asked_for(pipe: Connection, turn: threading.Lock) -> Iterator[BatchLine | None]:
-    """Lines from the process in charge, as they are needed."""
+    """Yield lines, requested from the main process when they are needed."""
     while True:
         with turn:
             pipe.send(("want", PIECE_LINES))
@@ -116,7 +116,7 @@ def _asked_for(pipe: Connection, turn: threading.Lock) -> Iterator[BatchLine | N
 
 
 def _send_answers(pipe: Connection, answers: queue.SimpleQueue[Answer | None], turn: threading.Lock) -> None:
-    """Send what there is, several at once."""
+    """Send the queued answers to the main process, several at once, until a None."""
     more = True
     while more:
         piece = []

@@ -1,4 +1,4 @@
-"""Lines for /v1/responses: what the service reads and writes, with ids that are the same in every run."""
+"""Requests and responses of /v1/responses in batches, with ids that are equal in every run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ...service.http.openai.responses import KNOWN, ResponseAsk, ResponseBuilder
 
 Json = dict[str, Any]
 
-# What needs stored responses, or somebody who reads along.
+# Options that need stored responses or a streaming client. A batch accepts only these values.
 _ONLY: dict[str, Any] = {"stream": False, "background": False, "previous_response_id": None}
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseAsk:
-    """Read a body.
+    """Parse the body of a line.
 
     Args:
-        body: of the line.
-        defaults: sampling options that it leaves out.
+        body: the body of the line.
+        defaults: defaults of the sampling options.
 
     Raises:
-        RequestError: something in it is wrong, or cannot be done in a batch.
+        RequestError: a field is wrong, or not supported in a batch.
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in KNOWN:
-            raise RequestError(f"unknown field '{name}'; there are: {', '.join(sorted(KNOWN))}")
+            raise RequestError(f"unknown field '{name}'; known fields: {', '.join(sorted(KNOWN))}")
     for name, value in _ONLY.items():
         if given.get(name, value) != value:
             raise RequestError(f"'{name}': {given[name]!r} is not supported in a batch, only {value!r}")
@@ -37,13 +37,13 @@ def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseA
 
 
 def response_body(ask: ResponseAsk, result: Generation, model: str, created: int) -> Json:
-    """The response object of a whole answer.
+    """Return the response object of a finished generation.
 
     Args:
-        ask: what was asked.
-        result: its first choice is the answer.
-        model: its name.
-        created: Unix time.
+        ask: the parsed request.
+        result: the generation; its first choice is the answer.
+        model: the model name in the response.
+        created: the creation time, as Unix time.
     """
     choice, builder = result.choices[0], ResponseBuilder(ask, model)
     delta = Delta(
@@ -57,7 +57,7 @@ def response_body(ask: ResponseAsk, result: Generation, model: str, created: int
         stop_reason=choice.stop_reason,
         usage=result.usage,
     )
-    for _ in builder.of(delta):  # the events, which nobody reads
+    for _ in builder.of(delta):  # a batch does not need the events
         pass
     output = [
         {**item, "id": f"{_PREFIXES[item['type']]}_{result.request_id}_{position}"}

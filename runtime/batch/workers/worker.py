@@ -1,4 +1,4 @@
-"""The one place that opens a model for batch work."""
+"""Open a model for batch jobs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .offline import WINDOW_LINES, OfflineEngine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker needs to answer lines; it travels to other processes.
+    """The specification of a worker; it can be pickled for other processes.
 
     Args:
         model: as for ``load_model``.
         loading: fields of ``ModelConfig`` and ``EngineConfig``.
-        label: the name of the model in responses; None takes ``model``.
-        sampling: options of lines that do not state them, as in a request's body.
-        seed: of the job; see ``Preparer``.
-        created: see there.
-        worker: the name under which answers are noted; None takes the provider's.
-        window: how many lines are read ahead and sorted.
+        label: the model name in responses; None takes ``model``.
+        sampling: defaults of the sampling options, named as in a request's body.
+        seed: the seed of the job; see ``Preparer``.
+        created: see ``Preparer``.
+        worker: the worker name in the answers; None takes the provider's name.
+        window: number of lines that are read ahead and sorted.
     """
 
     model: str
@@ -54,8 +54,8 @@ def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEn
 
 
 def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
-    """A worker with a loaded model, which it closes."""
-    # Nobody reads along, so prompts are computed as soon as there is room, whatever that does to a step.
+    """Return a worker with a loaded model, which the worker closes."""
+    # Batch jobs need throughput, not latency: prefill starts at once, however much it slows a step.
     _, of_engine = split_fields(spec.loading, "a batch job")
     config = EngineConfig(**{"max_step_slowdown": math.inf, **of_engine})
     engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)

@@ -1,4 +1,4 @@
-"""``carryall batch``: files in, files out, from this terminal and another, and what the exit code says."""
+"""``carryall batch``: input and output files, control from another terminal, and exit codes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_file_is_answered(source: Path, out: Path) -> None:
     result = batch(source, "-o", out)
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
     assert "2 completed, 0 failed" in result.stderr
-    assert usage(out) == {"é": 4, "line-2": 6}  # the line's own limit, and the one of the command line
+    assert usage(out) == {"é": 4, "line-2": 6}  # the limit of the line, and the limit of the command line
 
 
 def test_failed_lines_have_a_file_and_show_in_the_exit_code(tmp_path: Path, out: Path) -> None:
@@ -125,9 +125,9 @@ def test_stdin_is_checked_line_by_line(out: Path) -> None:
     assert batch("-", "-o", out, stdin=text).exit_code == 0
     assert batch("-", "-o", out, stdin=text).exit_code == 0
     result = batch("-", "-o", out, stdin=text.replace("b", "c"))
-    assert (result.exit_code, "line 2 of the input is not the one" in result.stderr) == (2, True)
+    assert (result.exit_code, "line 2 of the input differs from the line" in result.stderr) == (2, True)
     result = batch("-", "-o", out, stdin=text[:16])
-    assert (result.exit_code, "ends after 1" in result.stderr) == (2, True), result.stderr
+    assert (result.exit_code, "the input has 1 lines" in result.stderr) == (2, True), result.stderr
     assert len(read_lines(out)) == 2
 
 
@@ -144,8 +144,8 @@ def test_a_model_that_cannot_be_loaded_leaves_no_output(source: Path, out: Path)
         (["-o", "-", "--restart"], "need a file as OUT"),
         (["-o", "IN"], "is the input"),
         (["-o", "OUT", "--errors", "IN"], "is the input"),
-        (["-o", "nowhere/out.jsonl"], "there is no folder"),
-        (["-o", "OUT", "--template", "{{ text"], "the template is broken"),
+        (["-o", "nowhere/out.jsonl"], "does not exist; create it first"),
+        (["-o", "OUT", "--template", "{{ text"], "the template has a syntax error"),
         (["-o", "OUT", "--system", "x"], "need a template"),
         (["-o", "OUT", "--template", "@nowhere"], "nowhere"),
         (["-o", "OUT", "--json-schema", "{"], "--json-schema is not JSON"),

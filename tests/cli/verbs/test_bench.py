@@ -52,7 +52,7 @@ def test_bench_in_words(tiny_package: Path) -> None:
 
 
 def test_bench_measures_the_batches_of_the_readme_on_the_demo() -> None:
-    """Prompts of one request must not end before those of the last have begun."""
+    """The first request must not end before the prefill of the last has begun."""
     result = run("bench", "demo", "--batch", "1,8", "--repeats", 1, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

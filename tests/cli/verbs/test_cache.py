@@ -1,4 +1,4 @@
-"""``carryall cache``: what is listed is what lies there, and only that is deleted."""
+"""``carryall cache``: lists the entries, and deletes entries only."""
 
 from __future__ import annotations
 

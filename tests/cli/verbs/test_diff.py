@@ -18,7 +18,7 @@ def run(*args: object) -> Result:
 
 @pytest.fixture(scope="module")
 def changed(tiny_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's graph with other names, and another epsilon in every norm."""
+    """Return the package's graph with other names, and another epsilon in every norm."""
     model = ir.load(tiny_package / "model.onnx")
     for number, node in enumerate(model.graph):
         node.name = f"layers.{number}/renamed"

@@ -110,7 +110,7 @@ def test_quantize_takes_all_kinds(
 
 @pytest.mark.parametrize("verb", ["export", "quantize"])
 def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_path: Path) -> None:
-    """40 inputs of two down projections are no multiple of 16: 2560 of 29760 weights, 8.6 %."""
+    """The 40 inputs of two down projections are not a multiple of 16: 2560 of 29760 weights, 8.6 %."""
     shares = {40: 0.086, 200: 0.209}
     for size, share in shares.items():
         source, out = tmp_path / f"source{size}", tmp_path / f"out{size}"
@@ -132,7 +132,7 @@ def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_
 
 
 def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -> None:
-    """192 = 3 x 64 and 576 = 9 x 64: no weight stays float, whatever the block size asked for."""
+    """192 = 3 x 64 and 576 = 9 x 64: no weight stays float with any requested block size."""
     sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 1}
     heads: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
     write_tiny("llama", tmp_path / "source", **sizes, **heads)

@@ -22,7 +22,7 @@ def test_without_optimum_the_error_names_the_extra(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _HAS_OPTIMUM, reason="Optimum is not installed")
-@pytest.mark.filterwarnings("ignore")  # torch and Optimum warn of their own ways
+@pytest.mark.filterwarnings("ignore")  # torch and Optimum issue their own warnings
 def test_a_traced_package_equals_the_exported_one(tmp_path: Path) -> None:
     source, traced, exported = (tmp_path / name for name in ("checkpoint", "traced", "exported"))
     write_tiny("llama", source)

@@ -176,7 +176,7 @@ def test_a_pass_may_lie_in_the_working_folder(
 
 
 def test_a_traced_model_beside_its_configuration_is_a_model(package: Path, tmp_path: Path) -> None:
-    """Optimum writes such folders. Nothing in the graph says how long the context is; config.json does."""
+    """Optimum writes such folders. config.json, not the graph, has the context length."""
     folder = tmp_path / "traced"
     folder.mkdir()
     model = ir.load(package / "model.onnx")

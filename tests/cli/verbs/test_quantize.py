@@ -236,7 +236,7 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
     text.write_text("some words " * 100)
     text.with_suffix(".short").write_text("some words " * 100 + "\x00" * 999)
     outs = []
-    for path in (text, text.with_suffix(".short")):  # they differ behind what is read
+    for path in (text, text.with_suffix(".short")):  # they differ after the part that is read
         outs.append(tmp_path / path.suffix)
         options = ("--algorithm", "gptq", "--block-size", 16, "--calibration", path)
         assert run("quantize", tiny_package, outs[-1], *options, "--calibration-tokens", 600).exit_code == 0

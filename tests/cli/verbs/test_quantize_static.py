@@ -1,4 +1,4 @@
-"""``carryall quantize``: static int8, 16 bits, and input that cannot be."""
+"""``carryall quantize``: static int8, 16 bits, and invalid input."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def divergence(out: Path, reference: Path, tmp_path: Path) -> float:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that holds nothing yet."""
+    """An empty cache."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def checkpoint(folder: Path, name: str, change: Callable[[Array], object]) -> Path:
-    """A checkpoint one of whose weights was changed in place."""
+    """Return a checkpoint with one weight changed in place."""
     write_tiny("llama", folder)
     weights = random_weights(tiny_config("llama"), dtype=np.float32)
     change(weights[name].reshape(-1))
@@ -49,7 +49,7 @@ def checkpoint(folder: Path, name: str, change: Callable[[Array], object]) -> Pa
 
 
 def broken(folder: Path, name: str, value: float) -> Path:
-    """A checkpoint one of whose weights holds ``value``; of an embedding, a row that no text asks for."""
+    """Return a checkpoint with ``value`` in one weight; in an embedding, in a row that no text uses."""
     return checkpoint(folder, name, lambda weight: weight.put(-40, value, mode="wrap"))
 
 

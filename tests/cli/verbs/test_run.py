@@ -242,12 +242,12 @@ def test_chat_at_a_terminal(tiny_package: Path) -> None:
 def test_ctrl_c_ends_in_one_line() -> None:
     command = [
         sys.executable,
-        "-c",  # whoever runs the tests may ignore the signal, as nohup does, and children inherit that
+        "-c",  # the parent may ignore the signal, as nohup does, and children inherit that
         "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "runpy.run_module('carryall', run_name='__main__', alter_sys=True)",
         "run",
         "demo",
-        "class Point:\n    def __init__(self, x, y):\n",  # greedily, the model never leaves this
+        "class Point:\n    def __init__(self, x, y):\n",  # greedy decoding repeats this for ever
         "--max-tokens",
         "900",
         "--temperature",

@@ -81,7 +81,7 @@ def test_a_portable_and_a_lowered_graph_agree_on_given_tokens(tiny_package: Path
     result = run("verify", tiny_package, lowered, "--inputs", tmp_path / "in.npz", "--steps", 3, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["steps"] == found["greedy_equal"] == 8  # two prompts and what follows
+    assert found["steps"] == found["greedy_equal"] == 8  # two prompts and their generated tokens
     assert found["kl"] < 1e-6
     assert set(found["outputs"]) == {
         "logits",
@@ -180,7 +180,7 @@ def test_optimize_verifies_on_given_inputs(tmp_path: Path) -> None:
 
 
 def test_nothing_runs_beyond_the_context(tiny_package: Path, tmp_path: Path) -> None:
-    """The lowered graph's rope tables end there, and onnxruntime refuses what is beyond."""
+    """The rope tables of the lowered graph end there, and onnxruntime rejects later positions."""
     short = tmp_path / "short"
     assert run("optimize", tiny_package, short, "--target", "cpu", "--context-length", 24).exit_code == 0
     result = run("verify", tiny_package / "model.onnx", short / "model.onnx", "--json")

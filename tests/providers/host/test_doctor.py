@@ -1,4 +1,4 @@
-"""The doctor: what it finds here, and what it says of broken installations."""
+"""The doctor: its findings on this machine and on broken installations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which libraries are there, and the sentence about those that are not."""
+"""Detection of libraries, and the messages about missing ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_missing_is_named_with_version_and_remedy_once() -> None:
 
 
 def test_libraries_of_python_packages_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """NVIDIA's wheels put theirs into site-packages/nvidia/cu13/lib."""
+    """NVIDIA's wheels put their libraries into site-packages/nvidia/cu13/lib."""
     (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
     (tmp_path / "nvidia" / "cu13" / "lib" / GONE.file).touch()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -55,7 +55,7 @@ def test_libraries_of_python_packages_are_found(monkeypatch: pytest.MonkeyPatch,
 
 
 class FakeRuntime:
-    """The calls of the CUDA runtime that are made, on a machine of one device."""
+    """The used calls of the CUDA runtime, on a machine with one device."""
 
     def __init__(self, code: int = 0) -> None:
         self.code, self.device = code, -1

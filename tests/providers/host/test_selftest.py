@@ -1,4 +1,4 @@
-"""The self-test: every provider that runs here passes it, and one that computes wrongly does not."""
+"""The self-test: every provider that runs here passes it, and a provider with wrong results fails it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_stand_in_is_compared_with_itself(checkpoint: Path) -> None:
 
 
 class Wrong(CpuProvider):
-    """Ignores the rope: finite, plausible, and wrong."""
+    """A runner that ignores the rope: its results are finite, plausible and wrong."""
 
     name = "wrong"
 

@@ -1,4 +1,4 @@
-"""Block tables: sharing, copying before writing, exhaustion; integrity after any sequence of calls."""
+"""Block tables: sharing, copy-on-write, exhaustion; integrity after any sequence of calls."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_corrupt_table_is_found() -> None:
 def test_integrity_holds_and_no_slot_writes_into_anothers_tokens(
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """A model of the memory, written as a runner would, keeps every slot's own tokens."""
+    """A simulated memory, written like a runner does, keeps the tokens of every slot."""
     pool = BlockPool(16, 4, 4)
     memory: dict[tuple[int, int], int] = {}
     expected: list[list[int]] = [[] for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Rows of a sequence in blocks: the right ones stay, as they were, wherever they go."""
+"""KV eviction in blocks: the right rows are kept and unchanged, wherever they are moved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS, SIZE, WIDTH, BLOCKS = 2, 4, 6, 20
 
 
 def affine(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Rows of 8 bits, each behind a scale and a zero point of its own."""
+    """Return rows of 8 bits, each after its own scale and zero point."""
     low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
     scale = (high - low) / 255
     zero = -low / scale

@@ -1,4 +1,4 @@
-"""KV storage on reserved memory: what is touched costs, what is released does not."""
+"""KV storage on reserved memory: touched pages take memory, released pages do not."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_eviction_keeps_sinks_recent_rows_and_the_most_distinct_keys_with_their_
     kept = percent[0] * held // 100
     sinks = percent[1] * kept // 100
     recent = percent[2] * (kept - sinks) // 100
-    assume(held - sinks - recent != 2)  # two lie equally far from their mean
+    assume(held - sinks - recent != 2)  # two rows have the same distance from their mean
     wide = {name: KVSpec(2, 16, np.dtype(dtype)) for name in ("0.key", "0.value")}
     memory = KVMemory(wide, slots=2, length=60)
     rng = np.random.default_rng(held)

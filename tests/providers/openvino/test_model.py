@@ -1,4 +1,4 @@
-"""OpenVINO models outside of any provider: what is read, what is run, what is refused."""
+"""OpenVINO models without a provider: reading, running, and rejected models."""
 
 from __future__ import annotations
 

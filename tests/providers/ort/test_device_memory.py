@@ -1,4 +1,4 @@
-"""The slot runner on device memory, with the CPU as the device: the code that other devices run."""
+"""The slot runner on device memory, with the CPU as the device."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_step_mixes_decode_prompts_chunks_and_holes(runner: SlotRunner) -> Non
 
 
 def test_decode_goes_on_for_many_steps(runner: SlotRunner) -> None:
-    """Captured runs are replayed: only the content of their inputs changes."""
+    """Captured runs are replayed: only the contents of their inputs change."""
     texts = [sequence(30, slot) for slot in range(3)]
     for slot, text in enumerate(texts):
         runner.forward([Row(slot, text[: 5 + slot], 0)])

@@ -1,4 +1,4 @@
-"""Several rows of several tokens in one run: each gives what it gives alone, on whatever its cache holds."""
+"""Several rows of several tokens in one run give the results of separate runs, for any cache content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runners(model: Path) -> Iterator[tuple[SlotRunner, SlotRunner]]:
-    """One that joins rows, and one that runs them one by one."""
+    """Return a runner that joins rows, and one that runs them one by one."""
     made = []
     for joint_tokens in (512, 0):
         runner = CpuProvider().runner(model, RunnerConfig(max_slots=SLOTS, num_threads=1))
@@ -58,7 +58,7 @@ def runners(model: Path) -> Iterator[tuple[SlotRunner, SlotRunner]]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows with every run of a graph."""
+    """Return a list that gets an item with every run of a graph."""
     counted: list[None] = []
     real = BoundRun.run
 
@@ -75,7 +75,7 @@ def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def check(runners: tuple[SlotRunner, SlotRunner], rows: list[Row]) -> None:
-    """Both runners give the same; a last bit of difference may round a key the other way."""
+    """Check that both runners agree; a difference in the last bit may round a key differently."""
     joint, apart = ([logits.copy() for logits in runner.forward(rows)] for runner in runners)
     for row, mine, theirs in zip(rows, joint, apart, strict=True):
         assert mine.shape == theirs.shape == (row.num_logits, runners[0].info.vocab_size)
@@ -100,7 +100,7 @@ def test_rows_on_any_caches_run_together(runners: tuple[SlotRunner, SlotRunner],
             Row(2, tokens(1), 18),
         ],
     )
-    assert len(runs) == 2 + 4  # the single token apart
+    assert len(runs) == 2 + 4  # the single token runs separately
     check(runners, [Row(4, tokens(3), 39, num_logits=3), Row(2, tokens(2), 19, num_logits=2)])
     check(runners, [Row(slot, tokens(1), start) for slot, start in ((0, 20), (1, 48), (2, 21))])
 

@@ -1,4 +1,4 @@
-"""Opening onnxruntime sessions strictly, and what each failure is called."""
+"""Opening onnxruntime sessions strictly, and the error of each failure."""
 
 from __future__ import annotations
 

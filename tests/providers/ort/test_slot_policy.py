@@ -1,4 +1,4 @@
-"""How steps are cut: every token and slot exactly once, and never a dummy row in a slot without room."""
+"""Splitting of steps: every token and slot exactly once, and no dummy row in a full slot."""
 
 from __future__ import annotations
 

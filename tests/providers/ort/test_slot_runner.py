@@ -1,4 +1,4 @@
-"""The slot runner against a reference without a cache: whatever the batching, the logits stay the same."""
+"""The slot runner against a reference without a cache: equal logits for every batching."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_prefill_then_decode(runner: slot_runner.SlotRunner) -> None:
 
 
 def test_a_step_mixes_decode_prompts_chunks_and_holes(runner: slot_runner.SlotRunner) -> None:
-    """Slot 1 is half-filled and idle, 3 is empty: both lie inside the decode range of the second step."""
+    """Slot 1 is half full and idle, slot 3 is empty; both are inside the decode range of the second step."""
     texts = [sequence(length, length) for length in (9, 8, 17, 5, 11, 7)]
     runner.forward([Row(0, texts[0][:8], 0), Row(1, texts[1][:6], 0), Row(2, texts[2][:16], 0)])
     runner.forward([Row(4, texts[4][:4], 0, num_logits=0)])
@@ -82,7 +82,7 @@ def test_ragged_decode_equals_single_rows(runner: slot_runner.SlotRunner) -> Non
 
 
 def test_a_full_slot_is_not_overwritten_by_its_neighbours(runner: slot_runner.SlotRunner) -> None:
-    """A full slot has no free position for a dummy row, so the decode range is cut around it."""
+    """A full slot has no free position for a dummy row, so the decode range is split around it."""
     full, other = sequence(CONTEXT, 1), sequence(9, 2)
     runner.forward([Row(1, full, 0), Row(0, other[:8], 0), Row(2, other[:8], 0)])
     for logits in runner.forward([Row(0, other[8:], 8), Row(2, other[8:], 8)]):
@@ -123,7 +123,7 @@ def test_long_contexts_run_in_smaller_pieces(
 
 
 def test_rows_may_rewind(runner: slot_runner.SlotRunner) -> None:
-    """What follows a rejected draft starts before the end of the slot."""
+    """The row after a rejected draft starts before the end of the slot."""
     tokens = sequence(12, 5)
     runner.forward([Row(0, tokens, 0)])
     changed = np.append(tokens[:6], (tokens[6:9] + 1) % VOCAB)
@@ -168,7 +168,7 @@ def test_impossible_rows_are_refused(runner: slot_runner.SlotRunner, rows: list[
 
 
 def test_a_failed_run_computes_nothing_and_the_runner_lives_on(runner: slot_runner.SlotRunner) -> None:
-    good, bad = sequence(6, 10), np.array([VOCAB + 5])  # Gather refuses the index
+    good, bad = sequence(6, 10), np.array([VOCAB + 5])  # Gather rejects the index
     runner.forward([Row(0, good[:5], 0)])
     with pytest.raises(ProviderRuntimeError, match=r"a run of 2 rows failed: .*idx"):
         runner.forward([Row(0, good[5:], 5), Row(1, bad, 0)])
@@ -176,7 +176,7 @@ def test_a_failed_run_computes_nothing_and_the_runner_lives_on(runner: slot_runn
 
 
 class FailingSession:
-    """Stands before a real session; its next run fails as a device would."""
+    """A wrapper of a session whose next run fails like a device."""
 
     def __init__(self, session: Any, error: Exception) -> None:
         self._session, self._error = session, error

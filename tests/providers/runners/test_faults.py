@@ -1,4 +1,4 @@
-"""Faults of a device, injected below the runner: requests fail with a reason, everything else lives on."""
+"""Device faults, injected below the runner: requests fail with a reason, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FULL = "Failed to allocate memory for requested buffer of size 1073741824"
 
 
 class FaultySession:
-    """A session whose runs raise where ``faulty`` says so, given how many there were before."""
+    """A session whose runs fail if ``faulty`` returns True for the number of earlier runs."""
 
     def __init__(self, session: Any, message: str, faulty: Callable[[int], bool]) -> None:
         self._session, self._message, self._faulty = session, message, faulty
@@ -87,7 +87,7 @@ def undisturbed(provider: Provider, model: Path) -> list[list[int]]:
 def test_a_fault_that_passes_harms_nobody(
     engine: Engine, undisturbed: list[list[int]], message: str, moment: int
 ) -> None:
-    """Whichever run it hits, the rows are run again one by one."""
+    """After a fault in any run, the rows run again one by one."""
     faults = inject(engine, message, lambda count: count == moment)
     assert run(engine, requests(3)) == undisturbed
     assert faults.runs > moment
@@ -113,7 +113,7 @@ def test_a_lost_device_fails_its_requests_with_the_reason(
     assert bystander.finish_reason == "length"
     other.close()
 
-    is_lost = False  # a driver may bring its device back
+    is_lost = False  # a driver may restore its device
     assert run(engine, requests(3)) == undisturbed
 
 

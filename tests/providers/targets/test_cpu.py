@@ -1,4 +1,4 @@
-"""The CPU provider: availability, options, threads, and the passes it asks for."""
+"""The CPU provider: availability, options, threads, and passes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_options_are_checked(model: Path) -> None:
 
 
 def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
-    """Prompts and wide steps run in the second graph, on the same caches as the first."""
+    """Prefill and wide steps run in the second graph, on the same caches as the first."""
     prompt = np.arange(40) % 90
     found = {}
     for wide in ("off", "on"):

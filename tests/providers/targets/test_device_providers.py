@@ -1,4 +1,4 @@
-"""cuda, directml, tensorrt: what they ask onnxruntime for, and what they say where they cannot run."""
+"""cuda, directml, tensorrt: the options they pass to onnxruntime, and messages where they cannot run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ABSENT = Library(
 
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel that has every provider, whose libraries are all there."""
+    """An onnxruntime wheel with every provider and all their libraries."""
     monkeypatch.setattr(ort, "check_available", lambda name: None)
     monkeypatch.setattr(libraries, "missing", lambda wanted: [])
     monkeypatch.setattr(nvidia, "device_count", lambda: 1)
@@ -140,7 +140,7 @@ def test_profiles_span_every_run(tmp_path: Path) -> None:
 
 
 class Building(TensorRTOnCpu):
-    """Writes an engine as TensorRT would, and counts."""
+    """Writes an engine file like TensorRT, and counts the builds."""
 
     name = "building"
     built = 0
@@ -197,7 +197,7 @@ def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
     package = export_package(write_tiny("llama", tmp_path / "checkpoint"), tmp_path / "package")
     first = model_facts(package.path / "model.onnx")
     copy = shutil.copytree(package.path, tmp_path / "copy", copy_function=shutil.copy)
-    assert model_facts(copy / "model.onnx") == first  # whenever it was written
+    assert model_facts(copy / "model.onnx") == first  # independent of the time it was written
     before = (copy / "model.onnx.data").stat()
     with (copy / "model.onnx.data").open("r+b") as file:
         file.write(b"other")

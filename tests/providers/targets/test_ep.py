@@ -1,4 +1,4 @@
-"""Pass-through to execution providers by name and by plugin library; the CPU stands in for devices."""
+"""Execution providers by name and by plugin library; the CPU stands in for devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A library whose registration brings the CPU's own device."""
+    """A library whose registration adds the CPU device."""
     devices = onnxruntime.get_ep_devices()
     registered: list[str] = []
     monkeypatch.setattr(
@@ -123,7 +123,7 @@ def test_llm_gives_the_tokens_of_the_cpu_provider(
 def test_a_fallback_is_refused_unless_allowed_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Azure's execution provider is real, and takes no node of such models."""
+    """Azure's execution provider is available and takes no node of such models."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     made = export_package(write_tiny("llama", tmp_path / "checkpoint"), tmp_path / "package")
     with pytest.raises(ProviderUnavailableError, match=rf"cannot run on {AZURE} .*allow the fallback"):

@@ -1,4 +1,4 @@
-"""The toy model notices what would silently corrupt a real KV cache."""
+"""The toy model detects calls that would silently corrupt a real KV cache."""
 
 from __future__ import annotations
 

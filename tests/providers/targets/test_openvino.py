@@ -255,7 +255,7 @@ def test_a_model_calibrated_for_an_8_bit_cache_gets_one(open_runner: Open, tmp_p
 
 @pytest.mark.parametrize("method", ["int8-dynamic", "int8-static"])
 def test_integer_products_become_weight_only(method: str, open_runner: Open, tmp_path: Path) -> None:
-    """The weights stay as they are; OpenVINO rounds activations anew, or here not at all."""
+    """The weights are unchanged; OpenVINO quantizes activations itself, or not at all as here."""
     made, ids = package("llama", tmp_path), tokens(12)
     form = BlockFormat(bits=8, block_size=16)
     if method == "int8-static":

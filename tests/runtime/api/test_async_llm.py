@@ -1,4 +1,4 @@
-"""Many callers at once."""
+"""AsyncLLM with many concurrent callers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_bad_requests_fail_alone(tmp_path: Path) -> None:
             with pytest.raises(PromptTooLongError):
                 await last(llm, "p" * 300)
             with pytest.raises(PromptTooLongError):
-                await last(llm, "p" * 20_000)  # tokenized beside the loop
+                await last(llm, "p" * 20_000)  # tokenized in another thread than the event loop
             assert (await good).finished
 
     run(test)
@@ -285,7 +285,7 @@ def test_a_crash_of_the_engine_s_thread_reaches_every_reader(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is what this is about
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # this test forks while threads run
 def test_a_forked_process_is_told_that_the_engine_is_not_there(tmp_path: Path) -> None:
     llm = AsyncLLM(toy_model(tmp_path))
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Answers taken apart, whatever model wrote them: the toy model is made to say what a test wants."""
+"""Parsing of chat outputs (reasoning, tool calls). The toy model generates the text that a test gives."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 
 
 class Parrot(NullRunner):
-    """Says a text and ends."""
+    """A toy runner that generates a given text and then the end token."""
 
     def __init__(self, said: Sequence[int], prompt_length: int) -> None:
         super().__init__(RunnerConfig(max_slots=4, context_length=512), NullOptions(vocab_size=258))
         self._said, self._prompt_length = said, prompt_length
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
-        """As the toy model, but the next token of the text is the most likely."""
+        """Run the toy model; make the next token of the text the most likely one."""
         results = [result.copy() for result in super().forward(rows)]
         for row, result in zip(rows, results, strict=True):
             end = row.start + len(row.tokens)

@@ -1,4 +1,4 @@
-"""Dynamic batching: every caller gets its own rows, whatever shared the batch."""
+"""Dynamic batching: every caller gets its own rows, whatever requests share the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sums (float[n, width] x, float[n] bias) => (float[n] total)
 
 
 class Watched:
-    """A session that notes its batches, can be held up, and fails where a row begins with 13."""
+    """A session that records its batches, can be blocked, and fails if a row begins with 13."""
 
     def __init__(self) -> None:
         self.session = InferenceSession(ir.from_onnx_text(SUMS), providers=["cpu"])
@@ -63,7 +63,7 @@ def expected(given: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def held_up(batcher: DynamicBatcher, session: Watched) -> Any:
-    """Let the batcher hang in a run of one, so that all that is submitted next waits together."""
+    """Block the batcher in a run of one row, so that all later requests wait together."""
     session.going.clear()
     first = batcher.submit(feeds(0.0))
     assert session.reached.wait(30)

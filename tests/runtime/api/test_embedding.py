@@ -1,4 +1,4 @@
-"""Embeddings from decoders: numbers, pooling, and what they may depend on."""
+"""Embeddings from decoders: values, pooling, and independence of the batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 
 
 def hidden_states(checkpoint: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
-    """By ONNX's reference evaluator, of the exported graph cut in front of its head."""
+    """Return the hidden states of the exported graph without its head, by ONNX's reference evaluator."""
     model = export_model(checkpoint)
     HiddenStatesPass()(model)
     path = checkpoint.parent / "hidden.onnx"
@@ -86,7 +86,7 @@ def test_the_asynchronous_engine_gives_the_same(checkpoint: Path) -> None:
             llm.shutdown()
 
     with LLM(checkpoint, num_threads=1) as llm:
-        # They may meet in other batches.
+        # The batches may differ.
         assert asyncio.run(embed()) == pytest.approx(llm.embed(TEXTS), abs=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""However a request is run, its tokens are the same: one table of ways for every provider that runs here."""
+"""A request gives the same tokens in every way of running it, on every provider available here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model calibrated for a KV cache of 8 bits, which its user may still refuse."""
+    """Return a model calibrated for an 8-bit KV cache, which an option can switch off."""
     folder = tmp_path_factory.mktemp("equal")
     checkpoint = write_tiny("llama", folder / "checkpoint", head_dim=16)
     names = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
@@ -74,7 +74,7 @@ def options(request: pytest.FixtureRequest, package: Path) -> Iterator[dict[str,
 
 @pytest.fixture(scope="module")
 def expected(options: dict[str, Any]) -> list[list[int]]:
-    """The tokens of each prompt alone, in one piece, with nothing to find."""
+    """Return the tokens of each prompt run alone, without chunks and without cached prefixes."""
     with LLM(**options, prefix_cache=False) as llm:
         return [tokens(llm, [prompt], [params])[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
 

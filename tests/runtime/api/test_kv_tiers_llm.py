@@ -1,4 +1,4 @@
-"""Restored from disk = computed, preempted = undisturbed, on every provider that runs here."""
+"""KV restored from disk equals computed KV, and preemption changes no token, on every provider here."""
 
 from __future__ import annotations
 

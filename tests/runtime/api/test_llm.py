@@ -1,4 +1,4 @@
-"""The Python face, on the toy model."""
+"""LLM, the Python API, on the toy model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_stream_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> Non
 
 
 def test_a_stream_that_is_collected_within_a_step_ends_after_it(tmp_path: Path) -> None:
-    """It may be part of a cycle; its end must not wait for a lock that the collecting thread itself holds."""
+    """The collector may run inside a step, with the lock held; closing the stream must not wait for it."""
     model = toy_model(tmp_path)
     assert isinstance(model.runner, NullRunner)
     with LLM(model) as llm:
@@ -236,7 +236,7 @@ def test_chat_renders_one_or_many_conversations(llm: LLM) -> None:
         "[user]hi",
         "[user]hi[assistant]ho",
     ]
-    assert outputs[0].prompt_token_ids.count(256) == 1  # the template's own <s>, none added
+    assert outputs[0].prompt_token_ids.count(256) == 1  # the <s> of the template; the tokenizer adds none
     assert tokens(llm.chat(one, GREEDY)) == tokens(outputs)[:1]
     (with_tools,) = llm.chat(one, GREEDY, tools=[{"name": "f"}])
     assert "'name': 'f'" in llm.decode(with_tools.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""Equality on the CPU, through every layer: checkpoint, package, lowered graph, runner, engine, text."""
+"""Equal results on the CPU through every layer: checkpoint, package, lowered graph, runner, engine, text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture
 def alone(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What each request gets with the model to itself, its prompt in one piece."""
+    """Return the output of each request run alone, without chunked prefill."""
     with LLM(checkpoint, max_slots=1, num_threads=1, prefix_cache=False) as llm:
         singles = [llm.generate(prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
     return [tokens(single)[0] for single in singles]
@@ -92,7 +92,7 @@ def test_holes_and_their_compaction_change_nothing(
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_hit_equals_miss(family: str, prompts: list[list[int]], tmp_path: Path) -> None:
-    """Also where a window of 5 tokens slides: the cache keeps all positions."""
+    """Also with a sliding window of 5 tokens: the cache keeps all positions."""
     model = write_tiny(family, tmp_path / "tiny")
     longer = [[*prompts[3][:50], i, i + 1] for i in range(5)]
     with (
@@ -111,7 +111,7 @@ def test_idle_slots_between_running_ones_keep_their_content(
 ) -> None:
     short = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     llm.generate([[1] * 9, prompts[3], [3] * 9, [4] * 9], [GREEDY, short, GREEDY, GREEDY])
-    # Slot 1 has been idle for 15 steps, each of which ran over it.
+    # Slot 1 was idle for 15 steps, and each step ran a dummy row in it.
     (hit,) = llm.generate(prompts[3], PARAMS[3])
     assert hit.metrics is not None
     assert hit.metrics.cached_tokens == 63

@@ -1,4 +1,4 @@
-"""In what forms prompts are taken, and what is refused before anything is run or tokenized."""
+"""The accepted forms of prompts, and prompts that are rejected before they are tokenized or run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault in the text path of one request fails that request alone; the engine and its neighbours live on."""
+"""A fault in the text processing of one request fails only that request, not the engine or other requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Z = ord("Z") - 33  # its token
 
 
 class FaultyTokenizer:
-    """Fails on texts with a Z, and on tokens that follow one."""
+    """A tokenizer that fails on texts with a Z, and on tokens after it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class FaultyParser(MessageParser):
 
 
 class FaultyGrammar:
-    """A grammar that allows everything, until the method that is broken is called."""
+    """A grammar that allows every token and fails in one chosen method."""
 
     def __init__(self, broken: str) -> None:
         self.broken = broken
@@ -148,7 +148,7 @@ def by_async(
     async def both() -> tuple[RequestOutput, RequestOutput]:
         good, bad = await asyncio.gather(read("good", GOOD), read(prompt, params))
         assert (await read("good", GOOD)).outputs[0].token_ids == good.outputs[0].token_ids
-        while llm._engine.has_work:  # what was cancelled leaves with the next step
+        while llm._engine.has_work:  # cancelled requests leave in the next step
             await asyncio.sleep(0.001)
         return good, bad
 
@@ -243,7 +243,7 @@ def test_a_request_s_own_logits_processor(model: LoadedModel, run: Run, function
 
 
 class FaultyBatchProcessor:
-    """Fails for requests that ask for it, in the method that they name."""
+    """A batch processor that fails for some requests, in the method that they name."""
 
     def wants(self, params: SamplingParams) -> bool:
         if params.extra_args.get("broken") == "wants":
@@ -283,7 +283,7 @@ def test_a_grammar(model: LoadedModel, run: Run, broken: str, monkeypatch: pytes
 
     monkeypatch.setattr(RequestFactory, "_grammar", compiled)
     params = SamplingParams(temperature=0.0, max_tokens=12, structured_output={"regex": "x"})  # type: ignore[arg-type]
-    if broken == "copy":  # refused before it runs
+    if broken == "copy":  # rejected before it runs
         with pytest.raises(Exception, match="could not be compiled: ValueError"):
             run(model, [1, 2, 3], params)
         return
@@ -300,7 +300,7 @@ def test_a_command_that_raises_when_the_engine_has_ended_leaves_no_reader_hangin
             raise ZeroDivisionError("a bug in a command")
 
         release = asyncio.Event()
-        with llm._wake:  # the thread waits for this lock, so all of these are left over
+        with llm._wake:  # the thread waits for this lock, so none of these is processed
             llm._inbox += [broken]
             llm._closed = "the engine was shut down"
             llm._wake.notify()

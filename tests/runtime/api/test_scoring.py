@@ -1,4 +1,4 @@
-"""Likelihoods of given texts, and documents ranked by a model's answers."""
+"""Log-probabilities of given texts, and reranking of documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def llm(tmp_path: Path) -> Iterator[LLM]:
 
 
 def by_hand(llm: LLM, text: str, continuation: str) -> list[float]:
-    """Token by token, what the model says after all before it."""
+    """Return the log-probability of each token, computed one by one."""
     tokens, result = llm.encode(text + continuation), []
     for place in range(len(llm.encode(text)), len(tokens)):
         params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=(tokens[place],))
@@ -72,7 +72,7 @@ def test_what_comes_before_a_continuation_may_be_cached(llm: LLM) -> None:
     llm.score(TEXT, "x")
     before = llm.stats().computed_tokens
     llm.score(TEXT, "yz")
-    # The text's last token runs again, to give the first logits.
+    # The last token of the text runs again to give the first logits.
     assert llm.stats().computed_tokens - before == 3
 
 

@@ -1,4 +1,4 @@
-"""InferenceSession on models that are no decoders: an encoder and an image classifier, from PyTorch."""
+"""InferenceSession on models that are not decoders: an encoder and an image classifier from PyTorch."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_torch_tensors_go_in_and_out_without_copies(encoder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder", "vision"])
 def test_requests_of_threads_and_tasks_share_batches(kind: str, request: pytest.FixtureRequest) -> None:
-    """Sentences of equal length run together; everybody gets what a run alone gives."""
+    """Sentences of equal length share a batch; every caller gets the result of a separate run."""
     session = InferenceSession(request.getfixturevalue(kind), providers=["cpu"])
     lengths = (5, 5, 9, 5, 9, 5)
     asked = [images(1, i) if kind == "vision" else sentences(1, n, i) for i, n in enumerate(lengths)]

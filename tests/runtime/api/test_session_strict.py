@@ -1,4 +1,4 @@
-"""What InferenceSession refuses, and the one-line error it gives."""
+"""The input that InferenceSession rejects, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RELU = ir.to_proto(
         '<ir_version: 10, opset_import: ["" : 21]> relu (float[n] x) => (float[n] y) { y = Relu(x) }'
     )
 ).SerializeToString()
-# In every onnxruntime wheel, and able to run no ordinary node: it only stands for a device that lacks some.
+# A provider in every onnxruntime wheel. It runs no ordinary node, so it stands for an incomplete device.
 LACKING = "AzureExecutionProvider"
 
 
@@ -40,7 +40,7 @@ def test_a_missing_provider_is_an_error() -> None:
 def test_nodes_that_would_fall_to_the_cpu_are_an_error(quiet: Any) -> None:
     with pytest.raises(ProviderUnavailableError, match="would fall back to another provider: Relu"):
         InferenceSession(RELU, quiet, providers=[LACKING])
-    # The caller's options serve the next session as before.
+    # The caller's options are unchanged and work for the next session.
     assert InferenceSession(RELU, quiet, providers=["cpu"]).get_providers() == [ort.CPU]
 
 
@@ -65,7 +65,7 @@ def test_allow_fallback_permits_both() -> None:
 
 
 def test_a_provider_that_silently_disappears_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime drops a provider whose library does not load and goes on with the CPU."""
+    """onnxruntime drops a provider whose library does not load, and uses the CPU."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", ort.CPU])
     with (
         pytest.warns(UserWarning, match="is not in available provider names"),

@@ -1,4 +1,4 @@
-"""InferenceSession beyond onnxruntime's: shared tensors, asyncio, placement."""
+"""InferenceSession's additions to onnxruntime: shared tensors, asyncio, placement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ endless (float[1] x) => (float[1] y)
 
 
 class Foreign:
-    """Someone else's tensor: nothing but the DLPack protocol."""
+    """A foreign tensor, which has the DLPack protocol only."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
@@ -170,7 +170,7 @@ def test_cancelling_ends_the_run() -> None:
         await asyncio.wait_for(opened.run_awaited(None, {"x": np.ones(1, np.float32)}), timeout=0.3)
 
     with pytest.raises(TimeoutError):
-        asyncio.run(main())  # which would never return if the thread were still running
+        asyncio.run(main())  # this would never return if the thread still ran
 
 
 @pytest.mark.parametrize("kind", ["model", "proto", "bytes", "path"])

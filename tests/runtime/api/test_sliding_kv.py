@@ -1,4 +1,4 @@
-"""Layers with a sliding window keep only their window, and nobody can tell: on slots and on blocks."""
+"""Layers with a sliding window keep only the KV of their window, and give equal tokens; slots and blocks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def generate(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> li
 
 
 def record_trims(llm: LLM) -> list[tuple[int, int]]:
-    """Slots and lengths of all trims from now on."""
+    """Return a list that gets (slot, length) of every trim."""
     runner = cast(TrimmingRunner, llm._engine._runner)
     trims: list[tuple[int, int]] = []
     trim = runner.trim

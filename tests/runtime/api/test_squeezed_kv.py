@@ -1,4 +1,4 @@
-"""Squeezed KV in slots and in blocks, against the portable graph with rows cut out of its explicit cache."""
+"""KV eviction in slots and in blocks, against the portable graph with rows removed from its cache."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},  # its rope stays outside of the kernel
     "qwen3": {"head_dim": 16},  # its rope is inside
     "gpt2": {"n_positions": 128},  # positions without a rope
-    "mistral": {"head_dim": 16, "sliding_window": 11},  # which loses nothing
+    "mistral": {"head_dim": 16, "sliding_window": 11},  # no loss
 }
 
 
 def keep_best(past: Feeds) -> Feeds:
-    """Cut caches [1, heads, n, size] down to the sinks, each head's most distinct and the recent keys."""
+    """Reduce caches [1, heads, n, size] to the sinks, each head's most distinct keys and the recent keys."""
     kept: Feeds = {}
     for name in [name for name in past if name.endswith(".key")]:
         keys = past[name][0].astype(np.float64)
@@ -49,7 +49,7 @@ def keep_best(past: Feeds) -> Feeds:
 
 
 def squeezed(package: Package, prompt: list[int], count: int) -> list[int]:
-    """What greedy decoding gives if the cache is cut whenever it holds a quarter too much."""
+    """Return the greedy tokens if the cache is reduced whenever it is a quarter over its budget."""
     run, signature = onnxruntime(package.model_path), package.signature
     empty: Array = np.zeros((1, signature.num_kv_heads, 0, signature.head_dim), np.float32)
     kinds = [f"{layer}.{kind}" for layer in range(signature.num_layers) for kind in ("key", "value")]

@@ -1,6 +1,6 @@
-"""Text work of one request, however long it takes, holds up neither the engine's steps nor other requests.
+"""Slow text processing of one request delays neither the engine's steps nor other requests.
 
-Each test blocks one kind of text work for good, and waits for a whole request of somebody else meanwhile.
+Each test blocks one kind of text processing and runs a whole other request at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT = 30
 
 
 class BlockingTokenizer:
-    """Blocks on texts with a Z, and on tokens of one, until released."""
+    """A tokenizer that blocks on texts with a Z, and on its token, until released."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -147,7 +147,7 @@ def test_the_engine_s_thread_neither_decodes_nor_parses_without_stop_strings(mod
 
 
 class Counted(list[Any]):
-    """Counts items that are copied out of it."""
+    """A list that counts the items copied from it."""
 
     copied = 0
 
@@ -170,7 +170,7 @@ class Counted(list[Any]):
 def test_work_for_a_published_token_does_not_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...], parsed: bool
 ) -> None:
-    """All that lies in lists that grow with the output, and the decoded tokens, are counted."""
+    """Counts the items read from lists that grow with the output, and the decoded tokens."""
     model = toy_model(tmp_path, context_length=4096)
     params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True, logprobs=1, stop=stop)
     work: list[int] = []

@@ -1,4 +1,4 @@
-"""Jobs from Python: a handle, an iterator, and columns for tables in memory."""
+"""Batch jobs from Python: handles, iteration, and tables in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_job_is_stopped_and_resumed(tmp_path: Path) -> None:
     assert outcome.finished
     assert 5 <= outcome.answered_before < 40
     changed = carryall.batch.run([*requests[:-1], {"prompt": "new"}], tmp_path / "out.jsonl", **OPTIONS)
-    with pytest.raises(JobChangedError, match="first is line 40"):
+    with pytest.raises(JobChangedError, match="the first is line 40"):
         changed.wait(60)
     with pytest.raises(JobChangedError):
         list(changed)
@@ -98,7 +98,7 @@ def frame(kind: str) -> Any:
 
 
 class Rows(list[Any]):
-    """A table as datasets.Dataset has it, for machines without that package."""
+    """A stand-in for datasets.Dataset, for machines without that package."""
 
     column_names = ("text", "n")
 
@@ -127,5 +127,5 @@ def test_a_row_that_fails_is_named_or_left_empty() -> None:
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(UsageError, match="not dict"):
         carryall.batch.map_table({}, "x", model="demo")
-    with pytest.raises(UsageError, match="has a column 'n'"):
+    with pytest.raises(UsageError, match="already has a column 'n'"):
         carryall.batch.map_table(Rows(ROWS), "x", model="demo", into="n")

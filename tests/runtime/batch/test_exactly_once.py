@@ -1,4 +1,4 @@
-"""A job is finished exactly once: it resumes by itself, refuses changes, and survives any number of kills."""
+"""Every line is answered exactly once: jobs resume, reject changes, and survive any number of kills."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def stop_after(answers: int, folder: Path) -> tuple[Any, threading.Event, list[Recorder]]:
-    """An opener of executors that stop the job after so many answers."""
+    """Return an opener of executors that stop the job after this many answers."""
     stop, made = threading.Event(), list[Recorder]()
 
     def after(count: int) -> None:
@@ -138,10 +138,12 @@ def test_another_option_or_model_is_refused_with_the_difference(
 def test_an_edited_input_is_refused_with_the_first_line_that_changed(source: Path, out: Path) -> None:
     run(spec(source, out))
     write_lines(source, [*PROMPTS[:7], {"prompt": "new"}, *PROMPTS[7:]])
-    with pytest.raises(JobChangedError, match=r"input.rows: 40 -> 41.*33 of the lines .* first is line 8"):
+    with pytest.raises(
+        JobChangedError, match=r"input.rows: 40 -> 41.*33 of the answered lines changed; the first is line 8"
+    ):
         run(spec(source, out))
     write_lines(source, [*PROMPTS, {"prompt": "new"}])
-    with pytest.raises(JobChangedError, match="the 40 lines answered so far are as they were"):
+    with pytest.raises(JobChangedError, match="the 40 answered lines are unchanged"):
         run(spec(source, out))
     assert run(spec(source, out), restart=True).totals.completed == 41
     assert len(read_lines(out)) == 41
@@ -158,7 +160,7 @@ def test_a_moved_input_and_another_provider_go_on(tmp_path: Path, source: Path, 
 
 def test_a_file_that_is_no_output_of_the_job_is_not_replaced(source: Path, out: Path) -> None:
     out.write_text("precious")
-    with pytest.raises(OutputExistsError, match=r"of no job.*--restart"):
+    with pytest.raises(OutputExistsError, match=r"no job in .* wrote it; --restart"):
         run(spec(source, out))
     assert out.read_text() == "precious"
     assert not out.with_name("out.jsonl.job").exists()
@@ -171,7 +173,7 @@ def test_what_appears_in_the_place_of_the_output_meanwhile_is_not_replaced(
     opener, stop, _ = stop_after(5, tmp_path)
     run(spec(source, out), open_executor=opener, stop=stop)
     out.write_text("precious")
-    with pytest.raises(OutputExistsError, match=r"of no job"):
+    with pytest.raises(OutputExistsError, match=r"no job in .* wrote it"):
         run(spec(source, out))
     assert out.read_text() == "precious"
 
@@ -202,7 +204,7 @@ def test_a_second_process_is_kept_out_and_a_dead_one_is_not(tmp_path: Path, sour
         run(spec(source, out, job=str(tmp_path / "elsewhere")))
     process.kill()
     process.join()
-    assert run(spec(source, out)).finished  # the lock ended with its process
+    assert run(spec(source, out)).finished  # the lock was freed with its process
 
 
 def test_an_input_edited_while_the_job_waits_is_noticed_line_by_line(source: Path, out: Path) -> None:
@@ -213,12 +215,12 @@ def test_an_input_edited_while_the_job_waits_is_noticed_line_by_line(source: Pat
     journal._db.execute("DELETE FROM answers WHERE number = 9")
     journal.state_facts({"totals": {"completed": 39}})
     journal.close()
-    with pytest.raises(UsageError, match="line 3 of the input is not the one"):
+    with pytest.raises(UsageError, match="line 3 of the input differs from the line"):
         run(spec(source, out))
 
 
 class Instant:
-    """Answers every line at once, without a model."""
+    """An executor that answers every line immediately, without a model."""
 
     def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
         for line in lines:
@@ -247,13 +249,13 @@ def peak_bytes(tmp_path: Path, lines: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    peak_bytes(tmp_path, 100)  # loads what is loaded once
+    peak_bytes(tmp_path, 100)  # import everything that is imported once
     # 18,000 more custom_ids of 200 characters would be 3.6 MB. The peak itself varies by 0.7 MB.
     assert peak_bytes(tmp_path, 24_000) < peak_bytes(tmp_path, 6_000) + 1_000_000
 
 
 def package(folder: Path, seed: int) -> Path:
-    """A file in the place of a model."""
+    """Return a file that stands in for a model."""
     folder.mkdir(exist_ok=True)
     (folder / "weights").write_bytes(bytes([seed]) * 64)
     return folder
@@ -315,7 +317,7 @@ MIXED: list[Record | str] = [
 
 
 def worked_to_the_end(source: Path, out: Path, delay: float | None) -> bool:
-    """Work on the job in a process of its own, which is killed after a while; whether it had ended."""
+    """Run the job in a process that is killed after a while; return whether the job had ended."""
 
     def work() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Draws from the best logits are those from all of them, or do not happen."""
+"""Sampling from the best logits equals sampling from all logits, or is declined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def not_asked() -> Logits:
 
 
 def best_of(logits: Logits, count: int, whole: Callable[[], Logits] = not_asked) -> BestLogits:
-    """What a device gives, its log-sum-exp in float32."""
+    """Return the best logits as a device gives them, with their log-sum-exp in float32."""
     order = np.argsort(-logits, kind="stable")[:count]
     largest = logits.max()
     logsumexp = np.float32(largest + np.log(np.exp(logits - largest).sum()))

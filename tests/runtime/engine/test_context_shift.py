@@ -1,4 +1,4 @@
-"""Text beyond the context: what follows is what the model says to the first and the recent tokens."""
+"""Context shift: text beyond the context continues from the first tokens and the recent tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def endless(**options: object) -> Engine:
 
 
 def expected(request: Request) -> list[int]:
-    """The same, a new request each time that the context is full."""
+    """Return the expected tokens, from a new request each time the context is full."""
     tokens, output = list(request.prompt_token_ids), list[int]()
     while len(output) < 150:
         params = SamplingParams(temperature=0.0, max_tokens=min(CONTEXT - len(tokens), 150 - len(output)))

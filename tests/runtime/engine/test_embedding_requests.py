@@ -1,4 +1,4 @@
-"""Texts to embed are requests like others: batched, preempted, cancelled, served from the prefix cache."""
+"""Embedding requests are batched, preempted, cancelled and served from the prefix cache like others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_in_pieces_beside_streams_and_under_memory_pressure(kv_tokens: int | Non
 
 
 def test_a_preempted_text_is_pooled_once() -> None:
-    """The stream arrived first, grows, and takes the place of the text, which was half read."""
+    """A growing stream, which arrived first, preempts the text in the middle of its prefill."""
     engine, _ = make_engine(max_slots=2, max_step_tokens=4, kv_tokens=64)
     stream = make_request("s", 4, SamplingParams(temperature=0.0, max_tokens=40))
     mean = text("m", "mean", 50)

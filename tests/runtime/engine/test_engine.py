@@ -1,4 +1,4 @@
-"""What a request gets depends on no neighbour, chunk, preemption or failure around it."""
+"""The output of a request does not depend on other requests, chunks, preemption or failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANDOM = SamplingParams(max_tokens=15, seed=3, top_k=40, repetition_penalty=1.2)
 
 
 def mixed(count: int = 9) -> list[Request]:
-    """Requests of many lengths, greedy and random."""
+    """Return requests of many lengths, greedy and random."""
     return [make_request(f"r{i}", 1 + 11 * i % 40, GREEDY if i % 2 else RANDOM) for i in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Engines whose runner gives the best logits only: the same tokens as from all logits."""
+"""Engines whose runner returns only the best logits give the same tokens as from all logits."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_only_what_needs_all_logits_asks_for_them() -> None:
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Graphs for the stand-in device, without and with the best logits."""
+    """Return the graphs for the test device, without and with the best logits."""
     folder = tmp_path_factory.mktemp("best")
     checkpoint, paths = write_tiny("llama", folder / "checkpoint"), {}
     for count in (0, 16):

@@ -1,4 +1,4 @@
-"""Random arrivals, forks, deadlines, cancellations and failures: nothing leaks, nobody starves."""
+"""Random arrivals, forks, deadlines, cancellations and failures: no leaks, no starvation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROPOSERS = (None, PromptLookup, lambda: Oracle(lie_every=4), lambda: Oracle(max
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine under everything that may happen to it."""
+    """An engine under random operations and faults."""
 
     requests: Bundle[Request] = Bundle("requests")
 
@@ -85,7 +85,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert length > 0
         if self.copy_failures:
             self.copy_failures -= 1
-            self.runner._hashes[target] = [0] * length  # what a copy that was cut off leaves
+            self.runner._hashes[target] = [0] * length  # left by an interrupted copy
             raise ProviderRuntimeError("no copy")
         self.copy_prefix(source, target, length)
 
@@ -141,7 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(target=requests, parent=requests, seed=st.integers(0, 99))
     def fork(self, parent: Request, seed: int) -> Request:
-        """Another sample of the same prompt, as ``n`` and beams are."""
+        """Add another sample of a prompt, as ``n`` and beam search do."""
         params = SamplingParams(max_tokens=parent.params.max_tokens, seed=seed)
         request = make_request(str(len(self.all)), parent.prompt_token_ids, params)
         self.all.append(request)
@@ -158,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(request=consumes(requests))
     def let_time_run_out(self, request: Request) -> None:
-        """Whether it waits, runs or has ended; the next step must notice."""
+        """Let a deadline pass while the request waits, runs or has ended; the next step must end it."""
         if not request.finished:
             request.deadline = 0.0
             self.engine._deadlines.add(request)
@@ -212,7 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
             for request in self.all
             if request.slot is not None
         )
-        # Refused proposals stay in their slots until something is written over them.
+        # Rejected proposals stay in their slots until they are overwritten.
         refused = self.most_proposed * stats.slots
         assert self.runner.held_tokens() <= stats.kv_tokens + refused
         assert held <= stats.kv_tokens

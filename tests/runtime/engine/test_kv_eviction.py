@@ -1,4 +1,4 @@
-"""Requests that keep part of their KV: when it goes, who may still share it, what is refused."""
+"""Requests with KV eviction: when KV is evicted, which requests share it, and which options are rejected."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ VOCAB = 11
 
 
 class Bigram:
-    """Logits are a table's row of the last token, plus a little of how many tokens lie before it."""
+    """A runner whose logits are a table row of the last token plus a small term of its position."""
 
     def __init__(self, seed: int, context_length: int = 64, vocab: int = VOCAB, noise: float = 0.0) -> None:
         rng = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ def test_a_model_agrees_with_itself() -> None:
 
 
 def test_greedy_agreement_counts_leading_tokens() -> None:
-    """The same successor everywhere but after token 5, which the second model leaves for another one."""
+    """Both models predict the same next token, except after token 5."""
     first, second = Bigram(0), Bigram(0)
     for one in (first, second):
         one.table[:] = 0

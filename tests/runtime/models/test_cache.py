@@ -1,4 +1,4 @@
-"""Folders that are built once, whoever asks, and again when damaged."""
+"""Cache entries are built once for all processes, and rebuilt when damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Builder:
-    """Writes two files and counts how often."""
+    """A builder that writes two files and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -104,7 +104,7 @@ def test_concurrent_builders_agree_on_one_folder(own_cache: Path) -> None:
     folders = []
 
     def slowly(folder: Path) -> None:
-        together.wait()  # all have found nothing and build at once
+        together.wait()  # all found no entry and build at the same time
         build(folder)
 
     threads = [

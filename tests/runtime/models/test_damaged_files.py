@@ -1,7 +1,7 @@
-"""Every file of a package and of a cache entry, damaged in every way: an error, or the right answer.
+"""Damage to every file of a package and of a cache entry gives an error or the right answer.
 
-A package is somebody's: damage is an error that names the file. A cache entry can be made again: damage costs
-time, never another answer.
+A damaged package is an error that names the file. A damaged cache entry is rebuilt: the damage costs time
+and never changes an answer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def flip(path: Path, other: Path) -> None:
 
 
 def zero(path: Path, other: Path) -> None:
-    """As many zeros, as a crash of the machine leaves them."""
+    """Replace the content by zeros, as a crash of the machine may leave them."""
     before = path.stat()
     with path.open("r+b") as file:
         file.write(bytes(before.st_size))
@@ -71,14 +71,14 @@ def zero(path: Path, other: Path) -> None:
 
 
 def replace(path: Path, other: Path) -> None:
-    """Another model's file, of the same modification time."""
+    """Copy another model's file over it, with the same modification time."""
     before = path.stat()
     shutil.copyfile(other, path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def swap(path: Path, other: Path) -> None:
-    """Another model's file by a rename, as an unfinished copy of a folder leaves it."""
+    """Rename another model's file over it, as an unfinished copy of a folder does."""
     copy = shutil.copy(other, path.with_name("copy"))
     os.replace(copy, path)
 
@@ -123,14 +123,14 @@ WAYS: tuple[Damage, ...] = (
 class Case:
     package: Path
     other: Path  # of the same shapes and other weights
-    files: Path  # of another package; none is equal to this one's
+    files: Path  # files of another package, which all differ
     cache: Path
     answer: list[int]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Two packages, and a cache with both lowered; copied for every test."""
+    """Build two packages and a cache with both lowered, which every test copies."""
     root = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARRYALL_CACHE", str(root / "cache"))
@@ -141,14 +141,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
         first, second = generate(package), generate(other)
     files = shutil.copytree(other, root / "files")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        flip(files / name, files)  # the same in both, so far
+        flip(files / name, files)  # equal in both until here
     assert first != second, "else nobody could tell the models apart"
     return Case(package, other, files, root / "cache", first)
 
 
 @pytest.fixture
 def case(made: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A copy whose files were verified and are remembered."""
+    """Return a copy whose files were verified and recorded."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     shutil.copytree(made.cache, tmp_path / "cache")
     shutil.copytree(made.package, tmp_path / "package")
@@ -164,7 +164,7 @@ def generate(package: Path) -> list[int]:
 
 
 def remembered(entry: Path) -> None:
-    """Let the cache check the entry, so that it knows its files before they are damaged."""
+    """Let the cache verify the entry before its files are damaged."""
 
     def fail(folder: Path) -> None:
         raise AssertionError(f"{entry} should be whole")
@@ -173,7 +173,7 @@ def remembered(entry: Path) -> None:
 
 
 def lowered(case: Case, package: Path) -> Path:
-    """The cache's folder of a package's lowered graph."""
+    """Return the cache folder of a package's lowered graph."""
     files = resolve_model(package)
     provider = get_provider("cpu")
     config = with_context(provider.resolve_options(RunnerConfig(max_slots=1), lambda: files.graph), files)
@@ -251,7 +251,7 @@ def test_a_damaged_package_leaves_the_cache_of_the_intact_one_alone(
 
 
 def test_an_onnx_file_answers_with_the_weights_beside_it(case: Case) -> None:
-    """Nothing records what they should be, so whatever lies there is the model, in the cache too."""
+    """No record describes these weights, so the present files are the model, in the cache too."""
     other = generate(case.other / "model.onnx")
     assert generate(case.package / "model.onnx") == case.answer
     for name in ("model.onnx", "model.onnx.data"):
@@ -300,7 +300,7 @@ def test_integrity_of_a_whole_package_and_of_what_is_none(case: Case, tmp_path: 
     assert result.stdout.count("  ok, ") == len(FILES) - 1
     for words, arguments in (
         ("is not a package", ["demo", "--integrity"]),
-        ("leave B out", ["demo", "demo", "--integrity"]),
+        ("omit B", ["demo", "demo", "--integrity"]),
         ("missing argument 'B'", ["demo"]),
     ):
         result = CliRunner().invoke(carryall, ["verify", *arguments])
@@ -309,7 +309,7 @@ def test_integrity_of_a_whole_package_and_of_what_is_none(case: Case, tmp_path: 
 
 
 def test_integrity_reads_what_is_remembered_as_whole(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a fault of the medium, which changes no time."""
+    """A fault of the disk changes content but no times."""
     path = case.package / "model.onnx.data"
     stamp = hashes._stamp(path.stat())
     flip(path, path)

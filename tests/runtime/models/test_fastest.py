@@ -1,4 +1,4 @@
-"""provider="auto": the fastest by trial, remembered, with reasons for those that cannot."""
+"""provider="auto" measures the providers, stores the fastest, and says why others cannot run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = RunnerConfig(max_slots=2, context_length=64)
 
 
 class PacedRunner(NullRunner):
-    """The toy model at a given pace."""
+    """The toy model with a given time per step."""
 
     def __init__(self, config: RunnerConfig, pace: float) -> None:
         super().__init__(config, NullOptions(vocab_size=16))
@@ -35,7 +35,7 @@ class PacedRunner(NullRunner):
 
 
 class PacedProvider(Provider):
-    """Counts how often it is tried; without a pace it fails."""
+    """A provider that counts its trials; it fails without a pace."""
 
     def __init__(self, name: str, pace: float | None) -> None:
         self.name = name
@@ -77,7 +77,7 @@ def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "provider fast is the fastest" in str(choice)
         assert "broken cannot run it (broken is out of memory)" in str(choice)
     assert slow.tried == fast.tried == broken.tried == 1
-    fastest_provider(files(tmp_path), CONFIG, [slow, broken])  # others to choose from: tried again
+    fastest_provider(files(tmp_path), CONFIG, [slow, broken])  # another choice of providers: measured again
     assert slow.tried == 2
 
 

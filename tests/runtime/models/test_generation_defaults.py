@@ -1,4 +1,4 @@
-"""What generation_config.json and config.json say."""
+"""Defaults from generation_config.json and config.json."""
 
 from __future__ import annotations
 

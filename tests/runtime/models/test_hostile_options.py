@@ -1,4 +1,4 @@
-"""Whatever options, prompts and texts a request states, it is refused or it runs: the engine lives on."""
+"""Any options, prompts and texts of a request are rejected or run; the engine never stops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TEXTS = st.sampled_from(["", "a", "abab" * 20, "\ud800", "é\0中"])
 
 
 def spoilt(tokens: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A logits processor that leaves one number that is none."""
+    """A logits processor that sets one logit to NaN."""
     logits[7] = np.nan
     return logits
 

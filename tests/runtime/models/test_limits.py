@@ -1,4 +1,4 @@
-"""Threads and memory are compared with what is there, and the message has the arithmetic."""
+"""Requested threads and memory are compared with the machine, and the message has the arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a MODEL may be, and where it ends up."""
+"""The forms of MODEL, and the folders they resolve to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages saved in format 1, whose record has the sha256 of two files, load as they did."""
+"""Packages of format 1, whose record has the SHA-256 of two files, still load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def old(new: Path) -> Path:
-    """The same package with the record that format 1 had."""
+    """Return the package with a record of format 1."""
     record = json.loads((new / "carryall.json").read_text())
     del record["record_sha256"]
     record["format_version"] = 1

@@ -1,4 +1,4 @@
-"""The option ``speculative``: what it accepts, and that it changes no text."""
+"""The option ``speculative``: the accepted values, and equal texts with every value."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
 
 
 def test_proposals_of_eight_requests_are_verified_in_one_inference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a provider that verifies several rows at once: one inference a step, whatever is in it."""
+    """A provider that verifies several rows at once runs one inference per step."""
     reason = get_provider("openvino").available()
     if reason is not None:
         pytest.skip(reason)

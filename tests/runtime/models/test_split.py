@@ -1,4 +1,4 @@
-"""Models split by layers over providers and processes give the tokens of the whole."""
+"""Models split by layers over providers and processes give the tokens of the whole model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_process_that_dies_is_an_error_of_the_run(lonely: ProcessRunner) -> No
 def test_a_fault_in_the_process_is_the_same_error_here(lonely: ProcessRunner, tmp_path: Path) -> None:
     with pytest.raises(ProviderRuntimeError, match="does not continue slot 0"):
         lonely.forward([Row(0, np.array([1]), 5)])
-    lonely.forward([Row(0, np.array([1, 2]), 0)])  # and it lives on
+    lonely.forward([Row(0, np.array([1, 2]), 0)])  # and it still works
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(GraphError, match=r"bad\.onnx"):
         ProcessRunner("cpu", tmp_path / "bad.onnx", RunnerConfig())

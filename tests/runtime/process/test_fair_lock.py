@@ -1,4 +1,4 @@
-"""Turns are taken in order."""
+"""FairLock serves waiting threads in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle, and where there is nothing to put off."""
+"""Ctrl-C during a deferred block, and outside of one."""
 
 from __future__ import annotations
 

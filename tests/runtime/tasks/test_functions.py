@@ -1,4 +1,4 @@
-"""The functions of ``carryall``: typed reports, progress, errors, and nothing half-written."""
+"""The functions of ``carryall``: typed reports, progress, errors, and no partial files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Phases:
-    """Notes what progress is told."""
+    """Records the progress calls."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[int, int]] = {}
@@ -129,7 +129,7 @@ def test_a_recipe_survives_json() -> None:
 
 
 def test_a_budget_counts_all_weights(tmp_path: Path) -> None:
-    """Those that stay float count 32 bits each, scales and zero points what they take in the file."""
+    """Float weights count 32 bits each; scales and zero points count their size in the file."""
     write_tiny("llama", tmp_path / "source", intermediate_size=40)
     carryall.export(tmp_path / "source", tmp_path / "float")
     text = tmp_path / "text.txt"

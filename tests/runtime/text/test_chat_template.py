@@ -1,4 +1,4 @@
-"""Chat templates: what Hugging Face's can do, and what a malicious one cannot."""
+"""Chat templates: the features of Hugging Face templates, and the limits for malicious ones."""
 
 from __future__ import annotations
 

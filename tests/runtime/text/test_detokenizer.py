@@ -1,4 +1,4 @@
-"""Text token by token equals text all at once."""
+"""Incremental detokenization equals decoding all tokens at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the pieces of a text are cut."""
+"""Stop strings are found however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4) | st.text("ab", min_size
 
 
 def feed(pieces: list[str], stops: list[str], include: bool = False) -> tuple[str, str | None, list[str]]:
-    """The text given out, the stop string, and the text after each piece."""
+    """Return the released text, the stop string, and the text after each piece."""
     checker = StopStrings(stops, include=include)
     text, states = "", []
     for piece in pieces:
@@ -30,7 +30,7 @@ def feed(pieces: list[str], stops: list[str], include: bool = False) -> tuple[st
 
 
 def plain(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """Character by character: the first to be complete, of several the longest."""
+    """Search character by character for the first complete stop string, the longest of several."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

@@ -1,4 +1,4 @@
-"""Templates cannot make huge values or work without end, with any filter, method or construct there is."""
+"""No filter, method or construct of a template can make huge values or unbounded work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carryall.runtime.text.template_sandbox import SANDBOX
 
 MESSAGES = [{"role": "user", "content": "x"}]
 REFUSED = {"center", "format", "pprint", "urlize", "wordwrap", "xmlattr"}
-# What templates may use besides, made for them.
+# Other names that templates may use.
 OWN = {"tojson", "budgeted", "bounded", "weighed"}
 
 
@@ -24,7 +24,7 @@ def render(source: str) -> str:
 
 
 def refused(source: str) -> str:
-    """Render; return why it is refused."""
+    """Render a template; return the message of its error."""
     with pytest.raises((ChatTemplateError, PromptTooLongError)) as caught:
         render(source)
     return str(caught.value)
@@ -35,7 +35,7 @@ def test_every_filter_of_jinja_is_allowed_or_refused_by_name() -> None:
     assert set(SANDBOX.filters) == PLAIN_FILTERS | set(CHECKS) | OWN
 
 
-# For each filter, arguments that make as much of the least as they can.
+# For each filter, arguments that make the largest output from the smallest input.
 HUGE = "1000000000000"
 ARGUMENTS: dict[str, list[str]] = {
     "batch": [f"({HUGE}, 'x')", "(99999999, 'x')"],
@@ -74,7 +74,7 @@ def test_filters_with_huge_arguments(name: str, arguments: str) -> None:
 
 
 def doubled(times: int) -> str:
-    """A list whose text doubles with every step."""
+    """Return a template of a list whose text doubles with every step."""
     return "{% set ns = namespace(x=['aaaa']) %}" + "{% set ns.x = [ns.x, ns.x] %}" * times
 
 
@@ -97,7 +97,7 @@ def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_in_a_loop_over_a_large_text(name: str) -> None:
-    """Each takes a text of a million characters, again and again: the rendering's work is bounded."""
+    """Each filter gets a text of a million characters repeatedly: the work of a rendering is bounded."""
     arguments = {"replace": "('a', 'b')", "map": "('upper')", "attr": "('x')"}.get(name, "")
     refused(
         "{% set x = 'a b' * 100000 %}{% set ns = namespace(all=[]) %}{% for i in range(99999) %}"

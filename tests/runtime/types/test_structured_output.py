@@ -1,4 +1,4 @@
-"""Outputs of a demanded form: they have it whatever the seed, and change nothing for their neighbours."""
+"""Structured outputs conform for every seed, and do not change other requests."""
 
 from __future__ import annotations
 

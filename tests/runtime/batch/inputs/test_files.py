@@ -96,10 +96,13 @@ def test_columns_that_are_requests_need_no_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"template": "{{ txt }}"}, "the template names the column 'txt'; there are: id, text, weight"),
+        (
+            {"template": "{{ txt }}"},
+            "the template names the column 'txt', which the input lacks; it has: id, text, weight",
+        ),
         ({"template": "{{ text }}", "id_column": "key"}, "--id-column names the column 'key'"),
         ({"template": "{{ text }}", "keep": ["x"]}, "--keep names the column 'x'"),
-        ({}, "a template must say how they make a prompt"),
+        ({}, "none of which is a prompt; give a template"),
     ],
 )
 def test_a_missing_column_is_refused_before_work_starts(
@@ -120,7 +123,7 @@ def test_a_missing_column_of_a_json_line_fails_the_line(tmp_path: Path) -> None:
 
 
 def test_templates_run_in_a_sandbox() -> None:
-    with pytest.raises(RequestError, match=r"the template fails|needs what"):
+    with pytest.raises(RequestError, match=r"the template fails|lacks a column"):
         PromptTemplate("{{ text.__class__.__mro__ }}").body({"text": "x"})
 
 
@@ -137,7 +140,7 @@ def test_a_damaged_table_is_refused_before_work_starts(tmp_path: Path, content: 
     with pytest.raises(UsageError, match=message):
         run(spec(tmp_path / "in.csv", tmp_path / "out.jsonl", template="{{ a }}"))
     (tmp_path / "in.parquet").write_bytes(content)
-    with pytest.raises(UsageError, match="is no Parquet file"):
+    with pytest.raises(UsageError, match="is not a Parquet file"):
         run(spec(tmp_path / "in.parquet", tmp_path / "out.jsonl", template="{{ a }}"))
 
 
@@ -308,7 +311,7 @@ def test_an_output_that_is_no_file_is_refused(
 
 def test_a_kept_column_may_not_hide_one_of_the_results(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "x"}])
-    with pytest.raises(UsageError, match="'text' is the name of a column of results"):
+    with pytest.raises(UsageError, match="'text' is a column of the results"):
         run(spec(source, tmp_path / "out.parquet", template="{{ text }}", keep=["text"]))
 
 
@@ -367,7 +370,7 @@ def test_an_empty_input_gives_an_empty_output(tmp_path: Path) -> None:
 
 
 def test_a_stream_of_text_is_no_surprise(tmp_path: Path) -> None:
-    """A header with a byte order mark, quoted line breaks, and empty lines."""
+    """CSV with a byte order mark, quoted line breaks, and empty lines."""
     (tmp_path / "in.csv").write_bytes('\ufefftext\r\n"a\nb"\r\n\r\nc\r\n'.encode())
     rows = list(Source([str(tmp_path / "in.csv")]))
     assert [row.data for row in rows] == [{"text": "a\nb"}, {"text": "c"}]

@@ -1,4 +1,4 @@
-"""The journal and its writer: commits whole or not at all, a full disk waited for."""
+"""The journal and its writer: atomic commits, and waiting on a full disk."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no job folder"):
+    with pytest.raises(UsageError, match="is not a job folder"):
         Journal(tmp_path, read_only=True)
     (tmp_path / "journal.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 9)
-    with pytest.raises(UsageError, match=r"journal\.sqlite3 is no journal.*not a database.*--restart"):
+    with pytest.raises(UsageError, match=r"journal\.sqlite3 is damaged, or not a journal.*not a database.*--restart"):
         Journal(tmp_path)
     (tmp_path / "journal.sqlite3").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"is no journal.*--restart"):
+    with pytest.raises(UsageError, match=r"not a journal.*--restart"):
         Journal(tmp_path, read_only=True)
 
 
@@ -112,7 +112,7 @@ def wait_for(condition: Any) -> None:
 def test_a_full_disk_pauses_the_job_until_there_is_room(tmp_path: Path) -> None:
     journal, events = Journal(tmp_path), Events()
     (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
-    journal._db.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite's own full disk
+    journal._db.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite's limit, which raises SQLITE_FULL
     writer = GroupWriter(journal, events, threading.Event())
     for number in range(1, 101):
         writer.put(answer(number, size=5000))
@@ -191,7 +191,7 @@ def test_every_commit_is_on_the_disk(tmp_path: Path) -> None:
     journal.commit([answer(1)])
     copy = tmp_path / "copy"
     copy.mkdir()
-    for path in tmp_path.glob("journal.sqlite3*"):  # as a crash would leave them
+    for path in tmp_path.glob("journal.sqlite3*"):  # as after a crash
         (copy / path.name).write_bytes(path.read_bytes())
     assert numbers(Journal(copy)) == [1]
     assert sqlite3.connect(copy / "journal.sqlite3").execute("PRAGMA integrity_check").fetchone() == ("ok",)

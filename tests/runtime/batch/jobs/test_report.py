@@ -1,4 +1,4 @@
-"""The page about a job: what it says is what the answers say, and nothing in them can break it."""
+"""The report of a job: its numbers match the answers, and no answer can break the page."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_a_job_without_answers_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist; create it first"):
         write_report(str(tmp_path), tmp_path / "none" / "report.html")

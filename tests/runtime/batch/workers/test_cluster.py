@@ -1,4 +1,4 @@
-"""Workers on a real Ray cluster of several nodes, which lose an actor and a node."""
+"""Workers on a real Ray cluster of several nodes; an actor and a node fail."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
     with pytest.raises(MissingExtraError, match=r"carryall\[ray\]"):
         execute(spec(source, tmp_path / "out.jsonl", ray="local"))
-    with pytest.raises(UsageError, match="--worker is for this machine"):
+    with pytest.raises(UsageError, match="--worker cannot be used with --ray"):
         execute(spec(source, tmp_path / "out.jsonl", ray="local", providers=["cpu"]))
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Three nodes on this machine; a worker takes one of a resource that two of them have."""
+    """Three nodes on this machine; each worker takes one unit of a resource that two nodes have."""
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster
@@ -104,15 +104,15 @@ def test_a_cluster_that_loses_an_actor_and_a_node_gives_the_same_output(
 
 
 def kill_an_actor() -> None:
-    """Ray names its processes after what they run."""
+    """Kill an actor process, which Ray names after its class."""
     pids = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if path.read_bytes().startswith(b"ray::Answerer")
+        if path.read_bytes().startswith(b"ray::ModelActor")
     ]
     os.kill(pids[0], signal.SIGKILL)
 
 
 def lose_the_node(cluster: Any) -> None:
-    """The other one does what is left; the actor of this one waits for a place that never comes."""
+    """Remove a node; the other node does the rest, and the lost actor waits for ever."""
     cluster.remove_node(cluster.nodes[0], allow_graceful=False)

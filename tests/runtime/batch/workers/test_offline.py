@@ -116,7 +116,7 @@ def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
         (
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": []}},
             "invalid_request",
-            "may not name 'tools'",
+            "must not contain 'tools'",
         ),
         ({"input": []}, "invalid_request", "'input' must be"),
         ({"input": "x", "dimensions": 8}, "invalid_request", "unknown field 'dimensions'"),

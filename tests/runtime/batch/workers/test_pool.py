@@ -1,4 +1,4 @@
-"""Lines shared out among workers: every line once, whatever becomes of the workers."""
+"""Lines distributed among workers: every line once, also if workers die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(count: int) -> Iterator[BatchLine]:
 
 
 class Fake:
-    """A worker that answers with its name, and dies when it is given certain lines."""
+    """A worker that answers with its name, and dies on certain lines."""
 
     def __init__(self, name: str, deadly: Callable[[int], bool] = lambda number: False) -> None:
         self.name = name
@@ -82,7 +82,7 @@ def test_a_line_that_kills_every_worker_fails_and_the_others_do_not() -> None:
     failed = [answer for answer in found if answer.code]
     assert 13 in {answer.number for answer in failed}
     assert all("workers died" in json.loads(answer.record)["error"]["message"] for answer in failed)
-    assert len(failed) <= 5  # those given together with it
+    assert len(failed) <= 5  # the lines given together with it
 
 
 def test_workers_that_cannot_live_end_the_run() -> None:
@@ -141,7 +141,7 @@ def test_processes_give_what_one_engine_gives_even_if_one_is_killed(tmp_path: Pa
     workers: list[ProcessWorker] = []
 
     class Killing(WorkerPool):
-        """Kills the first worker when it gave its first answer."""
+        """Kills the first worker after its first answer."""
 
         def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
             killed = False
@@ -187,7 +187,7 @@ def test_a_worker_reports_why_it_cannot_begin(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_cpu_and_openvino_generate_the_same_tokens(tmp_path: Path) -> None:
-    """Greedy tokens of the embedded model in fp32 do not depend on where a line ran."""
+    """Greedy tokens of the embedded model in fp32 do not depend on the worker of a line."""
     prompts: Sequence[str] = ["def f(x):", "class Stack:", "import os\n", "for i in range("]
     source = write_lines(
         tmp_path / "in.jsonl",

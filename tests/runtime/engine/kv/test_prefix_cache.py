@@ -1,4 +1,4 @@
-"""Requests with a common beginning compute it once, and get what they would have got alone."""
+"""Requests with a common prefix compute it once, and give the same tokens as alone."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_running_request_moves_past_what_is_idle(prefix_cache: bool) -> None:
 
 
 def test_making_way_by_losing_cached_tokens_has_its_price() -> None:
-    """40 tokens stay for 10 steps in which nothing else could be lost."""
+    """40 cached tokens are kept for 10 steps without another candidate for eviction."""
     for steps, cached in ((9, 39), (12, 0)):
         engine, _ = make_engine(prefix_cache=True, max_slots=3)
         long = SamplingParams(temperature=0.0, max_tokens=30)

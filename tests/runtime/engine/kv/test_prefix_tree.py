@@ -1,4 +1,4 @@
-"""The radix tree against a list of sequences searched one by one."""
+"""The radix tree against a linear search in a list of sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Everything the tree can do, beside a plain table of sequences."""
+    """Random operations on the tree and on a plain table of sequences."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The books of KV slots."""
+"""Allocation of KV slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV behind sliding windows: who gives it back when, and what the slot serves then."""
+"""KV before the sliding window: when it is freed, and which prefixes the slot serves afterwards."""
 
 from __future__ import annotations
 

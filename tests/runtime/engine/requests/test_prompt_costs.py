@@ -1,4 +1,4 @@
-"""How many prompt tokens a step can take beside running streams."""
+"""The number of prompt tokens that a step takes while other requests decode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_disturbed_steps_make_small_pieces() -> None:
 
 
 def drive(scheduler: Scheduler, steps: int) -> list[int]:
-    """Run steps that take what the model above says; prompt tokens of each."""
+    """Run steps with the times of the model above; return the prompt tokens of each step."""
     found = []
     for _ in range(steps):
         plan = scheduler.plan()

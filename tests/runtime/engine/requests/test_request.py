@@ -1,4 +1,4 @@
-"""A request's own rules: when it ends, and what a snapshot holds."""
+"""A single request: its finish conditions and its snapshots."""
 
 from __future__ import annotations
 

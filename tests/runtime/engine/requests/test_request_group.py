@@ -1,4 +1,4 @@
-"""Several continuations of one prompt are as many requests."""
+"""Several samples of one prompt are separate requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def texts(output: RequestOutput) -> list[list[int]]:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: next(iter(sampler)))
 def test_samples_are_separate_requests_whose_seeds_count_up(llm: LLM, sampler: dict[str, Any]) -> None:
-    """More of them than there are slots, so some wait, and beside another request."""
+    """More samples than slots, so some wait, and another request runs at the same time."""
     (several, _) = llm.generate(
         [PROMPT, "other"],
         [SamplingParams(n=6, seed=5, max_tokens=9, **sampler), SamplingParams(seed=1, max_tokens=30)],
@@ -63,7 +63,7 @@ def test_samples_are_separate_requests_whose_seeds_count_up(llm: LLM, sampler: d
 def test_the_prompt_is_computed_once(model: LoadedModel) -> None:
     with LLM(model) as llm:
         llm.generate(PROMPT, SamplingParams(n=4, seed=0, max_tokens=1))
-        # The last token of a prompt runs for each, since it gives the first logits.
+        # The last prompt token runs for each sample, because it gives the first logits.
         assert llm.stats().computed_tokens == len(llm.encode(PROMPT)) + 3
 
 
@@ -125,9 +125,9 @@ def test_fewer_are_returned_than_generated() -> None:
 
 @pytest.mark.parametrize("most_tokens", [5, 512])
 def test_prompt_logprobs_are_those_of_generating_the_prompt(tmp_path: Path, most_tokens: int) -> None:
-    """Each prompt token's entry is what the model says after those before it, in pieces or at once."""
+    """Log-probabilities of prompt tokens equal those of generating them, with or without chunked prefill."""
     with LLM(toy_model(tmp_path), engine_config=EngineConfig(max_step_tokens=most_tokens)) as llm:
-        llm.generate(PROMPT, SamplingParams(max_tokens=1))  # a cached prefix must not cost entries
+        llm.generate(PROMPT, SamplingParams(max_tokens=1))  # no entries are missing for a cached prefix
         (output,) = llm.generate(PROMPT, SamplingParams(n=2, prompt_logprobs=3, max_tokens=2, seed=1))
         assert output.prompt_logprobs is not None
         ids = output.prompt_token_ids

@@ -1,4 +1,4 @@
-"""Beam search against what transformers finds, which was written down and is asked again where torch is."""
+"""Beam search against recorded results of transformers, and against transformers itself if torch is here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from carryall.errors import InvalidSamplingError, PromptTooLongError, UsageError
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.sampling.beam_search import BeamSearch, BeamSearchOptions
 
-ENDS = [EOS, 107, 102, 155, 202, 200, 121, 148]  # tokens that come up, so that beams end at all lengths
+ENDS = [EOS, 107, 102, 155, 202, 200, 121, 148]  # likely tokens, so that beams end at many lengths
 PROMPTS = [[256, *range(20, 50)], [256, 7], [256, 99, 98, 97, 96]]
 GOLDEN = Path(__file__).with_name("beam_search_golden.json")
 CASES: list[dict[str, Any]] = [
@@ -57,7 +57,7 @@ def found(llm: LLM, case: dict[str, Any]) -> list[list[list[int]]]:
 
 
 def expected(checkpoint: Path, case: dict[str, Any]) -> list[list[list[int]]]:
-    """The same by transformers."""
+    """Return the beams that transformers finds."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -94,7 +94,7 @@ def test_the_golden_file_is_what_transformers_says(checkpoint: Path) -> None:
 
 
 def test_all_continuations_are_weighed_where_there_are_beams_enough() -> None:
-    """Then it is exhaustive, and its best is the best there is."""
+    """With that many beams the search is exhaustive and finds the best continuation."""
     rng = np.random.default_rng(2)
     table = {
         prefix: np.log(rng.dirichlet(np.ones(3)))

@@ -1,4 +1,4 @@
-"""DRY against its author's loop, written plainly."""
+"""The DRY penalty against a plain loop, as in its author's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS = st.lists(st.integers(0, SIZE - 1), max_size=24)
 
 
 def reference(tokens: list[int], breakers: set[int], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """How much each token's logit is lowered."""
+    """Return the penalty of each token's logit."""
     last_n = params.dry_penalty_last_n
     tokens = tokens[-last_n:] if last_n else tokens
     longest: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Mirostat 2: which tokens it leaves, and that it reaches its target."""
+"""Mirostat 2: the tokens it keeps, and that the mean surprise reaches the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectorised sampler against a plain slow one, and what its results may depend on."""
+"""The vectorised sampler against a plain slow one, and independence of the batch."""
 
 from __future__ import annotations
 

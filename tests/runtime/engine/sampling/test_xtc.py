@@ -1,4 +1,4 @@
-"""XTC: which tokens it leaves, alone and behind the other filters."""
+"""XTC: the tokens it keeps, alone and after the other filters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIFORMS = np.linspace(0, 1, 3000, endpoint=False)
 
 
 def drawn(probabilities: list[float], **filters: Any) -> dict[int, float]:
-    """How often each token comes, over evenly spread uniforms."""
+    """Return the frequency of each token over evenly spaced uniforms."""
     logits = np.log(np.array(probabilities)).astype(np.float32)
     tokens = sample_random([logits] * len(UNIFORMS), [Filters(**filters)] * len(UNIFORMS), UNIFORMS).token_ids
     return {int(token): float(np.mean(tokens == token)) for token in np.unique(tokens)}

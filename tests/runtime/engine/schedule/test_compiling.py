@@ -1,4 +1,4 @@
-"""Requests that wait for a grammar hold nobody up, and do not wait for ever."""
+"""Requests that wait for a grammar block no other request, and wait for a limited time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carryall.runtime.engine.requests.request import Grammar, Request
 
 
 class Countdown:
-    """Allows one token a given number of times, then stops, or breaks."""
+    """A grammar that allows one token a given number of times, then ends or fails."""
 
     def __init__(self, token: int, count: int, error: str = "") -> None:
         self.token, self.count, self._error = token, count, error
@@ -29,7 +29,7 @@ class Countdown:
         return self._error if self.finished else ""
 
     def prepare(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def ready(self, seconds: float) -> bool:
         return True
@@ -94,7 +94,7 @@ def test_a_refused_grammar_fails_its_request() -> None:
 
 def test_a_library_that_fails_fails_the_request_alone() -> None:
     class Panic(BaseException):
-        """What bindings to Rust raise, which is no Exception."""
+        """Like the panic of Rust bindings, which does not derive from Exception."""
 
     engine, _ = make_engine()
     future: Future[Grammar] = Future()

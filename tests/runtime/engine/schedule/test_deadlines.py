@@ -1,4 +1,4 @@
-"""A request whose deadline has passed ends, wherever it stands, and leaves nothing behind."""
+"""A request whose deadline passed ends in every state, and frees all its resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants share the slots by what they were served, not by how much they ask for."""
+"""Tenants share the slots by the tokens they were served, not by the number of their requests."""
 
 from __future__ import annotations
 

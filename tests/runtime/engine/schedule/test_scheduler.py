@@ -1,4 +1,4 @@
-"""What a step holds: plans without a model."""
+"""The plans of steps, without a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make(num_slots: int = 4, max_step_tokens: int = 16, max_tokens: int | None =
 
 
 def step(scheduler: Scheduler) -> StepPlan:
-    """Plan, pretend to compute, and give each request whose prompt is done a token."""
+    """Plan a step without running it; append a token to each request whose prefill is complete."""
     plan = scheduler.plan()
     scheduler.commit(plan)
     for row, request in zip(plan.rows, plan.requests, strict=True):
@@ -27,7 +27,7 @@ def step(scheduler: Scheduler) -> StepPlan:
 
 
 def shape(plan: StepPlan) -> list[tuple[str, int, int, int]]:
-    """Per row: request, start, tokens, logits wanted."""
+    """Return for each row: request, start, number of tokens, whether logits are needed."""
     return [
         (request.request_id, row.start, len(row.tokens), row.num_logits)
         for row, request in zip(plan.rows, plan.requests, strict=True)
@@ -194,7 +194,7 @@ def test_gaps_are_filled_once_they_cost_more_than_the_copy() -> None:
     while not (operations := slots.take_operations()):
         step(scheduler)
         steps += 1
-    # A row a step against 0.01 rows a token copied; the last step is the one that moved.
+    # One row per step against 0.01 rows for each copied token; the last step is the one that moved.
     assert steps == 6
     assert operations == [Copy(2, 1, c.num_computed - 1), Release(2)]
     assert c.slot == 1

@@ -1,4 +1,4 @@
-"""Proposals are made where they pay, and cost next to nothing elsewhere; time is simulated."""
+"""Proposals are made where they save time, and cost almost nothing elsewhere; time is simulated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from carryall.runtime.engine.speculation.costs import StepCosts
 
 
 class Simulation:
-    """Requests that decode side by side, each with one proposal a step.
+    """A simulation of requests that decode together, each with one proposal per step.
 
     Args:
         rates: the true chance that a request's next proposed token is accepted.
         batched: whether the simulated device verifies several rows at once.
-        shared: seconds of a run, whatever is in it.
+        shared: fixed seconds of a run.
         token: seconds of each token in a run.
         noise: standard deviation of the logarithm of a step's time.
-        transition: what a plain step takes longer after one with proposals, as a share.
-        evidence: how often there is something to propose.
-        clock: gives, step by step, by what other work on the machine multiplies a step's time.
+        transition: extra time of a plain step after a step with proposals, as a fraction.
+        evidence: probability that there is a proposal.
+        clock: yields for each step the factor by which other work on the machine slows it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Simulation:
         self._oracle = Oracle()
 
     def run(self, steps: int) -> float:
-        """Tokens a second of an undisturbed clock, relative to none ever being proposed."""
+        """Return tokens per undisturbed second, relative to a run without proposals."""
         begin = self.seconds, self.tokens
         for _ in range(steps):
             self._step()
@@ -101,7 +101,7 @@ def test_hopeless_proposals_cost_less_than_three_percent(batched: bool, rows: in
 @pytest.mark.parametrize("rate", [0.2, 0.35, 0.5])
 @pytest.mark.parametrize("token", [0.05, 0.2])
 def test_what_proposals_cost_the_steps_after_them_counts(rows: int, rate: float, token: float) -> None:
-    """As on OpenVINO with prose: some steps have proposals, each makes the next plain one dearer."""
+    """As on OpenVINO with prose: each step with proposals makes the next plain step slower."""
     simulation = Simulation(
         [rate] * rows, batched=True, token=token, noise=0.15, transition=0.5, evidence=0.35
     )
@@ -110,19 +110,19 @@ def test_what_proposals_cost_the_steps_after_them_counts(rows: int, rate: float,
 
 
 def jitter(rng: np.random.Generator) -> Iterator[float]:
-    """Every step takes another time."""
+    """Yield a random factor for every step."""
     while True:
         yield float(np.exp(0.4 * rng.normal()))
 
 
 def preempted(rng: np.random.Generator) -> Iterator[float]:
-    """One step in ten takes several times as long, because others ran."""
+    """Yield factors where one step in ten takes several times as long."""
     while True:
         yield float(rng.uniform(2, 8)) if rng.random() < 0.1 else 1.0
 
 
 def company(rng: np.random.Generator, steps: int) -> Iterator[float]:
-    """Other work comes for about so many steps, and goes."""
+    """Yield factors of other work that starts and ends after about this many steps."""
     while True:
         yield from [float(rng.choice([1.0, 2.0, 4.0]))] * int(rng.geometric(1 / steps))
 
@@ -141,14 +141,14 @@ CLOCKS: dict[str, Callable[[np.random.Generator], Iterator[float]]] = {
 def test_a_clock_that_lies_makes_nothing_dearer_than_three_percent(
     clock: str, rate: float, rows: int, batched: bool
 ) -> None:
-    """Proposals that nearly pay or never do, and steps whose time says little."""
+    """Proposals that almost or never save time, and noisy step times."""
     liar = CLOCKS[clock](np.random.default_rng(0))
     simulation = Simulation([rate] * rows, batched=batched, transition=0.3 * batched, clock=liar)
     assert simulation.run(800) > 0.97
 
 
 def test_steps_with_proposals_tell_that_plain_ones_have_become_faster() -> None:
-    """Learned while other work slowed plain steps down, their time would make all proposals seem cheap."""
+    """Plain steps measured while other work slowed them would make all proposals look cheap."""
     costs, oracle = StepCosts(batched=True), Oracle()
     for _ in range(12):
         costs.observe_plain(1, 2.0)

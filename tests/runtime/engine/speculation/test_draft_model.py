@@ -1,4 +1,4 @@
-"""A second toy model proposes; it follows requests through acceptance, refusal, slots and failures."""
+"""A second toy model drafts; it follows requests through acceptance, rejection, slots and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANDOM = SamplingParams(max_tokens=20, seed=5, top_k=30)
 
 
 class Erring(NullRunner):
-    """The same toy model, but wrong after some of the tokens."""
+    """The toy model, with wrong logits after some of the tokens."""
 
     def __init__(self, mistaken: int) -> None:
         self.__dict__.update(make_runner().__dict__)

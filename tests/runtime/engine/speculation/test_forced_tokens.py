@@ -1,4 +1,4 @@
-"""What a grammar forces comes in fewer steps, and is what would have come token by token."""
+"""Tokens that a grammar forces take fewer steps, and equal those generated token by token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MIXED.append(options(9, FORMS[1], logprobs=1, presence_penalty=1.0, max_tokens=1
 
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CompletionOutput]:
-    """The outputs token by token."""
+    """Return the outputs generated token by token."""
     with monkeypatch.context() as patch, LLM(toy_model(tmp_path, context_length=512)) as llm:
         patch.setattr(ForcedTokens, "evidence", lambda self, request: None)
         outputs = [output.outputs[0] for output in llm.generate(["go"] * len(MIXED), MIXED)]

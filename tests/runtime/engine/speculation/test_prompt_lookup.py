@@ -1,4 +1,4 @@
-"""The index finds what a plain search finds."""
+"""The n-gram index gives the same results as a plain search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
 
 def longest_match(tokens: list[int]) -> tuple[int, int]:
-    """Length of the longest end that occurred before, the latest of several, and the position after it."""
+    """Return the length of the longest suffix that occurred before, and the position after its last one."""
     best = 0, 0
     for after in range(len(tokens) - 1, 1, -1):
         length = 0

@@ -1,4 +1,4 @@
-"""Proposals, right or wrong, change how many steps a request takes, and nothing else."""
+"""Proposals, right or wrong, change the number of steps of a request and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = (
 
 
 def mixed(count: int = 9) -> list[Request]:
-    """Requests of many lengths and options."""
+    """Return requests of many lengths and options."""
     return [make_request(f"r{i}", 1 + 11 * i % 40, OPTIONS[i % len(OPTIONS)]) for i in range(count)]
 
 
@@ -123,7 +123,7 @@ def test_a_seed_s_tokens_do_not_depend_on_the_proposals() -> None:
 
 
 def test_sampled_tokens_keep_the_model_s_distribution() -> None:
-    """Chi-square over 3,000 draws of a token that was proposed each time, and of the one after it."""
+    """Chi-square over 3,000 samples of a token that was always proposed, and of the token after it."""
     vocab_size, count = 6, 3000
 
     def runner() -> NullRunner:

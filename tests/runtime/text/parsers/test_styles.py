@@ -1,4 +1,4 @@
-"""What each style of writing means, and that it does not depend on how it is cut."""
+"""The result of each parser style, and independence of how the text is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of KV: what comes back is what was written, or nothing."""
+"""KV files: reading gives what was written, or nothing."""
 
 from __future__ import annotations
 

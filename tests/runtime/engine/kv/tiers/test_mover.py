@@ -1,4 +1,4 @@
-"""KV that left its slot comes back: restored = computed, whatever happens to the files."""
+"""KV moved out of its slot and back: restored KV equals computed KV, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(name: str, salt: str | None = None) -> Request:
 
 
 def fill(folder: Path) -> None:
-    """Run a request, and leave its KV in files."""
+    """Run a request and write its KV to files."""
     engine, _ = open_engine(folder)
     run(engine, [ask("first")])
     engine.close()
@@ -40,7 +40,7 @@ def fill(folder: Path) -> None:
 
 
 def check(folder: Path, restored: int, lost: int = 0, **options: Any) -> None:
-    """Run a request in a new engine; it must find so much, and give what it gives alone."""
+    """Run a request in a new engine; check the number of restored tokens and the output."""
     engine, _ = open_engine(folder, **options)
     request = ask("second")
     assert run(engine, [request]) == [alone(request)]
@@ -91,7 +91,7 @@ def test_what_is_damaged_is_computed_again(tmp_path: Path, damage: str) -> None:
     assert request.output_token_ids == alone(request)
     stats = engine.stats()
     assert stats.kv_restored_tokens in (0, 64, 128)
-    assert stats.kv_lost_chunks <= 1  # one that is gone before it is looked for is no loss
+    assert stats.kv_lost_chunks <= 1  # a file deleted before the lookup is not a fault
     engine.close()
     check(tmp_path, restored=192)  # written again
 
@@ -136,7 +136,7 @@ def test_a_runner_that_fails_to_take_or_give_kv_costs_only_time(tmp_path: Path) 
 
 
 def test_what_a_failed_copy_left_is_not_kept() -> None:
-    """A running request moves past an idle slot, whose content is lost on its way out."""
+    """A running request takes an idle slot whose content fails to be copied out."""
     engine, runner = open_engine(max_slots=5, swap_bytes=10**6)
     copy_prefix = runner.copy_prefix
 

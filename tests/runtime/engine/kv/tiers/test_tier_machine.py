@@ -1,4 +1,4 @@
-"""Random arrivals, preemptions, restarts, faults of device and disk: restored is what was computed."""
+"""Random arrivals, preemptions, restarts and faults of device and disk: restored KV equals computed KV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAMILIES = [np.random.default_rng(n).integers(0, VOCAB, CONTEXT).tolist() for n 
 
 
 class TierMachine(RuleBasedStateMachine):
-    """An engine whose memory is short, with tiers below it, under everything that may happen to them."""
+    """An engine with little KV memory and with tiers, under random operations and faults."""
 
     @initialize(
         max_slots=st.integers(1, 3),
@@ -64,7 +64,7 @@ class TierMachine(RuleBasedStateMachine):
                 self.faults[name] -= 1
                 if name == "write_kv":
                     del self.runner._hashes[arguments[0]][arguments[1] :]
-                if name == "copy_prefix":  # what a copy that was cut off leaves
+                if name == "copy_prefix":  # left by an interrupted copy
                     self.runner._hashes[arguments[1]] = [0] * arguments[2]
                 raise ProviderRuntimeError(f"no {name}")
             return method(*arguments)

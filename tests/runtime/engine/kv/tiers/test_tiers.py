@@ -1,4 +1,4 @@
-"""Host memory and files below it: budgets, order of leaving, other processes."""
+"""The tiers of host memory and files: budgets, order of eviction, other processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_files_stay_within_their_budget(tmp_path: Path) -> None:
 
 
 def test_a_smaller_budget_counts_at_once(tmp_path: Path) -> None:
-    """Not only after the next write, for which the disk may have no room."""
+    """It must not wait for the next write, for which the disk may have no space."""
     tier = DiskTier(tmp_path, 10**6, SECRET)
     for number in range(9):
         tier.put(key(number), chunk(number))
@@ -191,7 +191,7 @@ def test_users_of_a_folder_find_only_their_own(tmp_path: Path, caplog: pytest.Lo
     theirs.flush()
     assert key(1) not in ours
     ours._path(key(1)).parent.mkdir(exist_ok=True)
-    theirs._path(key(1)).rename(ours._path(key(1)))  # if they guess the name, it does not help
+    theirs._path(key(1)).rename(ours._path(key(1)))  # knowing the name of the file does not help
     assert ours.get(key(1)) is None
     assert "without this user's key" in caplog.text
     ours.close()
