@@ -189,7 +189,7 @@ def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
 
 
 def _table(result: Any) -> tuple[Array, Array] | None:
-    """Return keys, and values [rows, keys], of a map or of a sequence of maps, as classifiers give them.
+    """Return keys and values [rows, keys] of a map or a sequence of maps, which classifiers return.
 
     None for what is none, and for maps of several key sets or of tensors.
     """
@@ -205,7 +205,7 @@ def _table(result: Any) -> tuple[Array, Array] | None:
 
 
 def _map_type(row: Mapping[Any, Any]) -> Any:
-    """Maps of floats have numbers of 32 bits, which Python widens."""
+    """Return float32 for maps of floats, which Python reads as 64 bits; None for others."""
     return np.float32 if any(isinstance(one, float) for one in row.values()) else None
 
 
