@@ -244,8 +244,8 @@ def test_norms_are_folded_before_weights_are_rounded() -> None:
     np.testing.assert_allclose(node.inputs[1].const_value.numpy(), W * np.array([1, 2]).reshape(2, 1, 1, 1))
 
 
-def test_what_a_logarithm_reads_stays_float() -> None:
-    """A spectrogram's filters; not what stands in front of an activation, or behind the logarithm."""
+def test_layers_before_a_logarithm_stay_float() -> None:
+    """A spectrogram's filters stay float; layers before an activation or after the logarithm do not."""
     text = """g (float[1,1,4,4] x) => (float y) {
         o = Conv(x, outer) r = Relu(o) a = Conv(r, first) b = Transpose(a) p = Mul(b, b) c = Conv(p, second)
         l = Log(c) y = Conv(l, behind) }"""
