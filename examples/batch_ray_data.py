@@ -1,4 +1,4 @@
-"""A model as a step of a Ray Data pipeline that can be stopped and started again.
+"""Run a model as a step of a Ray Data pipeline that can be interrupted and continued.
 
     pip install 'carryall[ray]'
     python examples/batch_ray_data.py reviews/ labels/ ./qwen3
@@ -17,14 +17,14 @@ import carryall
 def main(source: str, output: str, model: str) -> None:
     """Answer the rows of Parquet files with the columns `id` and `text`."""
     ray.init()
-    # Rows whose answers were written are left out by the next run.
+    # The next run skips rows with written answers.
     ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
         id_column="id", checkpoint_path=f"{output}.checkpoint", delete_checkpoint_on_success=False
     )
     rows = ray.data.read_parquet(source).map_batches(
         carryall.batch.RayPredictor,
         fn_constructor_kwargs={
-            "model": carryall.batch.share_model(model),  # a hub id is given as it is
+            "model": carryall.batch.share_model(model),  # a hub id is returned unchanged
             "template": "Judge this review: {{ text }}",
             "kind": "chat",
             "sampling": {"temperature": 0, "max_tokens": 64},

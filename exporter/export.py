@@ -168,7 +168,7 @@ def check_float(source: Path, stored: dict[str, Any] | None) -> None:
 def opened(
     source: Path,
 ) -> Iterator[tuple[Path, Mapping[str, StoredTensor] | None, dict[str, Any] | None]]:
-    """Yield a folder with configuration and tokenizer, the tensors, and how these are quantized.
+    """Yield a folder with configuration and tokenizer, the tensors, and their quantization.
 
     For a folder these are the folder itself, None and None. The metadata of a GGUF file is written to a
     temporary folder.

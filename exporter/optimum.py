@@ -1,4 +1,4 @@
-"""Export by tracing with Optimum and torch, for families without an exporter of their own."""
+"""Export by tracing with Optimum and torch, for families that the exporter does not support."""
 
 from __future__ import annotations
 

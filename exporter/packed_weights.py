@@ -1,8 +1,9 @@
-"""Writes a weight that its checkpoint stores quantized as standard nodes, number for number.
+"""Write a weight that the checkpoint stores quantized as standard nodes with exactly equal values.
 
-``DequantizeLinear(values, scales, [zero_points])`` with blocks along the inputs. No integer zero point
-expresses the minimum of a block, so it is added between two reshapes to [blocks, block_size, outputs]:
-``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The zero points are 0 then.
+The nodes are ``DequantizeLinear(values, scales, [zero_points])`` with blocks along the inputs. An integer
+zero point cannot represent the float minimum of a block, so minima are added between two reshapes to
+[blocks, block_size, outputs]: ``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The zero points
+are 0 in this case.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def packed_weight(
         packed: the stored matrix.
         shape: its shape [out, in].
         view: a selection of its outputs, or its transposition, or both.
-        name: of the weight.
+        name: name of the weight.
     """
     values = shape_through(view, shape, np.float32)
     small = shape_through(view, (shape[0], shape[1] // packed.block_size), np.float32)

@@ -25,13 +25,13 @@ from ..storage.stored_tensor import Array, Packed, StoredTensor
 from .config import read_json
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_BLOCK = 128  # rows and columns copied at once in a transposition, so that both sides stay in the cache
-_CHUNK_BYTES = 32 << 20  # converted at once, so that little of a large tensor is in memory twice
+_BLOCK = 128  # rows and columns of a tile in a transposition, so that both matrices stay in the CPU cache
+_CHUNK_BYTES = 32 << 20  # bytes converted at once, to limit the additional memory of large tensors
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """Where one tensor lies."""
+    """The file and position of one tensor."""
 
     file: _MappedFile
     name: str
@@ -43,12 +43,12 @@ class SafetensorsTensor:
 
     @property
     def path(self) -> Path:
-        """The file it lies in."""
+        """The file of the tensor."""
         return self.file.path
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What ``read`` hands to the view.
+        """The dtype of the array that ``read`` passes to the view.
 
         Raises:
             CheckpointError: the dtype is not supported, or the number of bytes is not that of the shape.
@@ -76,10 +76,10 @@ class SafetensorsTensor:
 
 
 class _MappedFile:
-    """One safetensors file.
+    """One memory-mapped safetensors file.
 
-    The library checks the header. The data is read here: the library's NumPy side knows no bfloat16, copies
-    each tensor, and cannot drop pages again, so memory would grow with the checkpoint.
+    The library checks the header. The data is read here, because the library's NumPy API does not support
+    bfloat16, copies each tensor, and cannot release pages, so memory would grow with the checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class _MappedFile:
         """All tensors of the file.
 
         Raises:
-            CheckpointError: the header is damaged or the file ends before its last tensor does.
+            CheckpointError: the header is damaged, or the file ends before the end of its last tensor.
         """
         try:
             with safe_open(self.path, framework="numpy"):
@@ -126,7 +126,7 @@ class _MappedFile:
         return flat.reshape(entry.shape)
 
     def forget(self, entry: SafetensorsTensor) -> None:
-        """Drop the tensor's pages from this process, so that memory does not grow with the checkpoint."""
+        """Release the tensor's pages of this process, so that memory does not grow with the checkpoint."""
         if hasattr(self._map, "madvise"):
             start = (self._data_start + entry.begin) // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, self._data_start + entry.end - start)
@@ -180,7 +180,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _contiguous(array: Array) -> Array:
-    """``array`` in row-major order. NumPy's own copy of a transposed matrix misses the cache all the time."""
+    """Return ``array`` in row-major order, copied in tiles, as NumPy's copy misses the CPU cache."""
     if array.ndim != 2 or array.flags.c_contiguous:
         return array
     result = np.empty(array.shape, array.dtype)

@@ -14,7 +14,7 @@ def stays_inside(name: object) -> bool:
 
 
 def link_stays_inside(path: Path, folder: Path) -> bool:
-    """Return whether a file, with links resolved, lies in ``folder`` or in the hub cache's blob folder.
+    """Return whether a file, with links resolved, is in ``folder`` or in the hub cache's blob folder.
 
     The hub's cache links ``snapshots/REVISION/FILE`` to ``blobs/HASH`` (huggingface_hub, "Understand
     caching").

@@ -1,4 +1,4 @@
-"""What every checkpoint format offers of a tensor, whatever file it lies in."""
+"""The interface of a stored tensor, common to all checkpoint formats."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class BlockParts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A matrix [out, in] that is stored quantized in blocks along its inputs.
+    """A matrix [out, in] that is quantized in blocks along its inputs.
 
     Args:
-        bits: of the smallest ONNX type that holds all levels: 4 or 8.
-        block_size: consecutive inputs that share a scale.
-        has_minima: a float is added to every block; levels are unsigned then, otherwise signed.
+        bits: bits of the smallest ONNX type for all levels: 4 or 8.
+        block_size: number of consecutive inputs that share a scale.
+        has_minima: whether a float is added to every block; levels are then unsigned, otherwise signed.
         read: returns the parts.
     """
 
@@ -47,23 +47,23 @@ class Packed:
 
 
 class StoredTensor(Protocol):
-    """A tensor of a checkpoint that has not been read yet."""
+    """A tensor of a checkpoint that is read on demand."""
 
     @property
     def path(self) -> Path:
-        """The file it lies in."""
+        """The file of the tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the tensor."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What ``read`` hands to the view."""
+        """The dtype of the array that ``read`` passes to the view."""
 
     @property
     def packed(self) -> Packed | None:
-        """Its blocks, where it is stored quantized."""
+        """The blocks of a quantized tensor; None for floats."""
 
     def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
         """Return a view of the tensor as float32, in row-major order."""

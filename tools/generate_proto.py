@@ -21,7 +21,7 @@ from pathlib import Path
 PINNED = "1.74.0"
 PROTO = Path(__file__).resolve().parents[1] / "proto"
 BASELINE = PROTO / "baseline.binpb"
-# protoc writes imports by the path below proto/; the generated modules lie side by side in carryall.proto.
+# protoc writes imports relative to proto/, but the generated modules are all in carryall.proto.
 OWN_IMPORT = re.compile(r"^from (?!google)[\w.]+ import (\w+_pb2)", re.MULTILINE)
 OWN_NAME = re.compile(r"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')[\w.]+\.(\w+_pb2)'")
 
@@ -78,9 +78,11 @@ def _adopt(source: Path, target: Path) -> Path:
 def main() -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the code is stale")
     parser.add_argument(
-        "--release", action="store_true", help="make the sources the baseline of compatibility"
+        "--check", action="store_true", help="write nothing; exit code 1 if the code is stale"
+    )
+    parser.add_argument(
+        "--release", action="store_true", help="save the sources as the baseline of compatibility checks"
     )
     arguments = parser.parse_args()
     found = importlib.metadata.version("grpcio-tools")

@@ -110,7 +110,7 @@ def compete(model: ZooModel, names: list[str], rounds: int) -> list[Row]:
                 OPTIMIZERS[name][1](source, target)
                 seconds = time.perf_counter() - start
                 error = verify(source, target, feed).max_rel
-            except Exception as failed:  # noqa: BLE001 -- other libraries raise whatever they do
+            except Exception as failed:  # noqa: BLE001 -- other libraries raise any type
                 rows.append(
                     Row(model.name, name, failure=f"{type(failed).__name__}: {failed}".splitlines()[0])
                 )

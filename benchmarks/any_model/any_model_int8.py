@@ -33,7 +33,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_stati
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from carryall.graph_opt.graph.load import load_model
-from carryall.graph_opt.quantize.any_model import quantize as ours
+from carryall.graph_opt.quantize.any_model import quantize as any_model
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions
 from carryall.graph_opt.quantize.any_model.report import output_fidelity
 from carryall.graph_opt.quantize.any_model.samples import Samples
@@ -47,7 +47,7 @@ def carryall(method: str, **options: Any) -> Maker:
     """Return a function that quantizes with carryall and returns figures of its report."""
 
     def make(source: Path, target: Path, feeds: list[Feed]) -> dict[str, Any]:
-        function = ours.quantize_static if method == "static" else ours.quantize_dynamic
+        function = any_model.quantize_static if method == "static" else any_model.quantize_dynamic
         model, report = function(load_model(source), Samples(feeds, "samples"), IntegerOptions(**options))
         ir.save(model, target)
         return {
@@ -221,7 +221,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 record = study(subject, options.zoo, Path(scratch), options.method or list(METHODS))
-            except Exception as error:  # noqa: BLE001 -- the league goes on
+            except Exception as error:  # noqa: BLE001 -- the other models follow
                 print(f"{subject.path}: {type(error).__name__}: {error}")
                 continue
         old = next((one for one in document["records"] if one["model"] == record["model"]), None)

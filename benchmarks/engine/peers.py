@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 WORKERS = Path(__file__).resolve().parents[1] / "workers"
-_SETTLE_SECONDS = 0.5  # the engine before may still have threads that spin
+_SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/quality/quality.py FOLDER --onnxruntime PYTHON --nncf PYTHON --markdown FILE \\
         --chart FILE.svg
-    python benchmarks/quality/quality.py FOLDER --stage speed draw --chart docs/quality.svg  # the speed anew
+    python benchmarks/quality/quality.py FOLDER --stage speed draw --chart docs/quality.svg
 
 Every tool quantizes the embedded model's portable graph in its own process. Wall time, processor time and
 peak memory are those of the process, imports included. One evaluator runs all graphs without lowering on the

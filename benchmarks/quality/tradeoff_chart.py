@@ -19,7 +19,7 @@ _STYLE = """
     .dot { stroke: #12161c } .front { stroke: #98a3b3 }
   }"""
 _SLOW, _FAST = (196, 98, 16), (29, 111, 184)  # colours of the slowest and the fastest decoding
-_MIN_KL = 1e-4  # smaller ones lie on the lower edge
+_MIN_KL = 1e-4  # smaller values are drawn on the lower edge
 
 
 def tradeoffs(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# A batch job as a Slurm array: 16 parts of an input, each a job with a journal of its own. Before:
+# Run a batch job as a Slurm array: 16 parts of an input, each with a separate journal. Preparation:
 #     mkdir -p parts out && split -n l/16 -d --additional-suffix=.jsonl requests.jsonl parts/
 #     sbatch slurm_array.sh
-# A task that is preempted is queued again, and goes on. Afterwards, in the order of the input:
+# A preempted task is queued again and continues. Merge the results in the order of the input:
 #     carryall batch merge out/??.jsonl -o results.jsonl
-# Lines should have a custom_id: without one they are named line-1, line-2, ... in each part.
+# Lines should have a custom_id; otherwise they are named line-1, line-2, ... in each part.
 #SBATCH --array=0-15
 #SBATCH --requeue
 #SBATCH --gres=gpu:1

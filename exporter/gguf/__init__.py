@@ -1,1 +1,1 @@
-"""Reads GGUF files: weights, configuration and tokenizer."""
+"""Read GGUF files: weights, configuration and tokenizer."""

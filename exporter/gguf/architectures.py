@@ -1,4 +1,4 @@
-"""GGUF's architectures in Hugging Face's terms: configuration keys and tensor names.
+"""Map GGUF's architectures to Hugging Face's configuration keys and tensor names.
 
 Names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
 """
@@ -53,14 +53,14 @@ _GEMMA3_27B_LAYERS = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """How one GGUF architecture differs from the common names.
+    """The differences of one GGUF architecture from the common names.
 
     Args:
-        model_type: the family that builds it, a module of ``exporter/models``.
+        model_type: the model family, a module of ``exporter/models``.
         inner: names of a layer's modules that differ from the common ones.
-        rotates_pairs: rows of q and k are ordered for a rope that rotates neighbouring elements.
-        norm_offset: was added to the weights of all norms when the file was written.
-        adapt: returns keys of config.json that follow from others and are not stored.
+        rotates_pairs: whether rows of q and k are ordered for a rope that rotates adjacent elements.
+        norm_offset: offset that the file's norm weights include.
+        adapt: returns keys of config.json that are computed from others.
     """
 
     model_type: str
@@ -71,7 +71,7 @@ class Architecture:
 
 
 def _gemma3_scale(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores are scaled by the size of a head; in the 27 B model by hidden size / heads."""
+    """Return query_pre_attn_scalar: the head size; for the 27 B model hidden size / heads."""
     if config.get("num_hidden_layers") == _GEMMA3_27B_LAYERS:
         return {"query_pre_attn_scalar": config["hidden_size"] / config["num_attention_heads"]}
     return {"query_pre_attn_scalar": config["head_dim"]} if "head_dim" in config else {}
@@ -97,11 +97,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """Return the architecture that a file names.
+    """Return the architecture of a file.
 
     Raises:
-        CheckpointError: it names none.
-        UnsupportedModelError: carryall cannot build it.
+        CheckpointError: the metadata has no architecture.
+        UnsupportedModelError: the architecture is not supported.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -109,7 +109,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"GGUF files of the architecture '{name}' are not supported; these are: "
-            f"{', '.join(sorted(ARCHITECTURES))}. Take the model's safetensors checkpoint"
+            f"{', '.join(sorted(ARCHITECTURES))}. Use the model's safetensors checkpoint"
         )
     if metadata.get(f"{name}.expert_count"):
         raise UnsupportedModelError(
@@ -120,7 +120,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def tensor_name(name: str, known: Architecture) -> str:
-    """Return Hugging Face's name of a tensor; names that have none stay as they are."""
+    """Return Hugging Face's name of a tensor; unknown names are unchanged."""
     stem, dot, suffix = name.rpartition(".")
     found = _BLOCK.fullmatch(stem)
     if found is None:
@@ -130,17 +130,17 @@ def tensor_name(name: str, known: Architecture) -> str:
 
 
 def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool) -> dict[str, Any]:
-    """Return the config.json that a file's metadata describes.
+    """Return the config.json that corresponds to a file's metadata.
 
     Args:
-        metadata: of the GGUF file.
-        tied: the file has no output matrix of its own.
-        vocab_size: rows of the embedding.
-        biased: the projections of attention have a bias.
+        metadata: metadata of the GGUF file.
+        tied: whether the head is tied to the embedding.
+        vocab_size: number of rows of the embedding.
+        biased: whether the projections of attention have a bias.
 
     Raises:
         CheckpointError: a key has the wrong type.
-        UnsupportedModelError: carryall cannot build the architecture, or its rope.
+        UnsupportedModelError: the architecture, or its rope, is not supported.
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
     found = {
@@ -164,7 +164,7 @@ def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biase
 
 
 def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the keys of the rotary embedding; factors by frequency are tensors and come later."""
+    """Return the keys of the rotary embedding without the factors by frequency, which are tensors."""
     kind = metadata.get(f"{prefix}.rope.scaling.type", "none")
     result: dict[str, Any] = {}
     rotated, size = (
@@ -191,7 +191,7 @@ def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _same_in_all_layers(value: Any, key: str) -> Any:
-    """Return the number that a list by layer repeats."""
+    """Return the common value of a list by layer."""
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:

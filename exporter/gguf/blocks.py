@@ -1,4 +1,4 @@
-"""Takes GGUF's blocks apart into integer levels, scales and minima, without changing a number.
+"""Split GGUF's blocks exactly into integer levels, scales and minima.
 
 The ``gguf`` package decodes a block to floats. Each float is ``scale * level + minimum``, with one scale and
 one minimum for every 16 or 32 weights. A block whose scales are overwritten by 1 and whose minima by 0
@@ -26,11 +26,11 @@ _ONE, _FOUR, _ZERO = b"\x00\x3c", b"\x00\x44", b"\x00\x00"  # 1, 4 and 0 as litt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """What to overwrite in a block of one GGUF type.
+    """The bytes to overwrite in a block of one GGUF type.
 
     Args:
-        bits: of the stored level: 4 or 8, the smallest ONNX type that holds all levels.
-        block_size: weights that share a scale.
+        bits: bits of a level, 4 or 8: the smallest ONNX type for all levels.
+        block_size: number of weights that share a scale.
         unit_scales: bytes by offset that make every scale 1 and every minimum 0.
         unit_levels: bytes by offset that make every level ``unit``, and every minimum 0.
         zero_levels: bytes by offset that make every level 0; None for types without minima.
@@ -47,8 +47,8 @@ class BlockLayout:
     kept_bits: Mapping[int, bytes] | None = None
 
 
-_SCALES_4K = b"\x01" * 4 + b"\x00" * 4 + b"\x01" * 4  # eight scales of 6 bits are 1, eight minima are 0
-_SIGNS = b"\xff\xff\xff\x0f" * 8  # of 32 bits the upper 4 are a scale
+_SCALES_4K = b"\x01" * 4 + b"\x00" * 4 + b"\x01" * 4  # eight 6-bit scales of 1, eight minima of 0
+_SIGNS = b"\xff\xff\xff\x0f" * 8  # the upper 4 of 32 bits are a scale
 
 LAYOUTS: dict[str, BlockLayout] = {
     "Q4_0": BlockLayout(bits=4, unit_scales={0: _ONE}, unit_levels={2: b"\x99" * 16}),
@@ -129,7 +129,7 @@ class Blocks(NamedTuple):
 
 
 def take_apart(data: Bytes, type_name: str) -> Blocks:
-    """Return the levels, scales and minima of rows of blocks.
+    """Split rows of blocks into levels, scales and minima.
 
     Args:
         data: [out, bytes of a row].
@@ -162,7 +162,7 @@ def _decoded(
     keep: Mapping[int, bytes] | None = None,
     drop: Mapping[int, bytes] | None = None,
 ) -> Floats:
-    """Decode the blocks with some bytes overwritten, and some bits kept or dropped."""
+    """Return the decoded blocks with some bytes overwritten and some bits kept or cleared."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,4 +1,4 @@
-"""A GGUF file, or its shards, as the tensors of a Hugging Face checkpoint."""
+"""Read a GGUF file, or its shards, as the tensors of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GgufFile:
     Raises:
         MissingExtraError: the gguf package is not installed.
         CheckpointError: a file is damaged, or a shard is missing.
-        UnsupportedModelError: carryall cannot build the architecture, or decode a tensor's type.
+        UnsupportedModelError: the architecture, or the type of a tensor, is not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class GgufFile:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config.json that the file describes."""
+        """The config.json that corresponds to the file's metadata."""
         embedding = self.tensors.get("model.embed_tokens.weight")
         if embedding is None:
             raise damaged(self.paths[0], "it has no tensor 'token_embd.weight'")
@@ -82,7 +82,7 @@ class GgufFile:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """How the weights are stored, for a package's record; None where all are floats."""
+        """The quantization of the weights for a package's record; None if all are floats."""
         types = sorted(self.types - FLOATS.keys())
         return {"method": "gguf", "types": types} if types else None
 
@@ -108,7 +108,7 @@ class GgufFile:
         return self.metadata.get(f"{self.metadata['general.architecture']}.{key}", default)
 
     def _order(self, info: TensorInfo) -> Order | None:
-        """Return the rows of q and k in Hugging Face's order: halves of a head instead of neighbours."""
+        """Return the rows of q and k in Hugging Face's order: halves of a head instead of adjacent pairs."""
         paired = _PAIRED.fullmatch(info.name) if self.architecture.rotates_pairs else None
         if paired is None:
             return None
@@ -132,7 +132,7 @@ class GgufTensor:
 
     @property
     def packed(self) -> Packed | None:
-        """The blocks of a quantized matrix; None where the tensor is stored as floats."""
+        """The blocks of a quantized matrix; None if the tensor is stored as floats."""
         layout = LAYOUTS.get(self._info.type_name)
         if layout is None or len(self.shape) != 2:
             return None
@@ -156,7 +156,7 @@ class GgufTensor:
         return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
 
     def _rows(self) -> npt.NDArray[np.uint8]:
-        """The bytes of the blocks [rows, bytes of a row], rows in Hugging Face's order."""
+        """Return the bytes of the blocks [rows, bytes per row], with rows in Hugging Face's order."""
         width = self._info.size * self.shape[-1] // math.prod(self.shape)
         rows = _array(self._data, self._info, np.uint8).reshape(-1, width)
         return rows if self._order is None else rows[self._order]
@@ -180,7 +180,7 @@ def _mapped(path: Path) -> tuple[memoryview, Header]:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """Return all shards of a model, given any of them."""
+    """Return the paths of all shards of a model, given one of them."""
     found = _SHARD.fullmatch(path.name)
     if found is None:
         return [path]

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: metadata, and where each tensor lies.
+"""Read the header of a GGUF file: metadata and the position of each tensor.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The reader
 of the ``gguf`` package is not used: a damaged array length makes it loop for hours.
@@ -37,14 +37,14 @@ _MOST_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies in a GGUF file.
+    """The name, type, shape and position of one tensor in a GGUF file.
 
     Args:
         name: GGUF's name, such as ``blk.0.attn_q.weight``.
         type_name: GGML's type, such as ``Q4_K``.
         shape: outermost axis first, as in NumPy.
         begin: offset of its first byte in the file.
-        size: bytes.
+        size: number of bytes.
     """
 
     name: str
@@ -56,14 +56,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What precedes the data of a GGUF file."""
+    """The header of a GGUF file."""
 
     metadata: dict[str, Any]
     tensors: tuple[TensorInfo, ...]
 
 
 class _Cursor:
-    """Reads values one after the other; no read passes the end of the file."""
+    """Read values in sequence; no read exceeds the end of the file."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self.data, self.path, self.position = data, path, 0
@@ -84,7 +84,7 @@ class _Cursor:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            return raw.decode(errors="replace")  # some vocabularies hold single bytes
+            return raw.decode(errors="replace")  # some vocabularies contain single bytes
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -111,15 +111,15 @@ def read_header(data: memoryview, path: Path) -> Header:
     """Read metadata and tensor descriptions.
 
     Args:
-        data: the whole file, mapped.
+        data: the memory-mapped file.
         path: the file's name, for messages.
 
     Raises:
-        CheckpointError: the file is no GGUF file, or its header does not fit its size.
+        CheckpointError: the file is not a GGUF file, or its header contradicts its size.
     """
     cursor = _Cursor(data, path)
     if len(data) < len(MAGIC) or bytes(cursor.take(len(MAGIC))) != MAGIC:
-        raise CheckpointError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+        raise CheckpointError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     version = cursor.number("<I")
     if version not in _VERSIONS:
         raise CheckpointError(
@@ -148,7 +148,7 @@ def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:
 
 
 def _tensor(cursor: _Cursor) -> TensorInfo:
-    """Read one description; ``begin`` counts from the start of the data here."""
+    """Read one tensor description; ``begin`` is relative to the start of the data."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name, dimensions = cursor.text(), cursor.number("<I")
@@ -175,5 +175,5 @@ def _placed(tensor: TensorInfo, start: int, cursor: _Cursor) -> TensorInfo:
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
-    """The error of a file that contradicts itself."""
+    """Return the error of a damaged file."""
     return CheckpointError(f"{path} is damaged: {what}; download it again")

@@ -1,4 +1,4 @@
-"""Builds Hugging Face's tokenizer files from the metadata of a GGUF file.
+"""Build Hugging Face's tokenizer files from the metadata of a GGUF file.
 
 Two kinds are read: byte-level BPE (``gpt2``) and SentencePiece's BPE with byte fallback (``llama``). Names of
 pre-tokenizers and their patterns: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
@@ -40,7 +40,7 @@ _PATTERNS: dict[str, str] = {
     **dict.fromkeys(("gpt-4o", "llama4", "o200k"), _O200K),
     "tekken": _TEKKEN,
 }
-# Each digit is a piece of its own, then GPT-2's pattern.
+# Each digit is a separate piece; then GPT-2's pattern.
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 
 
@@ -48,12 +48,12 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
     """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json by name.
 
     Args:
-        metadata: of the GGUF file.
-        vocab_size: rows of the embedding; more tokens are an error.
+        metadata: metadata of the GGUF file.
+        vocab_size: number of rows of the embedding; more tokens are an error.
 
     Raises:
         CheckpointError: the vocabulary is missing or damaged.
-        UnsupportedModelError: the tokenizer is of a kind that is not read.
+        UnsupportedModelError: the kind of tokenizer is not supported.
     """
     tokens, types = _vocabulary(metadata, vocab_size)
     kind = metadata.get("tokenizer.ggml.model")
@@ -102,7 +102,7 @@ def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str]
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE with the file's merges."""
+    """Return a byte-level BPE tokenizer with the file's merges."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
@@ -129,7 +129,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """SentencePiece's BPE: a pair is merged by the score of the token that it makes."""
+    """Return a SentencePiece BPE tokenizer; pairs are merged by the score of the merged token."""
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.scores' for its tokens")
@@ -148,7 +148,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make a token, best score first."""
+    """Return all pairs of tokens whose concatenation is a token, best score first."""
     ids = {token: number for number, token in enumerate(tokens)}
     merges = []
     for token, score in zip(tokens, scores, strict=True):
@@ -190,7 +190,7 @@ def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, A
 
 
 def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    """Return the token that begins a text and those that end one or a turn."""
+    """Return the begin token, and the end tokens of texts and turns."""
     ends = [_token(metadata, tokens, which) for which in ("eos", "eot", "eom")]
     numbers = list(dict.fromkeys(tokens.index(token) for token in ends if token is not None))
     bos = _token(metadata, tokens, "bos")

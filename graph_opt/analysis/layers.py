@@ -1,4 +1,4 @@
-"""Cut a range of a decoder's layers into a graph of its own, to split a model over several targets.
+"""Cut a range of a decoder's layers into a separate graph, to split a model over several targets.
 
     whole    ids -> embedding -> layer 0 .. layer k-1 -> layer k .. -> head -> logits
     first    ids -> embedding -> layer 0 .. layer k-1 -> hidden states, named ``logits``

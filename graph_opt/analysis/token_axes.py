@@ -143,7 +143,7 @@ def _first(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 
 def _norm(tokens: TokenAxes, node: ir.Node) -> Axis:
-    """Require that the normalised axes, from ``axis`` on, are behind the token axis."""
+    """Require that the normalised axes, from ``axis`` on, come after the token axis."""
     found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
     tokens.require(node, int_attribute(node, "axis", -1) % rank > found.index)
     for scale in node.inputs[1:]:

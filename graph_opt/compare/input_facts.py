@@ -67,7 +67,7 @@ def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
 
 
 def readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
-    """Yield what reads the values of an input, through operators that only hand them on."""
+    """Yield the nodes that read the values of an input, also through passing operators."""
     waiting, seen = [value], {value}
     while waiting:
         current = waiting.pop()

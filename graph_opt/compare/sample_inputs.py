@@ -123,7 +123,7 @@ def sample_inputs(
 
 
 def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
-    """Make samples of many rows, in one run if the graph takes them."""
+    """Return samples of many rows, in one run if the graph accepts them."""
     many = replace(sizes, batch=ROWS)
     grows = _shapes(facts, many) != _shapes(facts, sizes)
     rng, samples = np.random.default_rng([seed, ROWS]), []

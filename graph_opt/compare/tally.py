@@ -13,7 +13,7 @@ from ..graph.lazy import Array
 from .bars import Bars, epsilon, is_float
 
 Floats = npt.NDArray[np.float64]
-KEYS = ", keys"  # what the name of an output ends with that holds the keys of maps
+KEYS = ", keys"  # suffix of the name of an output with the keys of maps
 _WHOLE = -1  # the "axis" of the slice that is the whole tensor
 _MAX_SLICES = 65536
 _NOISES = 10  # the rounding error of another correct graph, as a multiple of one measured
@@ -109,7 +109,7 @@ class Tally:
     _repeated: set[tuple[int, ...]] = field(default_factory=set)
 
     def add(self, left: Array, right: Array) -> None:
-        """Compare the output of one run: ``left`` of the reference, ``right`` of the candidate."""
+        """Add the outputs of one run: ``left`` of the reference, ``right`` of the candidate."""
         self.elements += left.size
         if left.shape != right.shape:
             self.problem = self.problem or f"has shape {list(right.shape)} instead of {list(left.shape)}"

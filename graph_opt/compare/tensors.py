@@ -125,12 +125,12 @@ def _renamed(reference: Side, candidate: Side) -> list[str]:
     """Map the candidate's input and output names to the reference's, in order, if their numbers are equal."""
     notes = []
     for kind in ("inputs", "outputs"):
-        ours, theirs = getattr(reference, kind), getattr(candidate, kind)
-        left = [name for name in ours if name not in theirs]
-        other = [name for name in theirs if name not in ours]
-        if left and len(left) == len(other) and len(ours) == len(theirs):
+        expected, found = getattr(reference, kind), getattr(candidate, kind)
+        left = [name for name in expected if name not in found]
+        other = [name for name in found if name not in expected]
+        if left and len(left) == len(other) and len(expected) == len(found):
             names = dict(zip(other, left, strict=True))
-            setattr(candidate, kind, [names.get(name, name) for name in theirs])
+            setattr(candidate, kind, [names.get(name, name) for name in found])
             notes += [f"{kind[:-1]} {name} of the candidate is compared with {names[name]}" for name in other]
     return notes
 
@@ -189,7 +189,7 @@ def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
 
 
 def _table(result: Any) -> tuple[Array, Array] | None:
-    """Return keys, and values [rows, keys], of a map or of a sequence of maps, as classifiers give them.
+    """Return keys and values [rows, keys] of a map or a sequence of maps, which classifiers return.
 
     None for what is none, and for maps of several key sets or of tensors.
     """
@@ -205,7 +205,7 @@ def _table(result: Any) -> tuple[Array, Array] | None:
 
 
 def _map_type(row: Mapping[Any, Any]) -> Any:
-    """Maps of floats have numbers of 32 bits, which Python widens."""
+    """Return float32 for maps of floats, which Python reads as 64 bits; None for others."""
     return np.float32 if any(isinstance(one, float) for one in row.values()) else None
 
 

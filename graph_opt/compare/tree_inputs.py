@@ -1,4 +1,4 @@
-"""Inputs for decision trees, whose results change only where a row passes a threshold."""
+"""Generate inputs for decision trees, whose results change only if a feature crosses a threshold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..graph.lazy import Array
 from .input_facts import readers
 
 ROWS = 512
-MOST_RUNS = 64  # where a graph takes few rows a run
+MOST_RUNS = 64  # for graphs that accept few rows per run
 
 Thresholds = Mapping[int, Array]  # by feature, ascending
 _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
@@ -24,7 +24,7 @@ def has_trees(graph: ir.Graph) -> bool:
 
 
 def thresholds(value: ir.Value) -> Thresholds:
-    """Return what trees compare the features of a graph's input with; of none that read it otherwise."""
+    """Return the thresholds of trees by feature of an input; empty if other operators read the input."""
     found: dict[int, list[float]] = {}
     for _, index, node in readers(value):
         if node.op_type in _TREES and index == 0:
@@ -34,7 +34,7 @@ def thresholds(value: ir.Value) -> Thresholds:
 
 
 def near_thresholds(rows: Array, splits: Thresholds, rng: np.random.Generator) -> Array:
-    """Move features [rows, features] onto a threshold, just above one, between two of them, or nowhere."""
+    """Set features [rows, features] to a threshold, just above one, or between two; or leave them."""
     moved = rows.copy()
     for feature, values in splits.items():
         if feature >= rows.shape[1]:
@@ -57,7 +57,7 @@ def _splits(node: ir.Node) -> list[tuple[int, float]]:
     features = node.attributes.get("nodes_featureids")
     if features is None:
         return []
-    if node.op_type == "TreeEnsemble":  # of ai.onnx.ml 5: inner nodes only
+    if node.op_type == "TreeEnsemble":  # ai.onnx.ml 5: inner nodes only
         splits = node.attributes.get("nodes_splits")
         values = [] if splits is None else splits.as_tensor().numpy().tolist()
         return list(zip(features.as_ints(), values, strict=True))

@@ -1,4 +1,4 @@
-"""Files from strangers, changed by structure: a result or an error of ours, in no time and no memory.
+"""Randomly changed input files give a result or a CarryallError, within limits of time and memory.
 
 The slow test of each kind runs for minutes: ``pytest -m slow tests/exporter/test_fuzz.py``.
 """

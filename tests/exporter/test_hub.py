@@ -23,7 +23,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Serves one repository, ``org/tiny``, from a folder."""
+    """HTTP handler that serves one repository, ``org/tiny``, from a folder."""
 
     folder: Path
     requested: list[str]

@@ -56,7 +56,7 @@ def test_the_files_of_the_checkpoint_are_copied_verbatim(package: Package, sourc
     assert package.json("special_tokens_map.json") == {}
 
 
-def test_the_record_states_what_the_graph_does_not(package: Package, source: Path) -> None:
+def test_the_record_has_facts_that_the_graph_lacks(package: Package, source: Path) -> None:
     record = package.record
     assert (record.model_type, record.context_length, record.bos_token_id) == ("llama", 128, 256)
     assert record.eos_token_ids == (257,), "generation_config.json wins over config.json"
@@ -77,7 +77,7 @@ def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
     assert "model.layers.0.mlp.up_proj.weight" in {name for _, _, name in calls}
 
 
-def test_an_empty_output_folder_is_taken(source: Path, tmp_path: Path) -> None:
+def test_an_empty_output_folder_is_accepted(source: Path, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     assert Package.is_package(export_package(source, tmp_path / "package").path)
 

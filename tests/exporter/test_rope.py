@@ -58,7 +58,7 @@ def tables(rope_type: str, positions: npt.NDArray[np.int64], **model: Any) -> np
 
 @pytest.mark.parametrize("last", [100, 5000, 200_000])
 @pytest.mark.parametrize("rope_type", sorted(ROPES))
-def test_angles_are_those_of_transformers(rope_type: str, last: int) -> None:
+def test_angles_equal_transformers(rope_type: str, last: int) -> None:
     torch = pytest.importorskip("torch")
     modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
     configuration = pytest.importorskip("transformers.models.llama.configuration_llama")

@@ -33,7 +33,7 @@ def test_values_are_those_of_the_file_in_float32(tmp_path: Path, dtype: npt.DTyp
 
 
 @pytest.mark.parametrize("shape", [(300, 129), (1, 500), (128, 128), (5, 1)])
-def test_a_transposed_view_comes_out_in_row_major_order(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_a_transposed_view_is_row_major(tmp_path: Path, shape: tuple[int, int]) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16)
     tensor = checkpoint_of(tmp_path, w=values).tensor("w", shape, view=np.transpose, new_name="v")
     assert (tensor.name, tensor.shape) == ("v", ir.Shape(shape[::-1]))
@@ -47,7 +47,7 @@ def test_a_view_may_slice_and_compute(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensor.numpy(), [[2, 3], [6, 7], [10, 11]])
 
 
-def test_a_tensor_is_read_when_it_is_asked_for_and_not_kept(tmp_path: Path) -> None:
+def test_a_tensor_is_read_on_request_and_not_kept(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path, w=np.zeros(4, np.float32))
     tensor = checkpoint.tensor("w", (4,))
     path = tmp_path / "model.safetensors"

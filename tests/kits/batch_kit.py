@@ -23,13 +23,13 @@ NULL = {"provider": "null", "max_slots": 4}
 
 
 def toy_worker(folder: Path, *, window: int = 16, **model: Any) -> OfflineEngine:
-    """A worker of this process with the toy model of ``llm_kit``."""
+    """Return an in-process worker with the toy model of ``llm_kit``."""
     spec = WorkerSpec(model="toy", sampling=GREEDY, worker="here", window=window)
     return worker_of(toy_model(folder, **model), spec)
 
 
 def write_lines(path: Path, records: Iterable[Record | str | bytes]) -> Path:
-    """A file of one line a record; texts and bytes are lines as they are."""
+    """Write one line per record; texts and bytes are written unchanged."""
     with path.open("wb") as stream:
         for record in records:
             data = json.dumps(record) if isinstance(record, dict) else record
@@ -38,12 +38,12 @@ def write_lines(path: Path, records: Iterable[Record | str | bytes]) -> Path:
 
 
 def read_lines(path: Path) -> list[Record]:
-    """The records of a file."""
+    """Return the records of a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def spec(source: str | Path | Sequence[str | Path], output: str | Path, **options: Any) -> BatchSpec:
-    """A job of the embedded model's tokenizer on the null provider."""
+    """Return a job with the embedded model's tokenizer on the null provider."""
     inputs = [str(source)] if isinstance(source, str | Path) else list(map(str, source))
     return BatchSpec(
         **{
@@ -69,11 +69,11 @@ def run(job: BatchSpec, folder: Path | None = None, **options: Any) -> Outcome:
 
 
 class Recorder:
-    """Notes the lines that an executor was given, and lets a test act after some answers.
+    """Executor that records its lines and calls a function between answers.
 
     Args:
-        inner: answers them.
-        after: called with the number of answers given, before each of them is handed on.
+        inner: the executor that answers the lines.
+        after: called with the number of answers before each answer is returned.
     """
 
     def __init__(self, inner: OfflineEngine, after: Callable[[int], None] = lambda count: None) -> None:
@@ -93,7 +93,7 @@ class Recorder:
             yield line
 
     def facts(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return no facts."""
         return {}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the provider contract share: sequences, and what an undisturbed run gives."""
+"""Sequences and reference logits for tests of the provider contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sequence(length: int, seed: int) -> Tokens:
 
 
 def whole(runner: Runner, tokens: Tokens, slot: int = 0) -> Logits:
-    """Logits of every position from one undisturbed run."""
+    """Return the logits of every position from a single run."""
     (logits,) = runner.forward([Row(slot, tokens, 0, num_logits=len(tokens))])
     kept = logits.copy()
     runner.release(slot)

@@ -1,4 +1,4 @@
-"""Engines on the toy model, and requests for them."""
+"""Engines on the toy model and requests for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_runner(
     window: int = 0,
     trim_step: int = TRIM_STEP,
 ) -> NullRunner:
-    """A toy model with a byte of KV a token, unless asked otherwise."""
+    """Return a toy model, by default with one byte of KV per token."""
     config = RunnerConfig(max_slots=max_slots, context_length=context_length)
     options = NullOptions(
         vocab_size=VOCAB,
@@ -56,7 +56,7 @@ def make_engine(
     trims_always: bool = False,
     swap_tokens: int = 0,
 ) -> tuple[Engine, NullRunner]:
-    """An engine on a toy model; proposals are made whether or not they pay, unless asked otherwise."""
+    """Return an engine on a toy model, by default with non-adaptive speculation."""
     runner = make_runner(
         max_slots=max_slots, context_length=context_length, window=window, trim_step=trim_step
     )
@@ -82,7 +82,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str | None = None,
 ) -> Request:
-    """A request; an integer prompt is that many tokens which depend on the name."""
+    """Return a request; an integer prompt is a number of tokens that depend on the name."""
     if isinstance(prompt, int):
         seed = sum(name.encode())
         tokens = np.random.default_rng(seed).integers(0, VOCAB, prompt).tolist()
@@ -94,7 +94,7 @@ def make_request(
 
 
 def run(engine: Engine, requests: Iterable[Request] = (), *, most_steps: int = 10_000) -> list[list[int]]:
-    """Add requests, step until nothing is left, and return the tokens of each."""
+    """Add requests, run all steps, and return the tokens of each request."""
     requests = list(requests)
     for request in requests:
         engine.add(request)
@@ -107,7 +107,7 @@ def run(engine: Engine, requests: Iterable[Request] = (), *, most_steps: int = 1
 
 
 def alone(request: Request) -> list[int]:
-    """The tokens of the same request with an engine to itself, its prompt in one piece."""
+    """Return the tokens of the same request in a separate engine, with its prompt in one piece."""
     engine, _ = make_engine(max_slots=1, max_step_tokens=256)
     copy = Request(
         request.request_id, request.prompt_token_ids, request.params, end_token_ids=request.end_token_ids
@@ -116,7 +116,7 @@ def alone(request: Request) -> list[int]:
 
 
 def vector(tokens: Sequence[int], pooling: Pooling) -> npt.NDArray[np.float32]:
-    """What the toy model makes of a text, by one run of its own."""
+    """Return the toy model's embedding of a text from a separate run."""
     runner = make_runner(max_slots=1)
     states = np.empty((len(tokens), runner.info.embedding_size), np.float32)
     runner.forward([Row(0, np.array(tokens, np.int64), 0, 0, last_hidden_states=states)])
@@ -125,7 +125,7 @@ def vector(tokens: Sequence[int], pooling: Pooling) -> npt.NDArray[np.float32]:
 
 
 class FailWhen:
-    """A fault that hits every run in which a token of ``tokens`` occurs."""
+    """A fault that fails every run with a token of ``tokens``."""
 
     def __init__(self, tokens: Collection[int]) -> None:
         self.tokens = set(tokens)

@@ -1,4 +1,4 @@
-"""Runs a portable decoder package in every engine that promises to run it unchanged."""
+"""Run a portable decoder package without changes in onnxruntime, OpenVINO and ONNX's reference evaluator."""
 
 from __future__ import annotations
 

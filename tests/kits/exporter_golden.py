@@ -1,4 +1,4 @@
-"""What transformers computes for a family case: the golden files, and the prompt they answer."""
+"""Golden files: the results of transformers for each family case and a fixed prompt."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Array = npt.NDArray[Any]
 
 FOLDER = Path(__file__).resolve().parents[1] / "exporter" / "golden"
 PROMPT_LENGTH, PADDING, NEW_TOKENS, STORED_STEPS = 14, 5, 32, 6
-COLUMNS = slice(None, None, 7)  # of the vocabulary; the others would only make the files larger
+COLUMNS = slice(None, None, 7)  # stored columns of the vocabulary, to keep the files small
 LIVE_TOLERANCE = 1e-4
 
 
 def prompt() -> tuple[Array, Array]:
-    """Two rows of tokens and their mask; the second is padded on the left."""
+    """Return two rows of tokens and their mask; the second row is padded on the left."""
     input_ids = np.random.default_rng(5).integers(0, 256, (2, PROMPT_LENGTH))
     attention_mask = np.ones_like(input_ids)
     attention_mask[1, :PADDING] = 0
@@ -25,27 +25,27 @@ def prompt() -> tuple[Array, Array]:
 
 
 def golden_path(case: str) -> Path:
-    """The golden file of a case."""
+    """Return the path of a case's golden file."""
     return FOLDER / f"{case}.npz"
 
 
 def transformers_answer(checkpoint: Path) -> dict[str, Array]:
-    """What transformers makes of the prompt, greedily and with its cache.
+    """Return the results of transformers for the prompt, with greedy decoding and its cache.
 
     Returns:
         ``prompt_logits`` [2, prompt, columns], ``step_logits`` [2, steps, columns], ``tokens`` [2, new];
-        ``margin`` [] is the smallest lead a token had.
+        ``margin`` [] is the smallest difference between the best and the second logit.
     """
     import torch
     import transformers
 
-    torch.set_num_threads(1)  # threads only wait for each other at these sizes
+    torch.set_num_threads(1)  # more threads are slower at these sizes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    # transformers' Gemma 3 reads attn_logit_softcapping but hands it to no layer.
+    # transformers' Gemma 3 reads attn_logit_softcapping but passes it to no layer.
     cap = getattr(model.config, "attn_logit_softcapping", None)
     extra = {"softcap": cap} if cap else {}
     input_ids, mask = (torch.tensor(array) for array in prompt())

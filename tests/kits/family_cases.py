@@ -1,4 +1,4 @@
-"""Every family, and every way a family can be configured that changes its graph."""
+"""Checkpoints of every family and of every configuration that changes its graph."""
 
 from __future__ import annotations
 
@@ -109,10 +109,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
 }
 
-# Their ropes depend on the longest position of a run, so that a prompt in pieces differs from the whole.
+# The ropes of these cases depend on the longest position of a run, so a prompt in pieces differs from the
+# whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-# The case whose golden file another case shares, as transformers would need weights that play no part.
+# Cases that share the golden file of another, because transformers would need additional, unused weights.
 GOLDEN_OF = {"gemma3": "gemma3_text"}
 
 

@@ -1,4 +1,4 @@
-"""Values and changes of JSON documents that no writer of such a file meant, for fuzzing by structure."""
+"""Invalid values and random changes of JSON documents, for fuzzing by structure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES = st.recursive(
 
 
 def places(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values of a document, those inside objects and lists too."""
+    """Return the paths of all values of a document, including nested ones."""
     inner: list[tuple[Any, Any]] = []
     if isinstance(document, dict):
         inner = list(document.items())
@@ -50,7 +50,7 @@ def places(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 
 @st.composite
 def changed(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` with one to three values replaced, deleted or swapped with another."""
+    """Return a copy of ``document`` with one to three values replaced, deleted or swapped."""
     result = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         known = places(result)

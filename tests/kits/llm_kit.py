@@ -28,7 +28,7 @@ def toy_model(
     sampling: dict[str, Any] | None = None,
     tokenizer: bool = True,
 ) -> LoadedModel:
-    """The toy model; its tokens are bytes, `<s>` and `</s>`."""
+    """Return the toy model; its tokens are bytes, `<s>` and `</s>`."""
     runner = NullRunner(
         RunnerConfig(max_slots=max_slots, context_length=context_length),
         NullOptions(vocab_size=258, step_seconds=step_seconds),

@@ -1,4 +1,4 @@
-"""How far two runners of one model are apart."""
+"""Compare the logits of two runners of one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carryall.graph_opt.compare.runners import GraphRunner
 
 
 def worst(first: GraphRunner, second: GraphRunner) -> float:
-    """Largest difference of logits, of the largest: a prompt, single tokens, a piece on a cache."""
+    """Return the largest difference of logits relative to the largest logit: prompt, single tokens, piece."""
     rng, result = np.random.default_rng(0), 0.0
     for run in ({0: 5}, {1: 3}, {0: 1, 1: 1}, {1: 4}, {0: 1, 1: 1}):
         rows = {row: rng.integers(0, 256, count) for row, count in run.items()}

@@ -25,7 +25,7 @@ async def null_llm(
     step_seconds: float = 0.0,
     before_forward: Callable[[Sequence[Row]], None] | None = None,
 ) -> AsyncIterator[AsyncLLM]:
-    """An engine whose model is a pure function of the tokens, shut down at the end."""
+    """Yield an engine whose model is a pure function of the tokens, and shut it down."""
     tokenizer = Tokenizer(demo_path("pycoder"))
     options = NullOptions(vocab_size=tokenizer.vocab_size, step_seconds=step_seconds)
     runner = NullRunner(RunnerConfig(max_slots=max_slots), options)

@@ -1,4 +1,4 @@
-"""Proposers for tests, as good or as bad as wanted."""
+"""Proposers with a chosen error rate, for tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from carryall.runtime.engine.speculation.proposer import Tokens
 
 
 class Oracle:
-    """Knows how requests go on, and lies about every ``lie_every``-th token of an output.
+    """Propose the known continuation of requests, with every ``lie_every``-th token wrong.
 
     Args:
-        lie_every: 0 never lies.
-        max_tokens: most tokens of one proposal.
+        lie_every: distance of wrong tokens; 0 is none.
+        max_tokens: maximum number of tokens of one proposal.
     """
 
     def __init__(self, lie_every: int = 0, max_tokens: int = 4) -> None:
@@ -27,27 +27,27 @@ class Oracle:
         self._known: dict[str, list[int]] = {}
 
     def evidence(self, request: Request) -> int | None:
-        """One class for all, as long as the request goes on."""
+        """Return the same class for all requests with remaining tokens."""
         if request.request_id not in self._known:
             self._known[request.request_id] = alone(request)
         return 0 if len(self._known[request.request_id]) > len(request.output_token_ids) else None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """The truth, but for the lies."""
+        """Return the next tokens of the known continuation, with the wrong ones."""
         self.proposals += len(wanted)
         return [self._told(request, count) for request, count in wanted]
 
     def forget(self, request: Request) -> None:
-        """Drop what is known of a request."""
+        """Remove a request."""
         self._known.pop(request.request_id, None)
 
     def close(self) -> None:
-        """Take note."""
+        """Record the call."""
         self.closed = True
 
     @property
     def num_known(self) -> int:
-        """Requests not forgotten."""
+        """Return the number of known requests."""
         return len(self._known)
 
     def _told(self, request: Request, count: int) -> Tokens:

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds there are: bytes as tokens, and words with byte fallback."""
+"""Small tokenizers of two kinds: byte-level, and SentencePiece words with byte fallback."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ CONFIGS: dict[str, Config] = {
 
 
 def tiny_config(model_type: str, **overrides: Any) -> Config:
-    """config.json of a tiny ``model_type``; an override of None removes the key, "null" writes a null."""
+    """Return a tiny config.json; an override of None removes the key, "null" writes null."""
     tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     config = {"model_type": model_type, **CONFIGS[model_type], **tokens, **overrides}
     return {key: None if value == "null" else value for key, value in config.items() if value is not None}
@@ -157,7 +157,7 @@ def write_sharded(model_type: str, folder: Path, **overrides: Any) -> Path:
 def random_weights(
     config: Mapping[str, Any], seed: int = 0, dtype: npt.DTypeLike = ml_dtypes.bfloat16
 ) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a checkpoint with this configuration, under the names transformers gives them."""
+    """Return the tensors of a checkpoint with this configuration, with transformers' names."""
     rng = np.random.default_rng(seed)
     is_gemma = config["model_type"].startswith("gemma3")  # it stores norms less one and scales the embedding
     weights = {}
@@ -170,7 +170,7 @@ def random_weights(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer whose first 256 tokens are the bytes, with a chat template."""
+    """Write a tokenizer whose first 256 tokens are the bytes, and a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -190,14 +190,14 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Hidden size, width of the feed-forward layer, of all queries, of all keys."""
+    """Return hidden size, feed-forward size, and the total size of queries and of keys."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     return hidden, config["intermediate_size"], heads * head_dim, config["num_key_value_heads"] * head_dim
 
 
 def _layered(config: Mapping[str, Any], layer: Shapes, prefix: str = "model") -> Shapes:
-    """The shapes of a decoder whose layers all have the shapes ``layer``."""
+    """Return the shapes of a decoder in which every layer has the shapes ``layer``."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes: Shapes = {f"{prefix}.embed_tokens.weight": (vocab, hidden), f"{prefix}.norm.weight": (hidden,)}
     for i in range(config["num_hidden_layers"]):
@@ -247,7 +247,7 @@ def _mixtral_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def _with_experts(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
-    """The shapes with experts and a router in the place of the feed-forward layer, where a layer has them."""
+    """Return the shapes with experts and a router instead of the feed-forward layer in MoE layers."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     for layer in set(range(config["num_hidden_layers"])) - set(config["mlp_only_layers"]):
         prefix = f"model.layers.{layer}.mlp"

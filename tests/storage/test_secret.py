@@ -18,7 +18,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_secret_is_made_once_for_its_owner_only(own_cache: Path) -> None:
+def test_a_secret_is_created_once_and_private(own_cache: Path) -> None:
     keys: list[bytes] = []
     threads = [threading.Thread(target=lambda: keys.append(kv_key())) for _ in range(8)]
     for thread in threads:
@@ -60,7 +60,7 @@ def test_a_damaged_or_shared_key_file_is_refused(own_cache: Path) -> None:
         kv_key()
 
 
-def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"CARRYALL_CACHE=.*file cannot be used: Not a directory"):

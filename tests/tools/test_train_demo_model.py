@@ -79,5 +79,5 @@ def test_batches_are_cut_from_the_files(script: ModuleType) -> None:
     files = [torch.arange(100), torch.arange(100, 200)]
     first = next(script.batches(files, 8, 4, random.Random(0)))
     assert first.shape == (4, 9)
-    with pytest.raises(ValueError, match="too little text"):
+    with pytest.raises(ValueError, match="fewer than a batch of"):
         next(script.batches(files, 8, 400, random.Random(0)))

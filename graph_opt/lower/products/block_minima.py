@@ -1,4 +1,4 @@
-"""Weights with a float minimum for every block, as GGUF's Q4_1 and Q4_K store them.
+"""Lower weights with a float minimum for every block, as stored in GGUF's Q4_1 and Q4_K.
 
 ``W = Reshape(Add(Reshape(DequantizeLinear(values, scales, zero_points)), minima))``. The inner shape has the
 blocks and their elements as two axes. A kernel for blocked weights computes x @ W in two products:
@@ -35,7 +35,7 @@ class WeightWithMinima:
 
     Args:
         blocked: the weight without its minima.
-        minima: [blocks, 1, outputs], or [outputs, blocks, 1] where the blocks lie along axis 1.
+        minima: [blocks, 1, outputs], or [outputs, blocks, 1] if the blocks are along axis 1.
     """
 
     blocked: BlockedWeight
@@ -48,7 +48,7 @@ class WeightWithMinima:
 
 
 def weight_with_minima(value: ir.Value | None) -> WeightWithMinima | None:
-    """Describe the weight with minima that ``value`` is; None where it is another."""
+    """Return the weight with minima that ``value`` is, or None for other values."""
     outer = _producer(value, "Reshape")
     added = _producer(outer.inputs[0], "Add") if outer is not None else None
     inner = _producer(added.inputs[0], "Reshape") if added is not None else None
@@ -78,7 +78,7 @@ def write_weight_with_minima(
 
 
 class SplitMinimaPass(GraphPass):
-    """Compute products with the minima of blocks apart, and add them to gathered rows."""
+    """Compute products with the minima of blocks separately, and add minima to gathered rows."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite MatMul, Gemm with a transposed weight, and Gather."""
@@ -132,7 +132,7 @@ class SplitMinimaPass(GraphPass):
         self.fired += 1
 
     def _matrix(self, graph: ir.Graph, found: WeightWithMinima) -> ir.Value:
-        """Register the minima as a matrix: [blocks, outputs] or [outputs, blocks]."""
+        """Add the minima as an initializer: [blocks, outputs] or [outputs, blocks]."""
         if found.minima not in self._minima:
             tensor = weight(found.minima)
             if tensor is None:

@@ -77,7 +77,7 @@ class _Layer:
 
 
 class FoldScalesPass(EveryGraphPass):
-    """Fold constant factors and terms of each output channel into the layer in front of them.
+    """Fold constant factors and terms of each output channel into the preceding layer.
 
     Before int8 quantization too: apart, weights would be rounded at scales that the norm undoes
     (B. Jacob et al., https://arxiv.org/abs/1712.05877, section 3.2).

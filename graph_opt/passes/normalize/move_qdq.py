@@ -70,7 +70,7 @@ class MoveQDQPass(EveryGraphPass):
         self.fired += 1
 
     def _sink(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Move the DequantizeLinear of a node's operands behind the node."""
+        """Move the DequantizeLinear of a node's operands to the node's outputs."""
         values = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         producers = [_producer(graph, value, _DEQUANTIZE) for value in values]
         if not any(producers) or _is_lookup(node, producers[0]):

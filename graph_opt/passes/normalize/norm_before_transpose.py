@@ -9,7 +9,7 @@ from ..base import GraphPass
 
 
 class NormBeforeTransposePass(GraphPass):
-    """Move a Transpose that keeps the last axis behind the norm over that axis."""
+    """Move a Transpose that keeps the last axis after the norm over that axis."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every norm of a transposed value."""

@@ -1,4 +1,4 @@
-"""SmoothQuant: divide large activation channels at their source, and multiply the weights behind them.
+"""SmoothQuant: divide large activation channels at their source, and multiply the following weights.
 
     MatMul(Norm(h) * gain, W)         ->  MatMul(Norm(h) * (gain / s), s * W)
     MatMul(act(gate) * (x @ up), W)   ->  MatMul(act(gate) * (x @ (up / s)), s * W)

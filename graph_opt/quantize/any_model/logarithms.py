@@ -1,4 +1,4 @@
-"""Layers whose sums a logarithm reads, such as the filters of a spectrogram: 8 bits are too few for them.
+"""Find layers whose sums a logarithm reads, such as the filters of a spectrogram; they stay float.
 
 Rounding errors are absolute, and a logarithm makes them relative: levels of 1/256 of the loudest value hold
 48 dB, where spectrograms have twice as many.
@@ -33,9 +33,9 @@ _PASSED = MOVERS | _POWERS | _LINEAR | {"Clip"}
 
 
 def before_logarithms(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return the weights of layers between which and a ``Log`` nothing but sums and powers stand, and why.
+    """Return the weights of layers whose results reach a ``Log`` through sums and powers only, with a reason.
 
-    An activation in between compresses what it reads, so that layers in front of it are not meant.
+    Layers before an activation are not included, because the activation compresses their results.
     """
     return {layer.name: REASON for layer in layers if _reaches_logarithm(layer.output)}
 

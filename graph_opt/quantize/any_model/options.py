@@ -82,7 +82,7 @@ class IntegerOptions:
 def exempt(
     layers: Iterable[Layer], refused: Mapping[str, str], options: IntegerOptions, *, convolutions: bool
 ) -> dict[str, str]:
-    """Return which weights stay float before anything is measured, and why."""
+    """Return the weights that stay float before measurements, with the reasons."""
     layers = list(layers)
     left = {**refused, **before_logarithms(layers)}
     for layer in layers:

@@ -1,4 +1,4 @@
-"""The form of a graph that is to be quantized: optimized as by ``optimize``, every value with a name."""
+"""Prepare a graph for quantization: run the passes of ``optimize`` and name every value."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def prepare(model: ir.Model) -> ir.Model:
         model: changed in place if its opset allows; use the returned model.
 
     Raises:
-        UsageError: it is quantized already.
-        GraphError: it is of an opset below 13 and has operators that cannot be raised.
+        UsageError: the model is already quantized.
+        GraphError: its opset is below 13, and it has operators that cannot be converted to a newer opset.
     """
     quantizers = (
         "QuantizeLinear",
@@ -31,9 +31,7 @@ def prepare(model: ir.Model) -> ir.Model:
     )
     found = next((node for node in model.graph.all_nodes() if node.op_type in quantizers), None)
     if found is not None:
-        raise UsageError(
-            f"the model is quantized already (it has a {found.op_type}); start from the float model"
-        )
+        raise UsageError(f"the model is already quantized (it has a {found.op_type}); use the float model")
     model, report = run(model, model_passes())
     version = model.opset_imports.get("", OLDEST)
     if version < OLDEST:
@@ -41,8 +39,8 @@ def prepare(model: ir.Model) -> ir.Model:
             refusal.reason for one in report.passes for refusal in one.refusals if one.name == "RaiseOpset"
         ]
         raise GraphError(
-            f"{'; '.join(dict.fromkeys(reasons))}. Scales a channel need opset {OLDEST}; export it with that "
-            "or later"
+            f"{'; '.join(dict.fromkeys(reasons))}. Per-channel scales need opset {OLDEST}; export the model "
+            f"again with opset {OLDEST} or later"
         )
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.ShapeInferencePass()(model)

@@ -1,4 +1,4 @@
-"""What the passes to 16 bits share: the types, casts between both kinds, and float outputs."""
+"""Common parts of the passes to 16 bits: limits of the types, casts, and float outputs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FLOAT = ir.DataType.FLOAT
 
 
 class HalfPass(GraphPass):
-    """Rewrites a graph in a 16-bit type.
+    """Rewrite a graph in a 16-bit type.
 
     Args:
         dtype: FLOAT16 or BFLOAT16.
-        keep_float: names of values that go beyond the type's range.
+        keep_float: names of values that exceed the type's range.
 
     Raises:
         UsageError: the type is another one.
@@ -42,13 +42,13 @@ class HalfPass(GraphPass):
         self.stored: dict[ir.Value, ir.Value] = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, the types of whose values are inferred first."""
+        """Infer the types of the values and rewrite the main graph."""
         common.ShapeInferencePass()(model)
         self.casts, self.stored = {}, {}
         return super().call(model)
 
     def too_large(self, node: ir.Node) -> bool:
-        """Whether a node reads or gives a value that must stay float; noted as a refusal."""
+        """Return whether a node reads or computes a value that must stay float, and record the refusal."""
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
         large = next((value.name for value in values if value.name in self.keep_float), None)
         if large is not None:
@@ -56,7 +56,7 @@ class HalfPass(GraphPass):
         return large is not None
 
     def store(self, graph: ir.Graph, value: ir.Value, make: Callable[[], ir.LazyTensor]) -> ir.Value:
-        """Return the weight in 16 bits, which ``make`` makes once."""
+        """Return the weight in 16 bits; ``make`` computes it once."""
         if value not in self.stored:
             content = make()
             content.name = f"{value.name}.{self.dtype.name.lower()}"
@@ -67,7 +67,7 @@ class HalfPass(GraphPass):
         return self.stored[value]
 
     def cast(self, value: ir.Value, dtype: ir.DataType, before: ir.Node) -> ir.Value:
-        """Return the value in another type, cast once."""
+        """Return the value in another type; it is cast once."""
         if (value, dtype) not in self.casts:
             result = insert(before, "Cast", [value], {"to": dtype.value}).outputs[0]
             result.type, result.shape = ir.TensorType(dtype), value.shape
@@ -75,7 +75,7 @@ class HalfPass(GraphPass):
         return self.casts[value, dtype]
 
     def widen_outputs(self, graph: ir.Graph, half: Collection[ir.Value]) -> None:
-        """Give those outputs that are ``half`` back as float, under their names."""
+        """Return the ``half`` outputs as float under their original names."""
         for index, output in enumerate(graph.outputs):
             if output not in half:
                 continue

@@ -22,7 +22,7 @@ FLOATS = {
 
 
 def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
-    """Blocks of random bytes whose scales are finite."""
+    """Return blocks of random bytes with finite scales."""
     rng = np.random.default_rng(seed)
     size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][1]
     blocks = rng.integers(0, 256, (count, size), np.uint8)

@@ -135,7 +135,7 @@ def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
         ({"llama.attention.value_length": 4}, "heads of 8 for keys and 4 for values"),
     ],
 )
-def test_what_is_not_supported_is_named(
+def test_unsupported_files_are_refused(
     tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from carryall.exporter.gguf import file, header

@@ -71,7 +71,7 @@ def test_the_graph_is_standard_onnx(package: Package) -> None:
     assert {node.domain for node in model.graph.all_nodes()} == {""}
 
 
-def test_greedy_continuation_is_that_of_transformers(
+def test_greedy_continuation_equals_transformers(
     package: Package, engine: str, golden: dict[str, Array]
 ) -> None:
     input_ids, mask = prompt()
@@ -109,9 +109,7 @@ def test_padding_changes_nothing(package: Package, engine: str) -> None:
     np.testing.assert_allclose(net(alone, np.ones_like(alone)), padded, rtol=0, atol=TOLERANCE)
 
 
-def test_golden_files_are_what_transformers_says_today(
-    case: str, golden: dict[str, Array], tmp_path: Path
-) -> None:
+def test_golden_files_equal_transformers(case: str, golden: dict[str, Array], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     if case in GOLDEN_OF:

@@ -1,4 +1,4 @@
-"""What is computed ahead of time is what ONNX's evaluator computes, or it is left to the runtime."""
+"""Constant evaluation gives the results of ONNX's evaluator, or leaves the node to the runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT, BYTE, FLOAT, BOOL = (partial(np.asarray, dtype=kind) for kind in ("int64", 
 
 
 def compute(op_type: str, *operands: Any, **attributes: Any) -> tuple[Any, Any]:
-    """Return what a node is computed to be ahead of time, and by ONNX's evaluator."""
+    """Return the result of constant evaluation and of ONNX's evaluator."""
     arrays = [np.asarray(operand) for operand in operands]
     inputs = [ir.val(f"i{n}", ir.DataType.from_numpy(x.dtype), x.shape) for n, x in enumerate(arrays)]
     node = ir.node(op_type, inputs, attributes)
@@ -86,7 +86,7 @@ def node(op_type: str, count: int, **attributes: Any) -> ir.Node:
         ("Pow", [INT([2]), INT([-1])], {}),
     ],
 )
-def test_what_runtimes_do_otherwise_is_left_to_them(
+def test_nodes_that_differ_between_runtimes_are_not_computed(
     op_type: str, operands: list[Any], attributes: dict[str, Any]
 ) -> None:
     shapes = [operand.shape for operand in map(np.asarray, operands)]

@@ -1,4 +1,4 @@
-"""Parts of a decoder: run one after the other, they give what the whole gives."""
+"""Parts of a decoder give the whole decoder's results if they run one after the other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def feeds(path: Path, past: int = 3, new: int = 4) -> Arrays:
 
 
 def loaded(model: ir.Model) -> ir.Model:
-    """The same with its weights in memory, so that it can be serialized."""
+    """Return the model with its weights in memory, so that it can be serialized."""
     for value in model.graph.initializers.values():
         if value.const_value is not None:
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
@@ -66,7 +66,7 @@ def loaded(model: ir.Model) -> ir.Model:
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3_text", "gpt2", "llama-biases-tied"])
-def test_parts_in_a_row_are_the_whole(case: str, tmp_path: Path) -> None:
+def test_parts_in_sequence_equal_the_whole(case: str, tmp_path: Path) -> None:
     path = package(case, tmp_path)
     given = feeds(path)
     whole = evaluate(path, given)
@@ -92,7 +92,7 @@ def test_a_part_holds_its_own_weights_and_caches(tmp_path: Path) -> None:
     assert not any("layers.0." in name or "embed" in name for name in second.initializers)
 
 
-def test_hidden_states_pass_in_full_precision(tmp_path: Path) -> None:
+def test_hidden_states_are_float32(tmp_path: Path) -> None:
     second = part(package("llama", tmp_path), 1, 1, half=True)
     states = next(value for value in second.graph.inputs if value.name == HIDDEN_STATES)
     first = part(tmp_path / "package" / "model.onnx", 0, 0, half=True)
@@ -101,7 +101,7 @@ def test_hidden_states_pass_in_full_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 2), (-1, 0), (1, 0), (2, 2)])
-def test_layers_that_are_not_there(first: int, last: int, tmp_path: Path) -> None:
+def test_missing_layers_are_refused(first: int, last: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the model has layers 0-1"):
         part(package("llama", tmp_path), first, last)
 

@@ -74,7 +74,7 @@ def test_a_window_longer_than_the_context_is_none() -> None:
 
 
 def test_bidirectional_attention_is_refused() -> None:
-    """Every key is visible, so the last row alone looks causal."""
+    """Every key is visible, so only the last row looks causal."""
     body = "ge = GreaterOrEqual(queries, zero) all = GreaterOrEqual(keys, zero) visible = And(ge, all)"
     assert "neither causal nor a sliding window" in str(meaning(mask(body)))
 
@@ -89,7 +89,7 @@ def test_a_mask_that_ignores_padding_is_refused() -> None:
 
 
 def test_a_bias_on_visible_keys_is_refused() -> None:
-    """As ALiBi has."""
+    """ALiBi has such a bias."""
     tail = TAIL.replace("mask = Where(seen, free, hidden)", "mask = Where(seen, bias, hidden)")
     assert (
         meaning(mask("visible = LessOrEqual(keys, queries)", tail)) == "the mask adds a bias to visible keys"

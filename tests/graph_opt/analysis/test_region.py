@@ -1,4 +1,4 @@
-"""Regions are cut out and compared strictly: what passes replace depends on it."""
+"""Extraction and strict comparison of regions, which decide what passes replace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = {"w": np.ones(3, np.float32), "large": np.ones((300, 300), np.float32), "two
     ],
     ids=["broadcast", "a scalar", "no number", "off by 1e-4"],
 )
-def test_what_is_not_close(found: np.ndarray, expected: np.ndarray) -> None:
+def test_values_that_are_not_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert close(expected, expected)
     assert not close(found, expected)
 
@@ -35,7 +35,7 @@ def test_what_is_not_close(found: np.ndarray, expected: np.ndarray) -> None:
         ("y = Identity(x)", None),
     ],
 )
-def test_where_a_region_ends(body: str, reason: str | None) -> None:
+def test_region_boundaries(body: str, reason: str | None) -> None:
     model = graph(f"g (float[2, 300] x, float[2, 300] z) => (float[2, 300] y) {{ {body} }}", **W)
     found = region([model.graph.inputs[0]], model.graph.outputs[0])
     assert isinstance(found, Region) if reason is None else found == reason
@@ -46,7 +46,7 @@ def test_a_region_of_too_many_nodes_is_refused() -> None:
     assert region([model.graph.inputs[0]], model.graph.outputs[0], max_nodes=2) == "it is too large"
 
 
-def test_inputs_that_do_not_fit_are_a_failure_with_a_reason() -> None:
+def test_invalid_inputs_give_a_failure_with_a_reason() -> None:
     model = graph("g (float[3] x) => (float[3] y) { y = Mul(x, w) }", **W)
     found = region([model.graph.inputs[0]], model.graph.outputs[0])
     assert isinstance(found, Region)

@@ -1,4 +1,4 @@
-"""Nodes that mix tokens are refused; the token axis is followed through nodes that do not."""
+"""Nodes that mix tokens are refused; the token axis is tracked through other nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def walk(body: str) -> TokenAxes:
         "e = Cast <to = 1> (input_ids) logits = Unsqueeze(e, first)",
     ],
 )
-def test_what_mixes_tokens_is_refused(body: str) -> None:
+def test_nodes_that_mix_tokens_are_refused(body: str) -> None:
     with pytest.raises(Mixed):
         walk(body)
 
@@ -62,5 +62,5 @@ def test_what_mixes_tokens_is_refused(body: str) -> None:
         "c = Concat <axis = 2> (x, x) logits = Slice(c, first, four, two)",
     ],
 )
-def test_what_treats_each_by_itself_is_followed(body: str) -> None:
+def test_nodes_with_independent_tokens_are_accepted(body: str) -> None:
     walk(body)

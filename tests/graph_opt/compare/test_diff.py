@@ -1,4 +1,4 @@
-"""``diff`` on graphs whose differences are known because they were made here."""
+"""``diff`` on graphs with known differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 16
 
 
 def net(layers: int = LAYERS) -> ir.Model:
-    """Layers of two products each, which differ in their weights only."""
+    """Return layers of two products each, which differ only in their weights."""
     rng = np.random.default_rng(0)
     body, x = "", "x"
     weights: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
@@ -36,7 +36,7 @@ def net(layers: int = LAYERS) -> ir.Model:
 
 
 def renamed(model: ir.Model, seed: int) -> ir.Model:
-    """The same with other names, and its nodes in another order that is right."""
+    """Return the graph with other names and another valid order of nodes."""
     rng = random.Random(seed)
     for number, node in enumerate(model.graph):
         node.name = f"node{rng.random()}"
@@ -62,14 +62,14 @@ def node_of(model: ir.Model, op_type: str, index: int) -> ir.Node:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_names_and_order_do_not_count(seed: int) -> None:
+def test_names_and_order_are_ignored(seed: int) -> None:
     found = diff(net(), renamed(net(), seed))
     assert found.same
     assert found == GraphDiff(matched=LAYERS * 6 + 1)
 
 
 @given(seed=st.integers(0, 2**32), layers=st.sets(st.integers(0, LAYERS - 1), min_size=1))
-def test_a_changed_attribute_is_all_that_is_found(seed: int, layers: set[int]) -> None:
+def test_only_the_changed_attribute_is_found(seed: int, layers: set[int]) -> None:
     other = net()
     for layer in layers:
         node_of(other, "RMSNormalization", layer).attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-3)
@@ -79,7 +79,7 @@ def test_a_changed_attribute_is_all_that_is_found(seed: int, layers: set[int]) -
 
 
 @given(seed=st.integers(0, 2**32), layer=st.integers(0, LAYERS - 1))
-def test_a_changed_weight_is_all_that_is_found(seed: int, layer: int) -> None:
+def test_only_the_changed_weight_is_found(seed: int, layer: int) -> None:
     other = net()
     value = other.graph.initializers[f"up{layer}"]
     assert value.const_value is not None
@@ -102,10 +102,10 @@ def test_an_operator_replaced_in_every_layer_leaves_the_rest_matched() -> None:
     assert {op for op, _ in found.only_a} == {"Sigmoid"}
     assert {op for op, _ in found.only_b} == {"Tanh"}
     assert len(found.only_a) == len(found.only_b) == LAYERS
-    assert {one.op_type for one in found.nodes} == {"Mul"}  # it reads another node
+    assert {one.op_type for one in found.nodes} == {"Mul"}  # Mul reads another node
 
 
-def test_swapped_weights_and_operands_are_seen() -> None:
+def test_swapped_weights_and_operands_are_found() -> None:
     other = net()
     gate, up = (node_of(other, "MatMul", index) for index in (0, 1))
     swapped = gate.inputs[1], up.inputs[1]
@@ -150,7 +150,7 @@ def test_the_interface_is_compared(text: str, words: list[str]) -> None:
     assert found.interface == words
 
 
-def test_outputs_made_by_other_nodes_are_seen() -> None:
+def test_outputs_of_other_nodes_are_found() -> None:
     text = "g (float[N] x) => (float[N] y, float[N] z) { y = A(x) z = B(x) }"
     found = diff(
         graph(text.replace("A", "Abs").replace("B", "Neg")),

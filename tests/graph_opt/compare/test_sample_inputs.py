@@ -1,4 +1,4 @@
-"""Inputs that ``verify`` makes up have shapes and values that a graph can take."""
+"""Inputs that ``verify`` generates have shapes and values that a graph accepts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_hot_bounds_and_compared_constants_are_read_from_the_graph() -> None
     assert all(int(sample.feed["sr"]) == 8000 for sample in samples(model))
 
 
-def test_axes_of_one_name_have_one_size_and_masks_hide_something() -> None:
+def test_axes_with_one_name_have_one_size_and_masks_hide_elements() -> None:
     model = net("""(float[n, time, 3] features, int64[n, time] attention_mask, int64[n] feature_lengths)
         => (float[n, time, 3] y) { y = Neg(features) }""")
     for sample in samples(model):
@@ -66,7 +66,7 @@ def test_axes_of_one_name_have_one_size_and_masks_hide_something() -> None:
 
 
 def test_sizes_grow_until_the_reference_runs() -> None:
-    """As in speech models, which refuse what is shorter than their window."""
+    """Speech models refuse inputs that are shorter than their window."""
     text = "(float[batch, samples] x) => (float[batch, 1] y) <int64[2] at = {0, 200}> "
     slice_ = "<int64[1] s = {500}, int64[1] e = {501}, int64[1] a = {1}, float[1, 1] w = {2}>"
     model = net(
@@ -88,7 +88,7 @@ def test_states_go_on_from_run_to_run() -> None:
     np.testing.assert_array_equal(found[1].feed["state"], found[0].feed["x"])
 
 
-def test_what_cannot_be_made_up_is_named() -> None:
+def test_inputs_that_cannot_be_generated_are_named() -> None:
     model = net("(seq(float[2]) xs) => (float[2] y) <int64 i = {0}> { y = SequenceAt(xs, i) }")
     with pytest.raises(UsageError, match=r"no input can be generated for xs .*give --inputs"):
         verify(model, model)

@@ -21,7 +21,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def models(folder: Path, scale: float = 1.0) -> tuple[Path, Path]:
-    """A portable graph, and the same lowered, with one weight of the second scaled."""
+    """Return a portable graph and its lowered graph, with one weight of the second scaled."""
     checkpoint = write_tiny("llama", folder / "checkpoint", head_dim=16)
     paths = (folder / "a.onnx", folder / "b.onnx")
     for path in paths:
@@ -44,7 +44,7 @@ def test_equal_graphs_compare_equal(tmp_path: Path) -> None:
     assert result.tokens.mean_kl <= result.tokens.kl
 
 
-def test_a_changed_weight_is_seen(tmp_path: Path) -> None:
+def test_a_changed_weight_is_found(tmp_path: Path) -> None:
     paths = models(tmp_path, scale=1.1)
     result = verify.verify(*paths, prompts=[PROMPT], bars=Bars(max_kl=1e-6), steps=5)
     assert result.max_rel > 1e-3
@@ -54,7 +54,7 @@ def test_a_changed_weight_is_seen(tmp_path: Path) -> None:
         result.check()
 
 
-def test_a_graph_is_driven_by_the_contract_its_inputs_follow(tmp_path: Path) -> None:
+def test_the_runner_follows_the_contract_of_the_inputs(tmp_path: Path) -> None:
     portable, lowered = models(tmp_path)
     assert isinstance(runners.runner(portable), runners.PortableRunner)
     assert isinstance(runners.runner(lowered), runners.SlotRunner)
@@ -69,7 +69,7 @@ def test_without_onnxruntime_the_message_says_what_to_install(
 
 
 def without_padding(model: ir.Model) -> None:
-    """Let the mask hide nothing: right for every sequence alone, wrong in a padded batch."""
+    """Make the mask hide nothing, which is correct for single sequences and wrong in a padded batch."""
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     readers = list(mask.uses())
     one = add_initializer(model.graph, "one_token", np.array(1))
@@ -81,7 +81,7 @@ def without_padding(model: ir.Model) -> None:
 
 
 def wider_window(model: ir.Model) -> None:
-    """Move every number of the mask that is the window by one."""
+    """Increase every constant of the mask that equals the window by one."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.size == 1 and float(tensor.numpy().reshape(-1)[0]) in (5, 4):

@@ -1,7 +1,7 @@
-"""``verify`` with its defaults catches every mutation that changes a result by more than the bar.
+"""``verify`` with its defaults finds every mutation that changes a result by more than the limit.
 
-What a mutation changes is measured without ``verify``: both graphs run on many other inputs, in onnxruntime
-without its optimizations, and the differences are compared with the bars that the documentation states.
+The effect of a mutation is measured without ``verify``: both graphs run on many other inputs in onnxruntime
+without its optimizations, and the differences are compared with the documented limits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from carryall.graph_opt.pipeline.pipelines import portable_passes
 ort = pytest.importorskip("onnxruntime")
 Array = npt.NDArray[Any]
 Runner = Callable[[Path], list[list[Array]]]
-MAX_ERROR, MAX_KL = 1e-3, 1e-4  # the bars that `carryall verify --help` states for float32
+MAX_ERROR, MAX_KL = 1e-3, 1e-4  # the limits of `carryall verify --help` for float32
 CONTEXT = 48
-MUTATIONS = 240  # of all graphs together
+MUTATIONS = 240  # number of mutations over all graphs
 
 
 @dataclass(frozen=True)
 class Case:
-    """A graph, what optimizing makes of it, and how its results are measured."""
+    """A graph, its optimized graph, and how its results are measured."""
 
     original: Callable[[Path], ir.Model]
     lowered: bool
@@ -61,7 +61,7 @@ def session(path: Path) -> Any:
 
 
 def on_texts(path: Path) -> list[list[Array]]:
-    """Batches of token ids of many lengths, padded on either side."""
+    """Return batches of token ids of many lengths, padded on either side."""
     opened, rng = session(path), np.random.default_rng(1234)
     found = []
     for number in range(16):
@@ -80,7 +80,7 @@ def on_texts(path: Path) -> list[list[Array]]:
 
 
 def on_images(path: Path) -> list[list[Array]]:
-    """Images of many sizes and ranges."""
+    """Return images of many sizes and ranges."""
     opened, rng = session(path), np.random.default_rng(1234)
     scales = (0.1, 1.0, 3.0)
     shapes = ((int(rng.integers(1, 4)), 3, *(8 * rng.integers(2, 12, 2)).tolist()) for _ in range(12))
@@ -89,14 +89,14 @@ def on_images(path: Path) -> list[list[Array]]:
 
 
 def on_rows(path: Path) -> list[list[Array]]:
-    """Rows of features, around and far from what trees compare them with."""
+    """Return rows of features, near and far from the thresholds of trees."""
     opened, rng = session(path), np.random.default_rng(1234)
     rows = [rng.standard_normal((4096, FEATURES), np.float32) * np.float32(scale) for scale in (0.3, 1, 3)]
     return [opened.run(None, {"x": row}) for row in rows]
 
 
 def on_tokens(path: Path) -> list[list[Array]]:
-    """Prompts of many lengths, in two pieces, the rest token by token, for either contract of a decoder."""
+    """Run prompts of many lengths in two pieces, then token by token, for either contract of a decoder."""
     opened, rng = session(path), np.random.default_rng(1234)
     return [_logits(opened, rng.integers(0, 260, length)) for length in (1, 5, 14, 23, 31, 44)]
 
@@ -145,7 +145,7 @@ CASES = {
 
 
 def effect(case: Case, expected: list[list[Array]], found: list[list[Array]]) -> float:
-    """What a mutation changes, as a multiple of the bar: the largest over all inputs and outputs."""
+    """Return the largest effect of a mutation over all inputs and outputs, as a multiple of the limit."""
     if case.is_decoder:
         pairs = [(a[0], b[0]) for a, b in zip(expected, found, strict=True)]
         return max(divergence(a, b) for a, b in pairs) / MAX_KL
@@ -175,7 +175,7 @@ class Verdict:
 
 
 def verdicts(name: str, seeds: Iterator[int], count: int, folder: Path) -> list[Verdict]:
-    """Mutate the optimized graph ``count`` times in ways that onnxruntime still runs."""
+    """Mutate the optimized graph ``count`` times; skip mutations that onnxruntime refuses."""
     case = CASES[name]
     original = folder / "original.onnx"
     ir.save(case.original(folder), original)
@@ -209,22 +209,22 @@ def check(name: str, count: int, folder: Path) -> None:
     survivors = [one for one in found if one.passed and one.effect > 1]
     assert survivors == []
     assert len(found) == count
-    assert sum(one.effect > 1 for one in found) > count // 3  # most mutations do change something
+    assert sum(one.effect > 1 for one in found) > count // 3  # many mutations must have an effect
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_mutations_are_caught(name: str, tmp_path: Path) -> None:
+def test_mutations_are_found(name: str, tmp_path: Path) -> None:
     check(name, 5, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_all_mutations_are_caught(name: str, tmp_path: Path) -> None:
+def test_all_mutations_are_found(name: str, tmp_path: Path) -> None:
     check(name, MUTATIONS // len(CASES), tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_optimizing_makes_passes(name: str, tmp_path: Path) -> None:
+def test_optimized_graphs_pass(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     original = tmp_path / "original.onnx"
     ir.save(case.original(tmp_path), original)

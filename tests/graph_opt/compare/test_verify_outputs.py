@@ -1,4 +1,4 @@
-"""``verify`` judges each output by what it is: floats by slices, whole numbers, NaN, constants, sequences."""
+"""``verify`` on outputs of each kind: floats by slices, integers, NaN, constants, sequences."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def compared(a: str, b: str, inputs: Any = None, bars: Bars | None = None) -> Ve
     return verify(net(a), net(b), inputs, bars, names=("A", "B"))
 
 
-def test_a_constant_in_the_place_of_the_only_logit_fails() -> None:
+def test_a_constant_instead_of_the_only_logit_fails() -> None:
     constant = binary_head()
     node = next(node for node in constant.graph if node.op_type == "Gemm")
     zeros = ir.tensor(np.zeros((16, 1), np.float32), name="l_w")
     constant.graph.initializers["l_w"].const_value = zeros
     assert node.inputs[1] is constant.graph.initializers["l_w"]
     found = verify(binary_head(), constant, names=("A", "B"))
-    assert found.tokens is None  # one column is no vocabulary
+    assert found.tokens is None  # one column is not a vocabulary
     with pytest.raises(VerificationError, match="B differs from A: output logits is constant"):
         found.check()
 
@@ -53,7 +53,7 @@ def test_a_constant_near_the_mean_of_a_nearly_constant_output_fails() -> None:
     ).passed
 
 
-def test_a_column_of_small_numbers_is_judged_by_its_own_size() -> None:
+def test_a_column_of_small_numbers_has_its_own_range() -> None:
     text = "(float[batch, 2] x) => (float[batch, 2] y) <float[2] w = {1000.0, SMALL}> { y = Mul(x, w) }"
     found = compared(text.replace("SMALL", "0.01"), text.replace("SMALL", "0.02"))
     assert not found.passed
@@ -61,7 +61,7 @@ def test_a_column_of_small_numbers_is_judged_by_its_own_size() -> None:
     assert compared(text.replace("SMALL", "0.01"), text.replace("SMALL", "0.010000001")).passed
 
 
-def test_nan_in_the_same_places_is_equality_and_is_said() -> None:
+def test_nan_in_the_same_elements_is_equal_and_reported() -> None:
     text = "(float[batch, 3] x) => (float[batch, 3] y) { y = OP(x) }"
     feed = {"x": np.array([[4, -1, 9]], np.float32)}
     same = compared(text.replace("OP", "Sqrt"), text.replace("OP", "Sqrt"), feed)
@@ -82,7 +82,7 @@ def test_infinities_must_have_the_same_sign() -> None:
     assert "is infinite in 1 elements" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
 
 
-def test_whole_numbers_must_be_equal() -> None:
+def test_integers_must_be_equal() -> None:
     text = "(float[batch, 4] x) => (int64[batch, 4] y) { t = OP(x) y = Cast<to = 7>(t) }"
     floor, ceiling, nearest = (text.replace("OP", op) for op in ("Floor", "Ceil", "Round"))
     feed = {"x": np.array([[0.4, 0.6, 1.6, 2.5]], np.float32)}
@@ -102,7 +102,7 @@ def test_elements_of_sequences_are_compared() -> None:
 
 
 def test_maps_are_compared_by_keys_and_values(tmp_path: Path) -> None:
-    """As tables [rows, keys], so that a small probability is judged by its column."""
+    """Maps are compared as tables [rows, keys], so that a small probability has its column's range."""
 
     def report(**changes: Any) -> VerifyReport:
         for name, model in (("a", zipped_forest()), ("b", zipped_forest(**changes))):
@@ -115,18 +115,18 @@ def test_maps_are_compared_by_keys_and_values(tmp_path: Path) -> None:
     assert "512, 5" in same.text()
     assert "keys" not in same.text()
     assert report(scale=1.0005).passed
-    assert report(scale=1.01).failures[0].startswith("output zipped has the relative error")
+    assert report(scale=1.01).failures[0].startswith("output zipped has relative error")
     (renamed,) = report(names=("ham", "perhaps", "spam")).failures
     assert renamed.startswith("output zipped, keys differs in")
     reordered = report(names=("spam", "maybe", "ham")).failures
-    assert reordered[0].startswith("output zipped has the relative error")
+    assert reordered[0].startswith("output zipped has relative error")
 
 
 def test_sequences_of_another_length_fail() -> None:
     text = """(float[batch, 4] x) => (seq(float[batch, n]) y) <int64[N] parts = {P}>
         { y = SplitToSequence<axis = 1>(x, parts) }"""
     two, three = text.replace("N", "2").replace("P", "2, 2"), text.replace("N", "3").replace("P", "2, 1, 1")
-    assert "output y[2] is not among the reference's" in compared(two, three).failures
+    assert "output y[2] is not an output of the reference" in compared(two, three).failures
     assert "output y[2] is missing" in compared(three, two).failures
 
 
@@ -138,13 +138,13 @@ def test_a_missing_output_and_another_type_fail() -> None:
     assert "has type int32 instead of float32" in str(compared(one, whole).failures)
 
 
-def test_a_reference_that_hardly_depends_on_its_inputs_is_said() -> None:
+def test_a_nearly_constant_reference_is_reported() -> None:
     text = "(float[b, 2] x) => (float[b, 2] y) { t = Sub(x, x) y = Exp(t) }"
     assert "constant in the reference for all inputs" in compared(text, text).text()
 
 
-def test_rounding_that_the_reference_suffers_too_is_allowed() -> None:
-    """Half of the output is a difference of large numbers; another order of the sum changes it visibly."""
+def test_the_reference_s_rounding_error_is_allowed() -> None:
+    """Half of the output is a difference of large numbers, which depends on the order of the sum."""
     rng = np.random.default_rng(0)
     w = (rng.standard_normal((64, 64)) * 1000).astype(np.float32)
     change = rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.03)
@@ -185,14 +185,14 @@ def test_wrong_masks_are_caught(name: str, content: float) -> None:
     assert not verify(encoder(), wrong).passed
 
 
-def test_outputs_that_have_other_names_are_paired(tmp_path: Path) -> None:
+def test_renamed_outputs_are_paired(tmp_path: Path) -> None:
     text = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
     found = compared(text, text.replace("y", "renamed"))
     assert found.passed
     assert "output renamed of the candidate is compared with y" in found.text()
 
 
-def test_a_reference_that_draws_random_numbers_is_said() -> None:
+def test_a_random_reference_is_reported() -> None:
     text = "(float[b, 3] x) => (float[b, 3] y) { n = RandomNormalLike(x) y = Add(x, n) }"
     found = compared(text, text)
     assert not found.passed

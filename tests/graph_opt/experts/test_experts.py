@@ -1,4 +1,4 @@
-"""Mixtures of experts on the way from the exporter to tokens: lowered, and with int4 weights."""
+"""Mixtures of experts from the exporter: lowered, and with int4 weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_lowered_to_the_cpu_they_generate_what_transformers_does(case: str, tmp_
 
 
 def test_nothing_is_added_in_place(tmp_path: Path) -> None:
-    """onnxruntime's ScatterND adds by several threads at once and loses some where a token comes twice."""
+    """onnxruntime's ScatterND adds in several threads and loses sums of repeated tokens."""
     model = export_model(write_case("mixtral", tmp_path))
     assert not [node for node in model.graph if "Scatter" in node.op_type]
 

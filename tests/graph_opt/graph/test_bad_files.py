@@ -1,4 +1,4 @@
-"""Whatever reads a model file says what is wrong with a bad one, by a GraphError that names it."""
+"""Every reader of model files raises a GraphError that names the bad file and the reason."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ def test_the_command(broken: Break, tmp_path: Path) -> None:
     ids=["read", "load", "placement", "tensorrt", "null"],
 )
 @pytest.mark.parametrize("broken", [each for each in UNREADABLE if each is not missing])
-def test_who_only_looks(read: Callable[[Path], object], broken: Break, tmp_path: Path) -> None:
+def test_readers_without_execution(read: Callable[[Path], object], broken: Break, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=UNREADABLE[broken]):
         read(broken(tmp_path / "bad"))

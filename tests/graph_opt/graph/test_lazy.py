@@ -16,7 +16,7 @@ from carryall.graph_opt.graph import lazy
 
 
 def counting(array: npt.NDArray[np.float32]) -> tuple[ir.LazyTensor, list[int]]:
-    """A lazy tensor, and a list that grows at each evaluation."""
+    """Return a lazy tensor and a list of its evaluations."""
     calls: list[int] = []
 
     def compute() -> npt.NDArray[np.float32]:
@@ -31,7 +31,7 @@ def int4(shape: Sequence[int]) -> ir.TensorProtocol:
     return ir.tensor(values, dtype=ir.DataType.INT4)
 
 
-def test_composing_evaluates_nothing() -> None:
+def test_composition_does_not_evaluate() -> None:
     source, calls = counting(np.ones((2, 4), np.float32))
     result = lazy.concat_last([lazy.transpose(source), lazy.reshape(source, (4, 2))])
     assert lazy.shape_of(result) == (4, 4)
@@ -61,13 +61,13 @@ def test_packed_bytes_are_those_onnx_writes(where: str, tmp_path: Path) -> None:
     assert lazy.packed_bytes(tensor).tobytes() == expected
 
 
-def test_4_bit_matrices_lie_side_by_side() -> None:
+def test_4_bit_matrices_are_concatenated() -> None:
     left, right = int4((3, 4)), int4((3, 2))
     expected = np.concatenate([left.numpy(), right.numpy()], axis=1)
     np.testing.assert_array_equal(lazy.concat_last([left, right]).numpy(), expected)
 
 
-def test_results_of_one_computation_are_computed_once_and_then_let_go() -> None:
+def test_shared_results_are_computed_once_and_released() -> None:
     calls: list[int] = []
 
     def compute() -> tuple[npt.NDArray[np.float32], ...]:
@@ -78,7 +78,7 @@ def test_results_of_one_computation_are_computed_once_and_then_let_go() -> None:
     assert shared.part(0).size == 2
     assert shared.part(1).size == 3
     assert len(calls) == 1
-    shared.part(1)  # all were taken, so that nothing was kept
+    shared.part(1)  # all parts were read, so nothing was kept
     assert len(calls) == 2
 
 
@@ -113,7 +113,7 @@ def test_kept_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     first, second = lazy.SharedComputation(compute), lazy.SharedComputation(compute)
     first.part(0)
-    second.part(0)  # 1600 bytes would be kept: the first goes
+    second.part(0)  # 1600 bytes would be kept, so the first is dropped
     second.part(1)
     assert len(calls) == 2
     first.part(1)
@@ -131,7 +131,7 @@ def test_weights_in_files_are_mapped_before_threads_share_them(tmp_path: Path) -
     lazy.map_weights(model)
     tensor = model.graph.initializers["w"].const_value
     assert isinstance(tensor, ir.ExternalTensor)
-    assert tensor.raw is not None  # mapped, so no thread has to
+    assert tensor.raw is not None  # already mapped, so no thread maps it
     np.testing.assert_array_equal(tensor.numpy(), content)
     (tmp_path / "m.data").unlink()
-    lazy.map_weights(ir.load(tmp_path / "m.onnx"))  # whoever reads it says that it is gone
+    lazy.map_weights(ir.load(tmp_path / "m.onnx"))  # the reader reports the missing file

@@ -1,4 +1,4 @@
-"""Files that are no valid models get a GraphError that says what is wrong, and valid ones none."""
+"""Invalid model files raise a GraphError with the reason; valid files load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWEST = onnx.defs.onnx_opset_version()
 
 
 def write(path: Path, body: str, opsets: str = '"" : 20') -> Path:
-    """Write a model as it stands, valid or not: onnx_ir would refuse some of these."""
+    """Write a model without checks; onnx_ir would refuse some of these models."""
     text = f"<ir_version: 10, opset_import: [{opsets}]> net (float[3] x) => (float[3] y) {body}"
     path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
     return path
@@ -63,12 +63,12 @@ def test_an_invalid_graph_is_refused_with_the_reason(case: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("body", [LOOP.replace("READ", name) for name in ("v", "x", "late")])
-def test_subgraphs_see_what_is_around_them(body: str, tmp_path: Path) -> None:
+def test_subgraphs_read_outer_values(body: str, tmp_path: Path) -> None:
     model = load_model(write(tmp_path / "net.onnx", body))
     onnx.checker.check_model(ir.to_proto(model))  # which requires topological order
 
 
-def test_nodes_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+def test_nodes_are_sorted_topologically(tmp_path: Path) -> None:
     model = load_model(write(tmp_path / "net.onnx", "{ y = Abs(b) b = Neg(x) }"))
     assert [node.op_type for node in model.graph] == ["Neg", "Abs"]
 

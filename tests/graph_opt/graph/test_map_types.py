@@ -1,4 +1,4 @@
-"""Graphs with maps are read, changed and written; a message about a damaged one names its own fault."""
+"""Graphs with maps are read, changed and written; damaged ones raise an error with the actual fault."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_classifier_is_optimized_for_every_target(classifier: Path, tmp_path: 
         carryall, ["optimize", str(classifier), str(out), "--target", target, "--verify"]
     )
     assert result.exit_code == 0, result.output
-    onnx.checker.check_model(out)  # which insists on the type of every output
+    onnx.checker.check_model(out)  # the checker requires the type of every output
     before, after = (InferenceSession(str(path)).run(None, {"x": X}) for path in (classifier, out))
     np.testing.assert_array_equal(before[0], after[0])
     assert before[1] == after[1]
     assert isinstance(after[1][0], dict)
 
 
-def test_types_come_back_when_written(classifier: Path, tmp_path: Path) -> None:
+def test_map_types_are_restored_when_written(classifier: Path, tmp_path: Path) -> None:
     model = load_model(classifier)
     assert model.graph.outputs[1].type is None
     ir.save(model, tmp_path / "again.onnx")

@@ -1,4 +1,4 @@
-"""Weights that are not stored as the graph says are found before any of them is read."""
+"""Weights whose storage contradicts the graph are found before any of them is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = '<ir_version: 10, opset_import: ["" : 20]> net (float[4] x) => (float[4] 
 
 
 def saved(folder: Path, **stated: str) -> Path:
-    """Write a model whose weight lies in net.data, and state something else about it."""
+    """Write a model with a weight in net.data and wrong facts about its storage."""
     model = ir.from_onnx_text(TEXT, initializers=[ir.tensor(np.ones(4, np.float32), name="w")])
     path = folder / "net.onnx"
     ir.save(model, path, external_data="net.data", size_threshold_bytes=0)
@@ -54,7 +54,7 @@ def test_a_link_in_the_folder_is_followed(tmp_path: Path) -> None:
         ({"offset": "four"}, "invalid literal"),
     ],
 )
-def test_what_is_said_about_a_file_must_fit(stated: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_facts_about_a_weight_file_are_checked(stated: dict[str, str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=reason):
         load_model(saved(tmp_path, **stated))
 

@@ -30,7 +30,7 @@ def test_a_gate_of_another_value_stays() -> None:
 
 
 def test_a_sigmoid_that_is_read_elsewhere_stays() -> None:
-    """The sigmoid would have to be computed anyway."""
+    """The sigmoid must be computed anyway."""
     text = "g (float[B, 4] x) => (float[B, 4] y, float[B, 4] s) { s = Sigmoid(x) y = Mul(x, s) }"
     model = graph(text)
     apply(quick_gelu(), model)

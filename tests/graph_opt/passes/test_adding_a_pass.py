@@ -1,4 +1,4 @@
-"""What docs/adding_a_pass.md shows works as it stands there, in a package installed beside carryall."""
+"""The code of docs/adding_a_pass.md runs without changes, in a package installed beside carryall."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site folder as an installer leaves it: the document's module and its pyproject.toml's metadata."""
+    """Return a site folder with the document's module and the metadata of its pyproject.toml."""
     site = tmp_path / "site"
     (project,) = (tomllib.loads(block)["project"] for block in blocks("toml"))
     info = site / f"my_passes-{project['version']}.dist-info"

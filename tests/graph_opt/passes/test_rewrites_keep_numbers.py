@@ -1,4 +1,4 @@
-"""Every rewrite of the canonical list, on one graph that gives each something to do: the numbers stay."""
+"""All canonical passes on one graph in which each pass rewrites a node keep the results."""
 
 from __future__ import annotations
 

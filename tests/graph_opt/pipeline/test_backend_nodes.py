@@ -1,4 +1,4 @@
-"""ONNX's own backend node tests pass through the whole generic pipeline exactly as without it."""
+"""ONNX's backend node tests give the same results after the whole generic pipeline."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 SAMPLE = 300
 PARTS = 4
-OLDEST_OPSET = 13  # older models are refused, by name of their opset
+OLDEST_OPSET = 13  # older models are refused, and the error names their opset
 
 
 def fails_after_passes(name: str) -> str | None:
-    """Say what is wrong with an optimized test; None if nothing is, or it does not pass as it is either."""
+    """Return what is wrong with an optimized test; None if it passes, or also fails without passes."""
     case = node_tests()[name]
     if not passes(case, case.model):
         return None
@@ -49,7 +49,7 @@ def test_all_tests(part: int) -> None:
     assert failures(sorted(node_tests())[part::PARTS]) == []
 
 
-def test_a_wrong_result_would_be_seen() -> None:
+def test_a_wrong_result_is_found() -> None:
     case = node_tests()["test_abs"]
     assert passes(case, case.model)
     wrong = ir.from_proto(case.model)

@@ -1,4 +1,4 @@
-"""Bisection against the obvious oracle: the first prefix that fails."""
+"""Bisection, compared with the first failing prefix found by linear search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carryall.graph_opt.pipeline.pipeline import run
 
 
 class StepPass(GraphPass):
-    """Notes that it ran, in the name of the graph."""
+    """Pass that records its run in the graph's name."""
 
     def __init__(self, name: str, *, idle: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_the_first_failing_pass_is_among_the_suspects(
         assert judged_between == []
 
 
-def test_several_suspects_are_said_to_be_such() -> None:
+def test_several_suspects_are_reported_as_such() -> None:
     def make() -> tuple[ir.Model, list[ir.passes.PassBase]]:
         model = graph("g (float[N] x) => (float[N] y) { y = Abs(x) }")
         return model, [StepPass(name, idle=False) for name in "abc"]

@@ -17,7 +17,7 @@ SIGNATURE = """traced (int64[b, s] input_ids, int64[b, t] attention_mask, int64[
 
 
 def traced(*, blocked: str = "-inf", sign: float = -1.0) -> ir.Model:
-    """One layer of attention as a trace writes it: shapes computed, rope and softmax spelled out."""
+    """Return a layer of attention as in traces: computed shapes, decomposed rope and softmax."""
 
     def rotated(name: str) -> str:
         return f"""{name}a = Mul({name}, cos) {name}l = Slice({name}, i0, i8, i3)
@@ -120,7 +120,7 @@ def test_the_results_stay_the_same(past: int, new: int, padding: int) -> None:
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_a_sum_of_products_that_is_no_rotation_stays_and_says_why() -> None:
+def test_a_lookalike_of_a_rotation_is_refused_with_a_reason() -> None:
     model, report = run(traced(sign=1.0), canonical_passes(), debug=True)
     assert "RotaryEmbedding" not in operators(model)
     reasons = [

@@ -1,4 +1,4 @@
-"""What generates tokens is known by its inputs and outputs, and by what its attentions look at."""
+"""Decoders are recognised by their inputs and outputs and by the masks of their attentions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from carryall.graph_opt.pipeline.kind import generates
 
 
 def without_cache(model: ir.Model, *, causal: bool) -> ir.Model:
-    """Drop the caches of an exported decoder; its masks stay, since their offset is zero then."""
+    """Remove the caches of an exported decoder; its masks stay valid, as the past length is zero."""
     graph = model.graph
     first = next(value for value in graph.inputs if value.name == "past_key_values.0.key")
     for node in [node for node in graph if node.op_type == "Attention"]:
@@ -34,18 +34,18 @@ def without_cache(model: ir.Model, *, causal: bool) -> ir.Model:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_an_exported_decoder_generates(family: str, tmp_path: Path) -> None:
+def test_an_exported_decoder_is_recognised(family: str, tmp_path: Path) -> None:
     write_tiny(family, tmp_path)
     assert generates(export_model(tmp_path))
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_tokens_to_scores_generate_only_where_nothing_looks_ahead(causal: bool, tmp_path: Path) -> None:
+def test_a_graph_without_caches_is_a_decoder_only_if_causal(causal: bool, tmp_path: Path) -> None:
     write_tiny("llama", tmp_path)
     assert generates(without_cache(export_model(tmp_path), causal=causal)) == causal
 
 
-def test_what_reads_more_than_its_tokens_is_no_decoder(tmp_path: Path) -> None:
+def test_a_graph_with_other_inputs_is_not_a_decoder(tmp_path: Path) -> None:
     write_tiny("llama", tmp_path)
     model = export_model(tmp_path)
     states = ir.val("encoder_hidden_states", ir.DataType.FLOAT, ["batch", "frames", 8])

@@ -1,6 +1,6 @@
-"""Models of more than 2 GB, protobuf's limit, are never whole in memory: weights stay where they are.
+"""Models above protobuf's limit of 2 GB are never loaded as a whole: weights stay in their files.
 
-They are read when they are written, one at a time. Here they are holes in a sparse file, which need no disk.
+Weights are read one at a time while the model is written. The test's weights are holes in a sparse file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEBI = 1 << 20
 
 
 def save_sparse(folder: Path) -> Path:
-    """Write layers of a norm, a product with a weight, and a duplicate of both, 2.4 GB in all."""
+    """Write layers of a norm, a product with a weight, and a duplicate of both, 2.4 GB in total."""
     data = folder / "model.onnx.data"
     with data.open("wb") as file:
         file.truncate(LAYERS * LAYER_BYTES)

@@ -1,7 +1,8 @@
-"""One package for all targets: whatever the method, its standard graph means the same wherever it runs.
+"""A package of any quantization method gives the same results on every target.
 
-The oracle is the standard's own evaluator. Targets without kernels for integer products, 16 bits or an 8-bit
-cache compute with the stored weights in fp32; for them it evaluates the float graph with those weights.
+The oracle is ONNX's reference evaluator. Targets without kernels for integer products, 16 bits or an 8-bit
+cache compute with the stored weights in fp32; for them the oracle evaluates the float graph with those
+weights.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from carryall.providers.targets.directml import DirectMLProvider
 from carryall.providers.targets.openvino import OpenVinoOptions, OpenVinoProvider
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 24)
-SAMPLE = bytes(range(32, 127)).decode() * 20  # calibrates methods that want a text
+SAMPLE = bytes(range(32, 127)).decode() * 20  # calibration text
 EXACT = 2e-6  # relative error of logits: fp32 sums in another order
 Logits = npt.NDArray[np.float64]
 Quantize = Callable[[str], Package]
 
 
 class FloatCpu(CpuProvider):
-    """Activations stay float where the kernel, and onnxruntime's fusions, would round them to int8."""
+    """The CPU provider with float activations; its default kernels and fusions round them to int8."""
 
     kernels = dataclasses.replace(CPU, accuracy_level=1)
 
@@ -74,9 +75,9 @@ TARGETS: dict[str, type[Provider]] = {
 
 
 class Method(NamedTuple):
-    """Options, how a layer is stored, in how many bits with scales and zero points, and who computes in fp32.
+    """Options, the storage of a layer, its bits including scales and zero points, and the fp32 targets.
 
-    ``rounding`` is what rounding beyond the weights may cost: of activations, tables or the cache.
+    ``rounding`` is the allowed error of rounding other than of weights: of activations, tables or the cache.
     """
 
     options: str
@@ -102,7 +103,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def float_package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    """A model whose layers do not amplify what is rounded."""
+    """Return a package of a model whose layers do not amplify rounding errors."""
     folder = tmp_path_factory.mktemp("float")
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     checkpoint = write_tiny("llama", folder / "checkpoint", **sizes)
@@ -134,7 +135,7 @@ def quantized(float_package: Package, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def evaluated(model: onnx.ModelProto) -> Logits:
-    """Return what the standard's own evaluator computes."""
+    """Return the results of ONNX's reference evaluator."""
     count = len(TOKENS)
     feed: dict[str, Any] = {
         "input_ids": TOKENS[None],
@@ -153,7 +154,7 @@ def evaluated(model: onnx.ModelProto) -> Logits:
 
 
 def with_weights_of(stored: onnx.ModelProto, package: Package) -> onnx.ModelProto:
-    """Return the float graph with the weights that ``stored`` holds, decoded here."""
+    """Return the float graph with the dequantized weights of ``stored``."""
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in stored.graph.initializer}
     model = onnx.load(package.path / "model.onnx")
     for tensor in model.graph.initializer:
@@ -166,7 +167,7 @@ def with_weights_of(stored: onnx.ModelProto, package: Package) -> onnx.ModelProt
 
 
 def decoded(values: Any, scales: Any, zero_points: Any) -> npt.NDArray[np.float32]:
-    """Return (values - zero_points) * scales; these belong to blocks, or to columns."""
+    """Return (values - zero_points) * scales, with one scale per block or per column."""
 
     def spread(part: Any) -> npt.NDArray[np.float32]:
         part = np.atleast_2d(part.astype(np.float32))
@@ -199,7 +200,7 @@ def error(found: Logits, expected: Logits) -> float:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_package_means_the_same_on_every_target(
+def test_a_package_gives_equal_results_on_every_target(
     name: str, quantized: Quantize, float_package: Package, tmp_path: Path
 ) -> None:
     method, package = METHODS[name], quantized(name)
@@ -214,7 +215,7 @@ def test_a_package_means_the_same_on_every_target(
 
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_both_processors_round_activations_alike(name: str, quantized: Quantize, tmp_path: Path) -> None:
-    """Left to their defaults, their kernels take activations in int8, in groups as large as the blocks."""
+    """By default both kernels quantize activations to int8, in groups of the block size."""
     package = quantized(name)
     expected = evaluated(onnx.load(package.path / "model.onnx"))
     cpu, openvino = (
@@ -226,7 +227,7 @@ def test_both_processors_round_activations_alike(name: str, quantized: Quantize,
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_are_as_short_on_disk_as_promised(
+def test_weights_have_the_documented_size_on_disk(
     name: str, quantized: Quantize, float_package: Package
 ) -> None:
     method, package = METHODS[name], quantized(name)

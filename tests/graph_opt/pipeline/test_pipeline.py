@@ -25,7 +25,7 @@ def model() -> ir.Model:
 
 
 class BreakingPass(GraphPass):
-    """Leaves a node without the input it needs."""
+    """Pass that removes a required input of a node."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         graph[0].replace_input_with(0, None)
@@ -33,7 +33,7 @@ class BreakingPass(GraphPass):
 
 
 class FailingPass(GraphPass):
-    """Has a bug."""
+    """Pass that raises an error."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         raise KeyError("axis")
@@ -100,7 +100,7 @@ def test_a_list_of_passes_counts_as_one_pass_with_the_refusals_of_all() -> None:
 
 
 class ReturningOuterPass(GraphPass):
-    """Lets a branch return a value from outside, which no runtime takes."""
+    """Pass that lets a branch return an outer value, which runtimes refuse."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         (branch,) = [node for node in graph if node.op_type == "If"]
@@ -116,7 +116,7 @@ def test_debug_mode_looks_into_subgraphs() -> None:
         pipeline.run(graph(text), [ReturningOuterPass()], debug=True)
 
 
-def test_debug_mode_takes_weights_in_files_and_operators_that_only_runtimes_know(
+def test_debug_mode_accepts_external_weights_and_unknown_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ir.save(model(), tmp_path / "model.onnx", external_data="model.onnx.data", size_threshold_bytes=0)
@@ -129,7 +129,7 @@ def test_debug_mode_takes_weights_in_files_and_operators_that_only_runtimes_know
     assert report.after == {"SimplifiedLayerNormalization": 1}
 
 
-def test_debug_mode_can_be_had_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_mode_is_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_DEBUG", "1")
     with pytest.raises(GraphError, match="pass Breaking produced an invalid model"):
         pipeline.run(model(), [BreakingPass()])

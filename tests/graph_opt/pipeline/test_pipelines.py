@@ -7,7 +7,7 @@ from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 
 
-def test_what_does_nothing_is_removed() -> None:
+def test_nodes_without_effect_are_removed() -> None:
     text = """g (float[N] x) => (float[N] y) {
         two = Constant <value = float {2.0}> () a = Mul(x, two) b = Mul(x, two)
         c = Identity(a) unused = Neg(x) y = Add(c, b) }"""

@@ -16,7 +16,7 @@ METADATA = "Metadata-Version: 2.1\nName: their-passes\nVersion: 1.0\n"
 
 
 class NeedyPass(GraphPass):
-    """Cannot be made without an argument."""
+    """Pass whose constructor requires an argument."""
 
     def __init__(self, needed: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class NeedyPass(GraphPass):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that offers passes, one of them broken."""
+    """Install a package with passes, one of them broken."""
     folder = tmp_path / "their_passes-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(METADATA)

@@ -1,4 +1,4 @@
-"""Random graphs compute the same after the whole generic pipeline, and stay valid."""
+"""Random graphs stay valid and give the same results after the whole generic pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from carryall.graph_opt.pipeline.pipelines import model_passes, portable_passes
 
 Arrays = list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 Passes = Callable[[], list[ir.passes.PassBase]]
-EXAMPLES = int(os.environ.get("CARRYALL_RANDOM_GRAPHS", "30"))  # of each kind
+EXAMPLES = int(os.environ.get("CARRYALL_RANDOM_GRAPHS", "30"))  # examples of each kind
 quiet = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -42,7 +42,7 @@ def evaluate(proto: onnx.ModelProto, seed: int) -> Arrays:
 @both
 @quiet
 @given(model=models(), seed=st.integers(0, 2**31))
-def test_optimized_is_unoptimized(passes: Passes, model: ir.Model, seed: int) -> None:
+def test_optimized_graphs_give_equal_results(passes: Passes, model: ir.Model, seed: int) -> None:
     before = ir.to_proto(model)
     onnx.checker.check_model(before, full_check=True)
     optimized, _ = run(model, passes())
@@ -56,7 +56,7 @@ def test_optimized_is_unoptimized(passes: Passes, model: ir.Model, seed: int) ->
 @quiet
 @given(seed=st.integers(0, 2**32 - 1))
 def test_types_shapes_and_opsets_of_all_kinds(passes: Passes, seed: int) -> None:
-    """Nothing is fused in such graphs, so the results are equal to the last bit."""
+    """These graphs have no fusions, so the results are bit-identical."""
     before, feed = typed_model(seed)
     onnx.checker.check_model(before)
     copy = onnx.ModelProto.FromString(before.SerializeToString())  # tensors that are renamed are before's own
@@ -72,7 +72,7 @@ def test_types_shapes_and_opsets_of_all_kinds(passes: Passes, seed: int) -> None
 
 
 def foreign_nodes(model: ir.Model) -> Counter[str]:
-    """Everything about the nodes of the unknown domain that no pass may change."""
+    """Return the properties of nodes of the unknown domain, which no pass may change."""
     nodes = [node for node in model.graph.all_nodes() if node.domain == FOREIGN]
     return Counter(
         f"{node.op_type} {sorted((name, str(a.value)) for name, a in node.attributes.items())} "
@@ -90,6 +90,6 @@ def test_operators_of_an_unknown_domain_are_left_alone(passes: Passes, model: ir
     check_model(optimized, "optimized")
     onnx.checker.check_model(ir.to_proto(optimized))
     after = foreign_nodes(optimized)
-    assert not after - before  # equal ones may have become one, and unused ones none
+    assert not after - before  # equal nodes may be merged and unused nodes removed
     if after:
         assert optimized.opset_imports[FOREIGN] == 7

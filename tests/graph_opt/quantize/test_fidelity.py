@@ -1,4 +1,4 @@
-"""Calibrated quantization of a model that has learned something, judged by its predictions."""
+"""Calibrated quantization of a trained model, measured by its predictions."""
 
 from __future__ import annotations
 

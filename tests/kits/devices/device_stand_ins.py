@@ -1,4 +1,4 @@
-"""The device providers with the CPU in the place of their device: their code, on the CPU's kernels."""
+"""Device providers with the CPU as their device: the providers' code with the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FloatTensorRTOptions(TensorRTOptions):
 
 
 class _OnCpu:
-    """Replaces what asks for a device."""
+    """Replace the parts of a provider that need a device."""
 
     execution_provider: Any = ort.CPU
     device_name = "cpu"
@@ -63,7 +63,7 @@ class _OnCpu:
 
 
 class CudaOnCpu(_OnCpu, CudaProvider):
-    """fp32, so that tolerances can be tight; the CPU's attention kernel refuses norms."""
+    """CUDA in fp32 for tight tolerances; norms are outside of attention, as the CPU's kernel refuses them."""
 
     name = "cuda-on-cpu"
     kernels = dataclasses.replace(CUDA, norms_in_attention=False, float_attention=True)
@@ -74,7 +74,7 @@ class CudaOnCpu(_OnCpu, CudaProvider):
 
 
 class PagedCudaOnCpu(CudaOnCpu):
-    """Block tables; the operator, which has a kernel for CUDA only, written out."""
+    """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""
 
     name = "paged-cuda-on-cpu"
     options: ClassVar[type[Any]] = PagedCudaOptions

@@ -1,7 +1,7 @@
 """com.microsoft ``PagedAttention`` in standard operators, as its documentation defines it.
 
-Nothing but the CPU is needed, and nothing is shared with what lowers graphs to the operator. Every token
-looks at all positions that its row's block table has room for, so this is for small cases only.
+It runs on the CPU and shares no code with the lowering to the operator. Every token attends to all positions
+of its row's block table, so this is for small cases only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from carryall.graph_opt.passes.base import GraphPass
 
 
 class PagedStandInPass(GraphPass):
-    """Write every ``PagedAttention`` out."""
+    """Decompose every ``PagedAttention``."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         for node in nodes_of(graph, "PagedAttention", MICROSOFT):
@@ -52,7 +52,7 @@ class _Written:
         return self.op("Shape", value, start=start, end=end)
 
     def outputs(self) -> list[ir.Value]:
-        """What the node gives: attended tokens [tokens, hidden], and both caches."""
+        """Return the outputs of the node: attended tokens [tokens, hidden], and both caches."""
         query, key, value, key_cache, value_cache, begins, past, table = self.node.inputs[:8]
         ends = self.op("Slice", self.whole(begins), self.constant([1]), self.constant([2**40]))
         starts = self.op("Slice", self.whole(begins), self.constant([0]), self.constant([-1]))
@@ -96,7 +96,7 @@ class _Written:
     def stored(
         self, cache: ir.Value | None, part: ir.Value | None, tables: ir.Value, position: ir.Value
     ) -> ir.Value:
-        """The cache with the new tokens in their blocks."""
+        """Return the cache with the new tokens in their blocks."""
         length = self.sizes(cache, 1, 2)
         place = self.op("Unsqueeze", self.op("Div", position, length), self.constant([1]))
         block = self.op("GatherElements", tables, place, axis=1)
@@ -110,7 +110,7 @@ class _Written:
     def attended(
         self, query: ir.Value | None, keys: ir.Value, values: ir.Value, position: ir.Value
     ) -> ir.Value:
-        """query [tokens, heads * size] on keys and values [tokens, positions, kv_heads, size]."""
+        """Return the attention of query [tokens, heads * size] on [tokens, positions, kv_heads, size]."""
         heads = self.facts["num_heads"] // self.groups
         split = self.op("Reshape", query, self.constant([0, self.groups, heads, self.size]))
         scores = self.op("Einsum", split, keys, equation="tghd,tpgd->tghp")

@@ -1,4 +1,4 @@
-"""A two-layer slot graph for tests of runners, by the lowered contract, and its NumPy reference."""
+"""A two-layer slot graph of the lowered contract for tests of runners, and its NumPy reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INT8_SCALE = 0.08  # of keys and values, whose magnitude stays below 10
 
 
 def slot_weights(seed: int = 0) -> dict[str, Floats]:
-    """Random weights: an embedding and one [hidden, (heads + 2 kv_heads) * head_dim] projection a layer."""
+    """Return random weights: an embedding and one [hidden, (heads + 2 kv_heads) * head_dim] per layer."""
     rng = np.random.default_rng(seed)
     weights = {"embedding": rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)}
     for layer in range(LAYERS):
@@ -39,7 +39,7 @@ def save_slot_model(path: Path, *, context_length: int | None = CONTEXT, kv: ir.
 
 
 def reference_logits(tokens: npt.ArrayLike) -> Floats:
-    """Logits [n, vocab] of a whole sequence, computed without any cache."""
+    """Return the logits [n, vocab] of a whole sequence, computed without a cache."""
     weights = slot_weights()
     ids = np.asarray(tokens)
     x = weights["embedding"][ids]

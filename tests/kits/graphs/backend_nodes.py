@@ -1,4 +1,4 @@
-"""ONNX's own backend node tests, and how a model of theirs runs."""
+"""ONNX's backend node tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onnx.backend.test.runner import Runner
 
 @functools.cache
 def node_tests() -> dict[str, Any]:
-    """Return all node tests by name; onnx computes what they expect."""
+    """Return all node tests by name; onnx computes the expected results."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {case.name: case for case in load_model_tests(kind="node")}
 
 
 def passes(case: Any, model: onnx.ModelProto) -> bool:
-    """Return whether onnxruntime computes what the test expects."""
+    """Return whether onnxruntime gives the expected results of a test."""
     try:
         for inputs, expected in case.data_sets:
             Runner.assert_similar_outputs(expected, _run(model, inputs), rtol=case.rtol, atol=case.atol)

@@ -1,4 +1,4 @@
-"""Compare graphs by structure: names of inner values and the order of independent nodes do not count."""
+"""Compare graphs by structure, without names of inner values and the order of independent nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from carryall.graph_opt.passes.base import GraphPass
 
 
 def graph(text: str, **initializers: Any) -> ir.Model:
-    """Parse ONNX text, given as the body of a model; arrays that it mentions become initializers."""
+    """Parse the ONNX text of a model's body; arrays that it names become initializers."""
     imports = '"" : 23, "com.microsoft" : 1'
     words = set(re.findall(r"\w+", text))
     used = {name: np.asarray(array) for name, array in initializers.items() if name in words}
@@ -25,7 +25,7 @@ def graph(text: str, **initializers: Any) -> ir.Model:
 
 
 def canonical(model: ir.Model) -> list[str]:
-    """One line a node, numbered in depth-first order from the outputs."""
+    """Return one line per node, numbered in depth-first order from the outputs."""
     lines: list[str] = []
     names: dict[ir.Value, str] = {}
 
@@ -57,12 +57,12 @@ def canonical(model: ir.Model) -> list[str]:
 
 
 def assert_same(actual: ir.Model, expected: ir.Model) -> None:
-    """Insist on the same structure, constants and interface."""
+    """Assert that two models have the same structure, constants and interface."""
     assert canonical(actual) == canonical(expected)
 
 
 def apply(pass_: GraphPass, model: ir.Model) -> list[str]:
-    """Run a pass in place, remove what it left unused, and return the reasons of its refusals."""
+    """Run a pass in place, remove unused nodes, and return the reasons of its refusals."""
     pass_(model)
     common.RemoveUnusedNodesPass()(model)
     return [refusal.reason for refusal in pass_.refusals]

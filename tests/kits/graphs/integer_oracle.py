@@ -1,4 +1,4 @@
-"""Quantized arithmetic in NumPy integers, written from the standard and not from the code under test."""
+"""Quantized arithmetic in NumPy integers, implemented from the standard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conv_sums(
     dilations: Sequence[int],
     groups: int,
 ) -> Integers:
-    """Sum (x - x_zero) * (w - w_zero) over windows [n, c, ...]; padding counts as 0 after the zero point."""
+    """Return sums of (x - x_zero) * (w - w_zero) over windows [n, c, ...]; padding adds 0."""
     rank = x.ndim - 2
     shifted = np.pad(
         x.astype(np.int64) - x_zero, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
@@ -53,7 +53,7 @@ def conv_sums(
 
 
 def dynamic_levels(x: Floats) -> tuple[npt.NDArray[np.uint8], np.float32, int]:
-    """DynamicQuantizeLinear: levels, scale and zero point."""
+    """Return levels, scale and zero point as DynamicQuantizeLinear does."""
     low, high = np.float32(min(0, x.min())), np.float32(max(0, x.max()))
     scale = np.float32((high - low) / np.float32(255))
     zero = int(np.clip(np.rint(-low / scale), 0, 255)) if scale else 0
@@ -62,6 +62,6 @@ def dynamic_levels(x: Floats) -> tuple[npt.NDArray[np.uint8], np.float32, int]:
 
 
 def levels_of(x: npt.NDArray[Any], scale: float | np.float32, zero: int, low: int, high: int) -> Integers:
-    """QuantizeLinear, ties to even."""
+    """Return levels as QuantizeLinear does, with ties to even."""
     levels: Integers = np.clip(np.rint(x / scale) + zero, low, high).astype(np.int64)
     return levels

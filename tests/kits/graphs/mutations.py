@@ -1,4 +1,4 @@
-"""Seeded mutations of graphs: one small fault each, as a wrong rewrite makes them."""
+"""Seeded mutations of graphs; each is one small fault of the kind that a wrong rewrite makes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HARMLESS = {"to", "kernel_shape", "training_mode"}
 
 
 def mutate(model: ir.Model, seed: int) -> str | None:
-    """Change one thing in place. Returns what, None if there was nothing of the kind that the seed chose."""
+    """Apply one mutation in place and return its description, or None if the chosen kind does not apply."""
     rng = np.random.default_rng(seed)
     kind = _KINDS[int(rng.integers(len(_KINDS)))]
     return kind(model, rng)
 
 
 def _constant(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """One element or all of a weight: another value, another sign, rolled, scaled; integers by one."""
+    """Change one or all elements of a weight: value, sign, roll or scale; integers change by one."""
     values = [value for value in model.graph.initializers.values() if value.const_value is not None]
     if not values:
         return None
@@ -63,7 +63,7 @@ def _constant(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _attribute(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """A number of an attribute: an integer by one, a float scaled; of a list one, or two swapped."""
+    """Change an attribute: an integer by one, scale a float, or change or swap elements of a list."""
     found = [
         (node, attribute)
         for node in model.graph
@@ -96,7 +96,7 @@ def _attribute(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _swap(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """Two inputs of a node."""
+    """Swap two inputs of a node."""
     nodes = [node for node in model.graph if sum(value is not None for value in node.inputs) > 1]
     if not nodes:
         return None
@@ -112,7 +112,7 @@ def _swap(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _drop(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """A node: one of its inputs takes the place of its result."""
+    """Remove a node; one of its inputs replaces its output."""
     nodes = [
         node
         for node in model.graph
@@ -128,7 +128,7 @@ def _drop(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _operator(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """Another operator."""
+    """Replace a node's operator with another one."""
     nodes = [node for node in model.graph if node.op_type in _OTHER_OPERATORS and not node.domain]
     if not nodes:
         return None
@@ -138,7 +138,7 @@ def _operator(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _rewire(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """An input of a node reads another value that was computed before."""
+    """Connect an input of a node to another value that is computed before it."""
     nodes = list(model.graph)
     if len(nodes) < 2:
         return None

@@ -1,8 +1,8 @@
-"""Random valid ONNX graphs, as a hypothesis strategy: the ways of being a graph that passes must survive.
+"""Random valid ONNX graphs as a hypothesis strategy.
 
-Every tensor is float [2, 3], so that any value fits any operand. There are branches, loops and scans that
-read outer values, functions of the model's own, absent operands, sequences, unused results, constants as
-nodes and as initializers, duplicates, and operators of a domain that nobody knows.
+Every tensor is float [2, 3], so that any value can be any operand. The graphs have branches, loops and scans
+that read outer values, functions of the model, absent operands, sequences, unused results, constants as
+nodes and as initializers, duplicates, and operators of an unknown domain.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Scope:
     """A graph under construction.
 
     Attributes:
-        values: what a node may read, the outer graphs' values included.
+        values: values that a node may read, including those of outer graphs.
         foreign: whether operators of other domains may occur.
-        depth: how many graphs are around.
-        numbers: for names, which no two values of a model may share.
+        depth: number of outer graphs.
+        numbers: counter for unique names.
     """
 
     draw: Draw
@@ -46,7 +46,7 @@ class Scope:
     def op(
         self, op_type: str, *operands: ir.Value | None, domain: str = "", **attributes: object
     ) -> ir.Value:
-        """Append a node of one output that has the common shape."""
+        """Append a node with one output of the common shape."""
         return self.node(op_type, operands, attributes, domain)[0]
 
     def node(
@@ -69,7 +69,7 @@ class Scope:
         return ir.val(f"v{next(self.numbers)}", dtype, shape)
 
     def any(self) -> ir.Value:
-        """Draw a value that is there."""
+        """Draw one of the existing values."""
         return self.pick(self.values)
 
     def pick(self, choices: list[ir.Value]) -> ir.Value:
@@ -88,7 +88,7 @@ class Scope:
         return value
 
     def floats(self) -> ir.Value:
-        """Make a constant of the common shape, or one that is broadcast to it; few distinct ones."""
+        """Make a constant of the common shape or one that broadcasts to it; few distinct constants."""
         shape = self.draw(st.sampled_from([SHAPE, (), (1,), (3,)]))
         number = self.draw(st.sampled_from([0.0, 1.0, -2.0, 0.5]))
         return self.constant(np.full(shape, number, np.float32))  # type: ignore[call-overload]
@@ -113,7 +113,7 @@ def _duplicate(scope: Scope) -> ir.Value:
 
 
 def _there_and_back(scope: Scope) -> ir.Value:
-    """Chains of layout changes and casts that do nothing in the end."""
+    """Append a chain of layout changes and casts that has no effect in total."""
     x = scope.op("Transpose", scope.any(), perm=[1, 0])
     x = scope.op("Reshape", x, scope.ints(*((-1,) if scope.draw(st.booleans()) else (3, 1, 2))))
     x = scope.op("Reshape", x, scope.ints(3, 2))
@@ -187,7 +187,7 @@ _MAX_DEPTH = 2
 
 
 def grow(scope: Scope, most: int) -> ir.Value:
-    """Append up to ``most`` pieces and return a value that nodes of this graph made."""
+    """Append up to ``most`` pieces and return a value that a node of this graph computed."""
     kinds = _SIMPLE if scope.depth >= _MAX_DEPTH else (*_SIMPLE, *_NESTED)
     for _ in range(scope.draw(st.integers(1, most))):  # type: ignore[call-overload]
         scope.values.append(scope.draw(st.sampled_from(kinds))(scope))  # type: ignore[operator]
@@ -202,7 +202,7 @@ def body(
     first: Callable[[Scope], ir.Value] | None = None,
     last: Callable[[Scope], ir.Value] | None = None,
 ) -> ir.Graph:
-    """Make a subgraph; ``first`` and ``last`` make outputs in front of and behind its own."""
+    """Make a subgraph; ``first`` and ``last`` make outputs before and after its own outputs."""
     scope = Scope(outer.draw, [*outer.values, *readable], outer.foreign, outer.depth + 1, outer.numbers)
     outputs = [_typed(first(scope), ir.DataType.BOOL, [])] if first else []
     outputs.append(_typed(grow(scope, 3), ir.DataType.FLOAT, SHAPE))
@@ -211,7 +211,7 @@ def body(
 
 
 def _typed(value: ir.Value, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
-    """Note what an output is; onnxruntime's Scan insists on it."""
+    """Set the type and shape of an output, which onnxruntime's Scan requires."""
     value.dtype, value.shape = dtype, ir.Shape(shape)
     return value
 

@@ -1,8 +1,8 @@
-"""Random graphs of many types, shapes and opsets, each node tried out in ONNX's evaluator as it is added.
+"""Random graphs of many types, shapes and opsets; each added node is tested in ONNX's evaluator.
 
-What the other generator (``random_graphs.py``) keeps alike is mixed here: element types, empty and scalar
-tensors, odd broadcasts, operators at the edge of what they take, old forms of operators, initializers that
-are inputs or outputs too, and outputs that are read inside.
+They vary what ``random_graphs.py`` keeps constant: element types, empty and scalar tensors, unusual
+broadcasts, operands at the limits of operators, old forms of operators, initializers that are also inputs or
+outputs, and outputs that nodes read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPECIAL = (0.0, -0.0, 1.0, 2.0, -1.0, 0.5, float("nan"), float("inf"), -float("
 
 @dataclass(slots=True)
 class RandomSampler:
-    """A graph under construction; every value's content is known."""
+    """A graph under construction in which the content of every value is known."""
 
     rng: np.random.Generator
     opset: int
@@ -46,12 +46,12 @@ class RandomSampler:
         return choices[int(self.rng.integers(len(choices)))]
 
     def any(self, kinds: str = "fiub") -> str:
-        """Return a value of some kinds of types, made where there is none."""
+        """Return a value of one of the given kinds of types; add a constant if none exists."""
         fitting = [name for name, array in self.contents.items() if array.dtype.kind in kinds]
         return self.pick(fitting) if fitting and self.chance(0.9) else self.constant(self.array(kinds[0]))
 
     def array(self, kind: str, shape: tuple[int, ...] | None = None) -> Array:
-        """Draw an array; floats are often special ones, integers small."""
+        """Draw an array; floats are often special values, integers are small."""
         if shape is None:
             shape = tuple(self.pick(_SIZES) for _ in range(int(self.rng.integers(0, 4))))
         if kind == "b":
@@ -63,7 +63,7 @@ class RandomSampler:
         return np.asarray(self.rng.standard_normal(shape)).astype(self.pick(_FLOATS))
 
     def constant(self, array: Array) -> str:
-        """Add a constant: a node, an initializer, or an initializer that callers may override."""
+        """Add a constant as a node, an initializer, or an initializer that is also an input."""
         name = self.name()
         self.contents[name] = array
         if self.chance(0.4):
@@ -78,7 +78,7 @@ class RandomSampler:
         return self.constant(np.array(numbers, np.int64))
 
     def add(self, op: str, *operands: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """Add a node if it runs on what its operands hold, else nothing."""
+        """Add a node if it runs on the values of its operands."""
         names = [f"{self.name()}_{index}" for index in range(outputs)]
         node = _node(op, operands, names, attributes)
         held = {name: self.contents[name] for name in operands if name}
@@ -93,7 +93,7 @@ class RandomSampler:
 
 
 def run_node(node: onnx.NodeProto, held: dict[str, Array], opset: int) -> list[Array] | None:
-    """Run one node; None where it refuses its operands, or gives no tensors."""
+    """Run one node and return its outputs, or None if it fails or returns no tensors."""
     typed = [_described(name, array, [None] * array.ndim) for name, array in held.items()]
     returned = [onnx.ValueInfoProto(name=name) for name in node.output]
     model = _model(onnx.GraphProto(name="one", node=[node], input=typed, output=returned), opset)
@@ -124,7 +124,7 @@ def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
 
 
 def _broadcastable(draw: RandomSampler, like: str) -> str:
-    """Return a constant of a value's type whose shape is broadcast with its, in odd ways."""
+    """Return a constant of a value's type whose shape broadcasts with the value's in unusual ways."""
     array = draw.contents[like]
     shape = [size if draw.chance(0.5) else 1 for size in array.shape][int(draw.rng.integers(0, 2)) :]
     shape = ([draw.pick((1, 2))] if draw.chance(0.2) else []) + shape
@@ -156,12 +156,12 @@ def _cast(draw: RandomSampler) -> None:
     if np.dtype(kind).kind in "iu" and array.dtype.kind in "fiu":
         numbers = array.astype(np.float64)
         if not (np.isfinite(numbers) & (numbers >= 0) & (numbers < 100)).all():
-            return  # what such a cast gives is left to the runtime
+            return  # the result of such a cast depends on the runtime
     draw.add("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(kind))))
 
 
 def _attributes(name: str, numbers: list[int]) -> dict[str, Any]:
-    """Return an attribute, none where it would be empty, which has no type."""
+    """Return an attribute, or none if it would be an empty list, which has no type."""
     return {name: numbers} if numbers else {}
 
 
@@ -229,7 +229,7 @@ def _reduce(draw: RandomSampler) -> None:
 
 
 def _sizes(draw: RandomSampler) -> None:
-    """Shape arithmetic that comes to a shape again."""
+    """Append shape arithmetic that computes a shape."""
     x = draw.any()
     for shape in draw.add("Shape", x, **({"start": -2} if draw.opset >= 15 and draw.chance(0.3) else {})):
         other = draw.add(draw.pick(("Max", "Min", "Mul", "Add")), shape, draw.ints(draw.pick((1, 2))))
@@ -267,7 +267,7 @@ _KINDS: tuple[Callable[[RandomSampler], None], ...] = (
 
 
 def typed_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """Draw a model, and what to feed it with."""
+    """Draw a model and its inputs."""
     rng = np.random.default_rng(seed)
     draw = RandomSampler(rng, int(rng.integers(14, 25)))
     for index in range(int(rng.integers(1, 3))):
@@ -294,7 +294,7 @@ def _tensor(name: str, array: Array) -> onnx.TensorProto:
 
 
 def _info(draw: RandomSampler, name: str, *, named: float = 1.0) -> onnx.ValueInfoProto:
-    """Describe an input or output; axes that are not empty may be named by their size instead of fixed."""
+    """Return the info of an input or output; an axis of size > 0 may be dynamic, named by its size."""
     array = draw.contents[name]
     dims = [f"d{size}" if size and draw.chance(named) else size for size in array.shape]
     return _described(name, array, dims)

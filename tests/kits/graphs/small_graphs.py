@@ -80,14 +80,14 @@ cnn (float[batch, 3, height, width] pixel_values) => (float[batch, 10] scores) {
 
 
 def encoder(seed: int = 0, layers: int = 2) -> ir.Model:
-    """An encoder as an exporter writes it: attention and GELU in pieces, an additive mask."""
+    """Return an encoder as exporters write it: decomposed attention and GELU, an additive mask."""
     return _encoder(
         seed, layers, "float[batch, sequence, 16] last_hidden_state", "last_hidden_state = Identity(hX)"
     )
 
 
 def binary_head(seed: int = 1, layers: int = 2) -> ir.Model:
-    """A reranker: the encoder, its first token pooled, and one output column named ``logits``."""
+    """Return a reranker: the encoder, pooling of the first token, and one output column ``logits``."""
     tail = """
     first = Gather<axis = 1>(hX, zero)
     pool = MatMul(first, p_w)
@@ -98,7 +98,7 @@ def binary_head(seed: int = 1, layers: int = 2) -> ir.Model:
 
 
 def cnn(seed: int = 2) -> ir.Model:
-    """Convolutions with batch normalisation, a residual, swish and a softmax."""
+    """Return a CNN with batch normalisation, a residual, swish and a softmax."""
     rng = np.random.default_rng(seed)
     weights: Weights = {
         "c1_w": _random(rng, 8, 3, 3, 3) * 2, "c1_b": _random(rng, 8), "c2_w": _random(rng, 12, 8, 3, 3) * 2,

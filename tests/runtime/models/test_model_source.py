@@ -113,7 +113,7 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
         ("nothing", ModelNotFoundError, "no model 'nothing'; give a package"),
         ("empty", ModelNotFoundError, "it has no config.json"),
         ("notes.txt", ModelNotFoundError, "is not a model"),
-        ("model.gguf", CheckpointError, "model.gguf is no GGUF file"),
+        ("model.gguf", CheckpointError, "model.gguf is not a GGUF file"),
         ("./nope", ModelNotFoundError, r"there is no file or folder \./nope"),
         ("../nope", ModelNotFoundError, r"there is no file or folder \.\./nope"),
         ("~/nope", ModelNotFoundError, "there is no file or folder ~/nope"),

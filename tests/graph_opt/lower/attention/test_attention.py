@@ -43,7 +43,7 @@ ATTENTION = f"y, key, value = Attention <{ATTRIBUTES}> ({{}}, v, mask, past_key,
 
 
 def portable(body: str) -> ir.Model:
-    """A graph whose mask reads the length of q, which stands for input_ids."""
+    """Return a graph whose mask reads the length of q, which replaces input_ids."""
     model = graph(f"g ({INPUTS}) => ({OUTPUTS}) {{ {body} }}", **CONSTANTS)
     names = {"past_key": "past_key_values.0.key", "past_value": "past_key_values.0.value", "q": "input_ids"}
     for value in model.graph.inputs:
@@ -90,7 +90,7 @@ def test_a_sliding_window_becomes_an_attribute() -> None:
     assert_same(model, lowered(f"{HEADS}, local_window_size = 4", OPERANDS))
 
 
-def test_causality_may_be_an_attribute() -> None:
+def test_is_causal_is_lowered() -> None:
     body = ATTENTION.format("q, k").replace("mask", "").replace(ATTRIBUTES, f"{ATTRIBUTES}, is_causal = 1")
     model = portable(body)
     assert apply(attention_pass(), model) == []
@@ -121,7 +121,7 @@ def test_softcap_is_carried_over() -> None:
     ],
     ids=["the target has no such kernel", "q and k differ", "rotary size the kernel refuses"],
 )
-def test_a_rope_the_kernel_cannot_take_stays_and_reads_tables(
+def test_an_unsupported_rope_stays_and_reads_tables(
     kernels: Kernels, rotated: str, reasons: list[str]
 ) -> None:
     model = portable(f"{ANGLES} {rotated} {CAUSAL} {ATTENTION.format('rq, rk')}")
@@ -153,7 +153,7 @@ def test_a_rope_the_kernel_cannot_take_stays_and_reads_tables(
     ],
     ids=["no mask", "a strange mask", "no cache", "4-D operands"],
 )
-def test_what_the_kernel_does_not_compute_stays(body: str, reason: str) -> None:
+def test_forms_without_a_kernel_stay(body: str, reason: str) -> None:
     model = portable(body)
     (refusal,) = apply(attention_pass(), model)
     assert reason in refusal

@@ -1,4 +1,4 @@
-"""Attention of encoders becomes onnxruntime's kernel, whatever its mask; the results stay the same."""
+"""Attention of encoders with any mask is lowered to onnxruntime's kernel with the same results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_full_mask_is_a_bias() -> None:
     assert_same(model, graph(f"{MASKED} {{ y = {call} }}"))
 
 
-def test_a_mask_of_keys_is_repeated_once_for_all_that_share_it() -> None:
+def test_a_key_mask_is_expanded_once_for_all_attentions() -> None:
     text = f"""g ({INPUTS}, float[b, 1, 1, t] m) => (float[b, s, 8] y) <float[b, s, 8] a> {{
         a = Attention <{HEADS}> (q, k, v, m) y = Attention <{HEADS}> (a, k, v, m) }}"""
     model = graph(text)
@@ -54,7 +54,7 @@ def test_a_mask_of_keys_is_repeated_once_for_all_that_share_it() -> None:
          f"{{ y, p = Attention <{HEADS}> (q, k, v) }}", "it has a cache, or more than one output"),
     ],
 )  # fmt: skip
-def test_what_the_kernel_cannot_stays(text: str, reason: str) -> None:
+def test_unsupported_attention_stays(text: str, reason: str) -> None:
     model, before = (graph(text) for _ in range(2))
     assert apply(MultiHeadAttentionPass(), model) == [reason]
     assert_same(model, before)
@@ -102,8 +102,8 @@ def test_an_encoder_computes_the_same_on_the_cpu(mask: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_the_kernel_cannot_is_not_fused_at_all() -> None:
-    """onnxruntime's own Attention takes no mask of keys alone, so that one must not be left."""
+def test_unsupported_attention_is_not_fused() -> None:
+    """onnxruntime cannot compute the standard Attention with a mask of keys only, so it must not remain."""
     text = ENCODER.format(mask=MASKS["padding"]).replace("float[b", "float16[b")
     floats = {name: x for name, x in GIVEN.items() if x.dtype == np.float32 and name != "low"}
     halves = {name: x.astype(np.float16) for name, x in floats.items()} | {"low": np.float16(-6e4)}

@@ -1,4 +1,4 @@
-"""Prompts on an int8 cache: the fp32 kernel on converted values gives what the int8 kernel gives."""
+"""Prompts on an int8 cache: the fp32 kernel on converted values gives the int8 kernel's results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 
 CONTEXT = 96
 RNG = np.random.default_rng(0)
-# A window shorter than the prompts, rope over a part of the head, no rope.
+# A window shorter than the prompts, partial rope, no rope.
 FAMILIES = ["llama", "mistral", "qwen3", "gemma3_text", "phi3", "gpt2"]
 
 
@@ -30,7 +30,7 @@ def save(model: ir.Model, path: Path) -> Path:
 
 
 def quantized(family: str, folder: Path, **overrides: Any) -> Path:
-    """A portable graph whose caches have a scale a channel, different for each."""
+    """Return a portable graph whose caches have a different scale for each channel."""
     model = export_model(write_tiny(family, folder / "checkpoint", **overrides))
     caches = [value for value in model.graph.inputs if str(value.name).startswith("past_key_values")]
     scales = {}
@@ -47,7 +47,7 @@ def lowered(path: Path, *, prompts: bool) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_computes_what_the_int8_kernel_computes(family: str, tmp_path: Path) -> None:
+def test_results_equal_the_int8_kernel(family: str, tmp_path: Path) -> None:
     path = quantized(family, tmp_path)
     models = [lowered(path, prompts=prompts) for prompts in (False, True)]
     both = [node.op_type for node in ir.load(models[1]).graph]
@@ -59,7 +59,7 @@ def test_it_computes_what_the_int8_kernel_computes(family: str, tmp_path: Path) 
         rows = {row: RNG.integers(0, 256, count) for row, count in run.items()}
         left, right = kernel.forward(rows), mine.forward(rows)
         for row in rows:
-            # In deeper layers a last bit of difference may round a key the other way.
+            # In deeper layers a difference in the last bit may round a key to another level.
             np.testing.assert_allclose(right[row], left[row], atol=1e-2 * np.abs(left[row]).max())
             assert np.abs(right[row] - left[row]).mean() < 1e-4 * np.abs(left[row]).max()
             caches = zip(kernel.cache(row).values(), mine.cache(row).values(), strict=True)

@@ -36,7 +36,7 @@ def test_positions_follow_from_the_cache_lengths(
     np.testing.assert_array_equal(positions, expected)
 
 
-def test_masks_vanish_and_caches_get_room() -> None:
+def test_masks_are_removed_and_caches_have_a_fixed_length() -> None:
     inputs = f"int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] cache, {LENGTHS}"
     model = graph(f"g ({inputs}) => (float[B, 2, T, 8] present) {{ present = Identity(cache) }}")
     model.graph.inputs[2].name = "past_key_values.0.key"
@@ -59,7 +59,7 @@ def test_an_attention_that_was_not_lowered_is_an_error() -> None:
         SlotInputsPass()(graph(text))
 
 
-def test_positions_may_stay_an_input_if_anything_reads_them() -> None:
+def test_positions_that_are_read_may_stay_an_input() -> None:
     text = "g (int64[B, S] input_ids, int64[B, S] position_ids) => (int64[B, S] y) {{ y = {} }}"
     for body, kept in (("Add(input_ids, position_ids)", True), ("Neg(input_ids)", False)):
         model = graph(text.format(body))

@@ -56,7 +56,7 @@ def test_readers_of_the_sum_before_the_norm_still_come_after_it() -> None:
     ],
     ids=["a summand is broadcast", "a summand is a weight", "two axes are normalised"],
 )
-def test_what_the_kernel_does_not_compute_stays(signature: str, norm: str, reason: str) -> None:
+def test_forms_without_a_kernel_stay(signature: str, norm: str, reason: str) -> None:
     text = f"{signature} {{ total = Add(a, b) y = {norm} }}"
     constants = {"w": W, "two": np.ones((2, 4), np.float32)} | ({} if ", float" in signature else {"b": W})
     model = graph(text, **constants)
@@ -65,6 +65,6 @@ def test_what_the_kernel_does_not_compute_stays(signature: str, norm: str, reaso
     assert [node.op_type for node in model.graph] == ["Add", "RMSNormalization"]
 
 
-def test_a_norm_of_something_else_is_no_near_miss() -> None:
+def test_a_norm_without_a_sum_is_not_refused() -> None:
     model = graph("g (float[B, 4] a) => (float[B, 4] y) { y = RMSNormalization <axis = -1> (a, w) }", w=W)
     assert apply(SkipNormPass(), model) == []

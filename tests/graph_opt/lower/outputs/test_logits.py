@@ -15,14 +15,14 @@ CHOOSE = "i = Unsqueeze(logits_positions, last) c = GatherND <batch_dims = 1> (h
 CONSTANTS = {"w": W, "scale": np.ones(4, np.float32), "last": np.array([-1])}
 
 
-def test_an_untied_head_sees_the_wanted_rows_only() -> None:
+def test_an_untied_head_computes_only_the_wanted_rows() -> None:
     model = graph(f"{BEFORE} {{ {NORM} logits = MatMul(h, w) }}", **CONSTANTS)
     assert apply(SelectLogitsPass(), model) == []
     assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} logits = MatMul(c, w) }}", **CONSTANTS))
 
 
-def test_what_follows_the_head_works_on_the_wanted_rows_too() -> None:
-    """As a soft cap does."""
+def test_nodes_after_the_head_compute_only_the_wanted_rows() -> None:
+    """A soft cap is such a node."""
     constants = {**CONSTANTS, "cap": np.float32(30)}
     after = "d = Div(m, cap) t = Tanh(d) logits = Mul(t, cap)"
     model = graph(f"{BEFORE} {{ {NORM} m = MatMul(h, w) {after} }}", **constants)
@@ -31,7 +31,7 @@ def test_what_follows_the_head_works_on_the_wanted_rows_too() -> None:
 
 
 def test_a_tied_head_is_reshaped_to_the_wanted_rows() -> None:
-    """Its target shape came from the whole sequence."""
+    """Its target shape is computed from the whole sequence."""
     constants = {
         **CONSTANTS,
         "v": W.T,

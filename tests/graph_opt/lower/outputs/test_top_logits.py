@@ -28,7 +28,7 @@ def graph(size: int) -> ir.Model:
 
 
 @pytest.mark.parametrize("engine", [onnxruntime, reference])
-def test_they_are_what_sampling_would_find(engine: object, tmp_path: Path) -> None:
+def test_they_equal_the_best_logits_of_numpy(engine: object, tmp_path: Path) -> None:
     model = graph(500)
     TopLogitsPass(64)(model)
     ir.save(model, tmp_path / "top.onnx")
@@ -42,7 +42,7 @@ def test_they_are_what_sampling_would_find(engine: object, tmp_path: Path) -> No
     assert logsumexp == pytest.approx(np.log(np.exp(x.astype(np.float64)).sum(axis=-1)), abs=1e-5)
 
 
-def test_a_small_vocabulary_is_given_out_whole() -> None:
+def test_a_small_vocabulary_is_returned_whole() -> None:
     model = graph(10)
     TopLogitsPass(64)(model)
     assert [value.name for value in model.graph.outputs[1:]] == ["top_logits", "top_token_ids", "logsumexp"]
@@ -58,7 +58,7 @@ def test_it_is_an_option_of_the_slot_lowering(tmp_path: Path) -> None:
     assert added == ["last_hidden_state", "top_logits", "top_token_ids", "logsumexp"]
 
 
-def test_a_graph_without_logits_has_no_best() -> None:
+def test_a_graph_without_logits_is_refused() -> None:
     model = ir.from_onnx_text(f"{HEADER} g (float[1] x) => (float[1] y) {{y = Neg(x)}}")
     with pytest.raises(GraphError, match="no output 'logits'"):
         TopLogitsPass(8)(model)

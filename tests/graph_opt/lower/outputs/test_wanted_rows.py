@@ -1,4 +1,4 @@
-"""Rows are chosen as early as each is computed for itself, and no earlier."""
+"""Rows are selected before the first node that computes each row independently, not earlier."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def feeds() -> dict[str, npt.NDArray[Any]]:
         ("mixed = Softmax <axis = 0> (x)", {"mixed", "residual"}),
     ],
 )
-def test_the_gather_moves_up_to_what_mixes_rows(mixing: str, sources: set[str]) -> None:
+def test_the_gather_moves_up_to_nodes_that_mix_rows(mixing: str, sources: set[str]) -> None:
     model = last_layer(mixing)
     expected = evaluate(model, feeds())
     WantedRowsPass()(model)
@@ -63,7 +63,7 @@ def test_the_gather_moves_up_to_what_mixes_rows(mixing: str, sources: set[str]) 
     np.testing.assert_array_equal(evaluate(model, feeds())[0], expected[0])
 
 
-def test_what_is_given_out_for_all_rows_is_computed_for_all() -> None:
+def test_outputs_for_all_rows_are_computed_for_all() -> None:
     model = last_layer("mixed = Sigmoid (x)")
     (gather,) = nodes_of(model.graph, "Gather")
     (everything,) = (value for value in gather.inputs if value is not None and value.name == "all")
@@ -75,7 +75,7 @@ def test_what_is_given_out_for_all_rows_is_computed_for_all() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt2", "phi3"])
-def test_the_last_layers_products_see_the_wanted_rows_alone(family: str, tmp_path: Path) -> None:
+def test_the_last_layer_s_products_compute_only_the_wanted_rows(family: str, tmp_path: Path) -> None:
     package = export_package(write_tiny(family, tmp_path / "checkpoint"), tmp_path / "package")
     model, _ = run(package.load(), paged_passes(64))
     nodes = list(model.graph)

@@ -1,4 +1,4 @@
-"""The lists of cuda, directml and tensorrt, computed by the CPU's kernels of the same operators."""
+"""The lowered graphs of cuda, directml and tensorrt, computed with the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUICK = [*list(FAMILIES)[:4], *(pytest.param(name, marks=pytest.mark.slow) for n
 
 
 class NormsOutsidePass(GraphPass):
-    """Undo ``NormsInAttentionPass`` as the kernel is documented: the CPU's refuses norms."""
+    """Undo ``NormsInAttentionPass``, because the CPU's attention kernel refuses norms."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
@@ -96,7 +96,7 @@ def lower(model: ir.Model, kernels: Kernels, compute: ir.DataType | None) -> ir.
 
 
 def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, ir.Model]:
-    """What the logits should be, and a model to lower."""
+    """Return the expected logits and a model to lower."""
     checkpoint = write_tiny(family, folder / "checkpoint", **{**FAMILIES[family], **overrides})
     path = save(export_model(checkpoint), folder / "portable.onnx")
     return PortableRunner(path), export_model(checkpoint)
@@ -105,7 +105,7 @@ def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, 
 @pytest.mark.parametrize("compute", [FP16, BF16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("family", QUICK)
 def test_cuda_graphs_compute_the_model(family: str, compute: ir.DataType, tmp_path: Path) -> None:
-    """fp16 in the CPU's fp16 kernels; bf16, which the CPU has none for, widened again."""
+    """fp16 runs in the CPU's fp16 kernels; bf16, without CPU kernels, is converted to float."""
     expected, model = portable(family, tmp_path)
     lower(model, CUDA, compute)
     undo: list[ir.passes.PassBase] = [NormsOutsidePass()]
@@ -127,7 +127,7 @@ def test_directml_graphs_compute_the_model(family: str, compute: ir.DataType | N
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kernels", [CUDA, DIRECTML], ids=["cuda", "directml"])
-def test_quantized_weights_mean_the_same(kernels: Kernels, bits: int, tmp_path: Path) -> None:
+def test_quantized_weights_give_equal_results(kernels: Kernels, bits: int, tmp_path: Path) -> None:
     checkpoint = write_tiny("qwen3", tmp_path / "checkpoint", tie_word_embeddings=True)
     form = BlockFormat(bits=bits, block_size=16, symmetric=True)
     exact, model = export_model(checkpoint), export_model(checkpoint)
@@ -156,8 +156,8 @@ def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | N
     assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
 
 
-def test_captured_runs_compute_positions_without_crossing_the_bus(tmp_path: Path) -> None:
-    """The arithmetic on the host is on shapes alone; ``total_sequence_length`` is attention's only."""
+def test_captured_runs_compute_positions_on_the_device(tmp_path: Path) -> None:
+    """Only shapes are computed on the host; only attention reads ``total_sequence_length``."""
     model = lower(export_model(write_tiny("gpt2", tmp_path / "checkpoint")), CUDA, FP16)
     total = next(value for value in model.graph.inputs if value.name == "total_sequence_length")
     assert {use.node.op_type for use in total.uses()} == {"GroupQueryAttention"}
@@ -172,13 +172,13 @@ def test_windows_and_soft_caps_that_directml_would_ignore_are_refused(tmp_path: 
         match=r"was not lowered to .* refused this node: GroupQueryAttention: .* no sliding window",
     ):
         pipeline.run(model, slot_passes(SlotOptions(context_length=CONTEXT, kernels=DIRECTML)))
-    # 5 tokens are the window of the tiny model: no token is ever out of sight.
+    # The window of the tiny model is 5 tokens, so every token is inside of it.
     model = export_model(tmp_path / "checkpoint")
     pipeline.run(model, slot_passes(SlotOptions(context_length=5, kernels=DIRECTML)))
 
 
 def test_onnxruntime_accepts_head_norms_inside_attention(tmp_path: Path) -> None:
-    """Its schema does; of its kernels only CUDA's computes them, and the CPU's refuses the run."""
+    """The schema accepts them; only CUDA's kernel computes them, and the CPU's refuses the run."""
     model = lower(export_model(write_tiny("qwen3", tmp_path / "checkpoint")), CUDA, FP16)
     nodes = list(nodes_of(model.graph, "GroupQueryAttention", MICROSOFT))
     assert [len(node.inputs) for node in nodes] == [16, 16]
@@ -187,7 +187,7 @@ def test_onnxruntime_accepts_head_norms_inside_attention(tmp_path: Path) -> None
         runner.forward({0: np.arange(3)})
 
 
-def test_layers_cost_as_many_nodes_on_cuda_with_head_norms_as_without(tmp_path: Path) -> None:
+def test_head_norms_add_no_nodes_on_cuda(tmp_path: Path) -> None:
     counts = []
     for layers in (2, 3):
         folder = tmp_path / str(layers)
@@ -199,8 +199,8 @@ def test_layers_cost_as_many_nodes_on_cuda_with_head_norms_as_without(tmp_path: 
     assert len(list(model.graph)) > counts[0]
 
 
-def test_what_stays_is_valid_in_the_standards_own_evaluator(tmp_path: Path) -> None:
-    """TensorRT's graph is nothing but the standard: its reference evaluator runs it."""
+def test_tensorrt_graphs_run_in_the_reference_evaluator(tmp_path: Path) -> None:
+    """TensorRT's graph has only standard operators, so ONNX's reference evaluator runs it."""
     expected, model = portable("qwen3", tmp_path)
     pipeline.run(model, standard_passes(CONTEXT))
     tokens = np.arange(4)
@@ -223,7 +223,7 @@ def test_what_stays_is_valid_in_the_standards_own_evaluator(tmp_path: Path) -> N
 def test_integer_products_become_weight_only_where_there_are_no_kernels(
     kernels: Kernels, method: str, tmp_path: Path
 ) -> None:
-    """The same int8 weights, activations no longer rounded."""
+    """The int8 weights are the same, and activations are not rounded."""
     _, model = portable("llama", tmp_path)
     _quantize(model, tmp_path, method)
     weight_only = model.clone()

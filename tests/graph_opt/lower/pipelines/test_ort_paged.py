@@ -1,4 +1,4 @@
-"""PagedAttention for CUDA: what it computes, by its definition, and what onnxruntime says of the graph."""
+"""PagedAttention for CUDA: results by the operator's definition, and onnxruntime's checks of the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT, BLOCK = 64, 16
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
-    "gemma3_text": {"attn_logit_softcapping": 2.0},  # windows of 5 too
+    "gemma3_text": {"attn_logit_softcapping": 2.0},  # also windows of 5
     "gpt2": {},
     "smollm3": {},  # a layer without rope
     "phi3": {},
@@ -46,7 +46,7 @@ def lowered(model: ir.Model, compute: ir.DataType | None = None) -> ir.Model:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_portable_graph(family: str, tmp_path: Path) -> None:
-    """Prompts, their rest on scattered blocks, and single tokens, mixed in one run."""
+    """One run mixes prompts, pieces on scattered blocks, and single tokens."""
     model, rng = portable(family, tmp_path), np.random.default_rng(0)
     ids = rng.integers(0, 256, 48)
     oracle = PortableRunner(_saved(portable(family, tmp_path / "oracle"), tmp_path / "a.onnx"))
@@ -98,8 +98,8 @@ def _saved(model: ir.Model, path: Path) -> Path:
     return path
 
 
-def test_onnxruntime_takes_the_graph_and_lacks_only_kernels(tmp_path: Path) -> None:
-    """Its schemas check types and attributes before it looks for kernels; fp16 it would widen first."""
+def test_onnxruntime_accepts_the_graph_and_lacks_only_kernels(tmp_path: Path) -> None:
+    """Its schemas check types and attributes before the kernels; fp16 would be converted to float first."""
     graph = lowered(portable("qwen3", tmp_path), ir.DataType.BFLOAT16)
     with pytest.raises(Exception, match="NOT_IMPLEMENTED : Could not find an implementation"):
         onnxruntime.InferenceSession(_saved(graph, tmp_path / "half.onnx"))
@@ -124,7 +124,7 @@ def test_caches_and_tables_are_in_place(compute: ir.DataType, tmp_path: Path) ->
         assert node.attributes["do_rotary"].as_int() == 1
 
 
-def test_blocks_are_those_that_flash_attention_takes() -> None:
+def test_block_sizes_are_supported_by_flash_attention() -> None:
     assert [block_size(size) for size in (32, 64, 80, 128, 256)] == [256, 256, 128, 128, 64]
 
 

@@ -1,4 +1,4 @@
-"""The paged lowering: inputs, what becomes of attention, windows and weights, and what is refused."""
+"""The paged lowering: inputs, attention, windows, weights, and refused graphs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_attention_without_mask_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("signed", [True, False])
-def test_dequantization_written_out_computes_the_same(axis: int, signed: bool) -> None:
+def test_decomposed_dequantization_gives_equal_results(axis: int, signed: bool) -> None:
     rng = np.random.default_rng(axis)
     shape, small = (8, 6), ((2, 6) if axis == 0 else (8, 3))
     values = rng.integers(0, 127, shape).astype(np.int8 if signed else np.uint8)

@@ -1,4 +1,4 @@
-"""The whole list that lowers to slots, on every family: numbers, structure and cost."""
+"""The slot lowering on every family: results, structure and cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEMO = Path(demo.__file__).parent / "pycoder"
 CONTEXT = 64
 BARE = Kernels(rotary_in_attention=False, packed_qkv=False, skip_norm=False, quick_gelu=False)
 EXACT = dataclasses.replace(CPU, accuracy_level=1)
-# Ropes inside the kernel and outside it (head size 8), norms of q and k, windows, layers without rope.
+# Ropes inside and outside of the kernel (head size 8), norms of q and k, windows, layers without rope.
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"head_dim": 16}),
     ("llama", {}),
@@ -55,13 +55,13 @@ def save(model: ir.Model, path: Path) -> Path:
 
 
 def worst(portable: Path, lowered: Path) -> float:
-    """Largest relative difference of logits over every kind of run that the contract allows."""
+    """Return the largest relative difference of logits over every kind of run of the contract."""
     rng = np.random.default_rng(0)
     runs: list[dict[int, int]] = [
         {0: 20, 1: 3, 2: 11},  # several fresh prompts, padded on the right
         {0: 1, 1: 1, 2: 1},  # a ragged decode step
-        {1: 5},  # a chunk on top of a cache
-        {0: 1, 2: 1},  # a decode step with an idle slot in between
+        {1: 5},  # a piece on a cache
+        {0: 1, 2: 1},  # a decode step with an idle slot between active ones
         {3: 9},  # a prompt that joins later
         {0: 1, 1: 1, 2: 1, 3: 1},
     ]
@@ -85,7 +85,7 @@ def test_lowered_equals_portable(
     model = export_model(checkpoint)
     if (
         family == "phi3"
-    ):  # the portable graph's rope changes with the length of each run, the lowered one's does not
+    ):  # the portable graph's rope depends on the length of each run, the lowered graph's does not
         return_to_short_context(model, tmp_path, portable, kernels)
         return
     lower(model, kernels)
@@ -93,7 +93,7 @@ def test_lowered_equals_portable(
 
 
 def return_to_short_context(model: ir.Model, folder: Path, portable: Path, kernels: Kernels) -> None:
-    """A long rope at its original context of 16: the short factors apply throughout."""
+    """Return a long rope at its original context of 16, where only the short factors apply."""
     lower(model, kernels, context=16)
     lowered = save(model, folder / "lowered.onnx")
     first, second = PortableRunner(portable), SlotRunner(lowered, slots=1, max_length=16)
@@ -106,7 +106,7 @@ def return_to_short_context(model: ir.Model, folder: Path, portable: Path, kerne
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("family", "overrides"), [CASES[0], CASES[2], CASES[5], CASES[9]])
-def test_quantized_weights_mean_the_same_lowered(
+def test_lowered_quantized_weights_give_equal_results(
     family: str, overrides: dict[str, Any], bits: int, symmetric: bool, tmp_path: Path
 ) -> None:
     """At accuracy level 1 the kernel computes in fp32, as the portable form does."""
@@ -123,8 +123,8 @@ def test_quantized_weights_mean_the_same_lowered(
     assert worst(portable, save(model, tmp_path / "lowered.onnx")) < 1e-5
 
 
-def test_int8_activations_cost_little_beside_int4_weights() -> None:
-    """Accuracy level 4 rounds activations to 8 bits a block; int4 weights alone cost a KL of 0.09 here."""
+def test_int8_activations_add_little_error_to_int4_weights() -> None:
+    """Accuracy level 4 rounds activations to 8 bits per block; int4 weights alone cause a KL of 0.09."""
     exact, rounded = export_model(DEMO), export_model(DEMO)
     for model, kernels in ((exact, EXACT), (rounded, CPU)):
         pipeline.run(model, [WeightOnlyQuantizationPass(BlockFormat(block_size=32))])
@@ -139,7 +139,7 @@ def test_int8_activations_cost_little_beside_int4_weights() -> None:
     ("family", "overrides", "limit"),
     [("llama", {"head_dim": 16}, 11), ("mistral", {"head_dim": 16}, 11), ("phi3", {}, 17), ("qwen3", {}, 17)],
 )
-def test_nodes_a_layer(family: str, overrides: dict[str, Any], limit: int, tmp_path: Path) -> None:
+def test_nodes_per_layer(family: str, overrides: dict[str, Any], limit: int, tmp_path: Path) -> None:
     counts = []
     for layers in (2, 3):
         folder = tmp_path / str(layers)
@@ -158,9 +158,9 @@ def test_a_tied_head_reads_the_bytes_of_the_embedding(tmp_path: Path) -> None:
     assert gather.inputs[0] is head.inputs[1]
 
 
-def test_the_work_of_lowering_grows_with_the_layers_and_no_faster(tmp_path: Path) -> None:
+def test_lowering_is_linear_in_the_layers(tmp_path: Path) -> None:
     calls = []
-    for layers in (2, 8, 32):  # the first fills caches
+    for layers in (2, 8, 32):  # the first size is a warm-up
         folder = tmp_path / str(layers)
         model = export_model(write_tiny("llama", folder, head_dim=16, num_hidden_layers=layers))
         profile = cProfile.Profile()

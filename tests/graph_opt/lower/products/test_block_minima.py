@@ -115,7 +115,7 @@ SQUARE = CASES["MatMul"][0].replace(str(OUTPUTS), str(INPUTS))
         (CASES["Gemm"][0], "y = Gemm <transB = 1, alpha = 2.0> (x, w)", 1, "does more than a product"),
     ],
 )
-def test_what_is_refused(signature: str, text: str, axis: int, reason: str) -> None:
+def test_refusals(signature: str, text: str, axis: int, reason: str) -> None:
     outputs = INPUTS if "other axis" in reason else OUTPUTS
     model = graph(f"{signature} {{ {weight_text('w', axis)} {text} }}", **constants(axis, outputs))
     refusals = apply(SplitMinimaPass(), model)

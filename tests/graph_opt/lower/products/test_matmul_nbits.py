@@ -26,7 +26,7 @@ def int4(values: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
 
 
 def packed(unsigned: npt.NDArray[np.int64]) -> Bytes:
-    """The kernel's layout of 4-bit values [K, N], written out the slow way."""
+    """Return 4-bit values [K, N] in the kernel's layout, computed element by element."""
     result = np.zeros((N, K // BLOCK, BLOCK // 2), np.uint8)
     for k in range(K):
         for n in range(N):
@@ -73,7 +73,7 @@ def test_int8_weights_and_a_bias() -> None:
     assert_same(model, expected)
 
 
-def test_zero_points_are_packed_a_row() -> None:
+def test_zero_points_are_packed_per_row() -> None:
     model = graph(
         f"{LINEAR} {{ {DEQUANTIZED.replace('(q, s)', '(q, s, z)')} y = MatMul(x, w) }}",
         q=(VALUES + 8).astype(ml_dtypes.uint4),
@@ -140,7 +140,7 @@ def test_weights_without_a_kernel_stay(dequantized: str, kernels: Kernels, reaso
     assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul"]
 
 
-def test_a_computed_weight_is_no_near_miss() -> None:
+def test_a_computed_weight_is_not_refused() -> None:
     model = graph("g (float[B, 4, 4] x) => (float[B, 4, 4] y) { y = MatMul(x, x) }")
     assert apply(QuantizedWeightsPass(CPU), model) == []
 

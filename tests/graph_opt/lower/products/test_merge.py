@@ -13,7 +13,7 @@ def weights(columns: int, start: int = 0) -> npt.NDArray[np.float32]:
     return np.arange(start, start + 4 * columns, dtype=np.float32).reshape(4, columns)
 
 
-def test_float_weights_lie_side_by_side() -> None:
+def test_float_weights_are_concatenated() -> None:
     p, q = weights(2), weights(4, 100)
     model = graph(f"{SIGNATURE} {{ a = MatMul(x, p) b = MatMul(x, q) }}", p=p, q=q)
     pass_ = MergeProjectionsPass()
@@ -60,7 +60,7 @@ def test_blocked_weights_are_merged_before_their_dequantization() -> None:
     assert_same(model, graph(f"{SIGNATURE} {{ {body} }}", **merged))
 
 
-def test_what_is_alike_is_merged_beside_what_is_not() -> None:
+def test_products_of_one_format_are_merged() -> None:
     """Gate and up of a shared expert in 8 bits, and a float router between them."""
     gate, up = (
         "w = DequantizeLinear <axis = 0, block_size = 2> (p, s) a = MatMul(x, w)",
@@ -97,7 +97,7 @@ def test_one_bias_of_two_prevents_merging() -> None:
 
 
 def test_a_weight_with_two_readers_is_not_copied() -> None:
-    """Merging would store it twice."""
+    """Merging would store the weight twice."""
     body = (
         "a = MatMul(x, p) b0 = MatMul(x, q) c = MatMul(x, p) b1 = Concat <axis = -1> (c, c) b = Add(b0, b1)"
     )
@@ -107,7 +107,7 @@ def test_a_weight_with_two_readers_is_not_copied() -> None:
     assert canonical(model) == before
 
 
-def test_products_of_activations_are_no_projections() -> None:
+def test_products_of_activations_are_not_merged() -> None:
     model = graph(
         "g (float[B, 4, 4] x) => (float[B, 4, 4] a, float[B, 4, 4] b) { a = MatMul(x, x) b = MatMul(x, a) }"
     )

@@ -1,4 +1,4 @@
-"""Mixtures of experts as one operator: on the CPU's kernels, against the portable graph."""
+"""Mixtures of experts as one operator in the CPU's kernels, compared with the portable graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 CONTEXT = 16
-EXACT_CPU = dataclasses.replace(CPU, accuracy_level=0)  # fp32 activations, for tight tolerances
+EXACT_CPU = dataclasses.replace(CPU, accuracy_level=0)  # fp32 activations allow tight tolerances
 CUDA_ON_CPU = dataclasses.replace(CUDA, norms_in_attention=False, float_attention=True)
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": None},
@@ -71,7 +71,7 @@ def test_moe_computes_float_experts(family: str, tmp_path: Path) -> None:
     counts = lower(model, CUDA_ON_CPU)
     assert (counts["MoE"], counts["OneHot"]) == (2, 0)
     for node in [node for node in model.graph if node.op_type == "MoE"]:
-        # The CPU's kernel gives zeros where it does not normalise and overwrites its input.
+        # Without normalisation the CPU's kernel returns zeros and overwrites its input.
         model.graph.outputs.append(_typed(node.inputs[0]))
     assert error(expected, model, tmp_path) < 1e-5
 
@@ -89,7 +89,7 @@ def test_the_graph_for_cuda_computes_the_model(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_experts_of_8_bits_round_activations_as_those_apart_do(family: str, tmp_path: Path) -> None:
+def test_8_bit_experts_round_activations_as_separate_products(family: str, tmp_path: Path) -> None:
     form = BlockFormat(bits=8, block_size=32)
     apart, fused = (quantize(exported(family, tmp_path, WIDE), form) for _ in range(2))
     assert lower(apart, dataclasses.replace(CPU, experts=ExpertKernels()))["QMoE"] == 0
@@ -139,7 +139,7 @@ def refusals(model: ir.Model, kernels: Kernels) -> set[str]:
         (CPU, {"hidden_act": "gelu"}, BlockFormat(block_size=16), "activation is not SiLU"),
     ],
 )
-def test_what_no_kernel_takes_stays(
+def test_mixtures_without_a_kernel_stay(
     kernels: Kernels, overrides: dict[str, Any], form: BlockFormat | None, reason: str, tmp_path: Path
 ) -> None:
     model = exported("qwen3_moe", tmp_path, overrides)
@@ -157,6 +157,6 @@ def test_experts_of_several_widths_stay(tmp_path: Path) -> None:
     assert refusals(model, CPU) == {"the weights of some experts are float, or have a type without a kernel"}
 
 
-def test_a_plain_split_is_no_mixture(tmp_path: Path) -> None:
+def test_a_split_without_experts_is_not_a_mixture(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path))
     assert refusals(model, CUDA) == set()

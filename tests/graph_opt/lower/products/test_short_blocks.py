@@ -1,4 +1,4 @@
-"""Blocked weights whose last block is not full, as onnxruntime-genai's builder writes 344 inputs in 32s."""
+"""Blocked weights with a short last block; onnxruntime-genai's builder writes 344 inputs in blocks of 32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMS = [(4, False), (4, True), (8, False), (8, True)]
 
 
 def product(bits: int, *, points: bool) -> ir.Model:
-    """A kernel's product; what its last block holds beyond the inputs is noise."""
+    """Return a kernel's product whose last block has random values beyond the inputs."""
     rng = np.random.default_rng(bits)
     given = {
         "b": rng.integers(0, 256, (OUTPUTS, BLOCKS, BLOCK * bits // 8)).astype(np.uint8),
@@ -46,7 +46,7 @@ def kernel(model: ir.Model, path: Path) -> npt.NDArray[Any]:
 
 
 @pytest.mark.parametrize(("bits", "points"), FORMS)
-def test_a_short_last_block_stays_one(bits: int, points: bool, tmp_path: Path) -> None:
+def test_a_short_last_block_is_kept(bits: int, points: bool, tmp_path: Path) -> None:
     expected = kernel(product(bits, points=points), tmp_path)
     model = product(bits, points=points)
     assert apply(LiftWeightsPass(), model) == []
@@ -60,9 +60,7 @@ def test_a_short_last_block_stays_one(bits: int, points: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize("lowering", [ArithmeticDequantizePass(), DequantizeWeightsPass()])
 @pytest.mark.parametrize(("bits", "points"), FORMS)
-def test_what_targets_without_such_blocks_get(
-    bits: int, points: bool, lowering: GraphPass, tmp_path: Path
-) -> None:
+def test_targets_without_short_blocks(bits: int, points: bool, lowering: GraphPass, tmp_path: Path) -> None:
     expected = kernel(product(bits, points=points), tmp_path)
     model = product(bits, points=points)
     assert apply(LiftWeightsPass(), model) == apply(lowering, model) == []
@@ -71,7 +69,7 @@ def test_what_targets_without_such_blocks_get(
 
 
 @pytest.mark.parametrize(("bits", "points"), FORMS)
-def test_lowered_again_it_is_the_same_product(bits: int, points: bool, tmp_path: Path) -> None:
+def test_lowering_restores_the_product(bits: int, points: bool, tmp_path: Path) -> None:
     expected = kernel(product(bits, points=points), tmp_path)
     model = product(bits, points=points)
     assert apply(LiftWeightsPass(), model) == apply(QuantizedWeightsPass(CPU), model) == []
@@ -81,7 +79,7 @@ def test_lowered_again_it_is_the_same_product(bits: int, points: bool, tmp_path:
     np.testing.assert_allclose(kernel(model, tmp_path), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_tensorrt_takes_whole_blocks_only() -> None:
+def test_tensorrt_supports_only_whole_blocks() -> None:
     model = product(4, points=False)
     apply(LiftWeightsPass(), model)
     (node,) = [node for node in model.graph if node.op_type == "DequantizeLinear"]

@@ -1,4 +1,4 @@
-"""Weights and products that a target has no kernel for: the same numbers in other operators."""
+"""Weights and products without a kernel on the target are written with other operators and equal results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_blocked_weights_become_floats(dtype: Any, zero_points: bool) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_scales_a_column_and_in_all(axis: int) -> None:
+def test_scales_per_column_and_per_tensor(axis: int) -> None:
     for scales in (RNG.random((32, 6)[axis]), np.array(0.25)):
         text = BLOCKED.replace("axis = 0, block_size = 16", f"axis = {axis}") % ""
         model = graph(text, q=integers(np.int8, (32, 6)), s=scales.astype(np.float32))
@@ -59,7 +59,7 @@ def test_scales_a_column_and_in_all(axis: int) -> None:
         np.testing.assert_allclose(evaluate(model, {"x": X})[0], expected, rtol=1e-6)
 
 
-def test_only_what_is_signed_around_zero_stays_for_tensorrt() -> None:
+def test_only_symmetric_weights_stay_for_tensorrt() -> None:
     scales = np.ones((2, 6), np.float32)
     for dtype, zeros, stays in (
         (np.int8, None, True),
@@ -87,7 +87,7 @@ def test_computed_scales_are_left_alone() -> None:
 
 @pytest.mark.parametrize(("rows", "block"), [(32, 32), (48, 16), (24, 0)])
 def test_dynamic_products_become_weight_only(rows: int, block: int) -> None:
-    """What is left of the rounding is none of the activations: the weights' own values, exactly."""
+    """Activations are not rounded; the weights have exactly their stored values."""
     x, w = RNG.standard_normal((3, rows)).astype(np.float32), integers(np.int8, (rows, 6))
     scales, bias = RNG.random(6).astype(np.float32), RNG.random(6).astype(np.float32)
     model = graph(DYNAMIC, w=w, ws=scales, b=bias)

@@ -1,4 +1,4 @@
-"""Products in int8 with a scale a row: close to the stored weights, and each row for itself."""
+"""Products in int8 with one scale per row: close to the stored weights, with independent rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(model: ir.Model, x: Floats) -> Floats:
 
 
 def by_hand(x: Floats) -> Floats:
-    """The arithmetic, in float64."""
+    """Return the result of the same arithmetic in float64."""
     levels, columns = quantize_columns(VALUES * np.repeat(SCALES, BLOCK, axis=0))
     largest = np.abs(x).max(-1, keepdims=True).astype(np.float64)
     rounded = np.clip(np.rint(x / largest * 127), -128, 127)
@@ -45,7 +45,7 @@ def by_hand(x: Floats) -> Floats:
     return product
 
 
-def test_it_computes_what_it_says() -> None:
+def test_results_follow_the_definition() -> None:
     model = lowered()
     assert sorted(node.op_type for node in model.graph) == sorted(
         ["Abs", "ReduceMax", "Max", "Div", "QuantizeLinear", "MatMulIntegerToFloat", "Mul"]
@@ -56,7 +56,7 @@ def test_it_computes_what_it_says() -> None:
     assert np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_rows_are_independent() -> None:
     huge = X.copy()
     huge[:, 0] *= 1e4
     np.testing.assert_array_equal(run(lowered(), huge)[:, 1:], run(lowered(), X)[:, 1:])

@@ -80,7 +80,7 @@ WINDOW = f"""{CAUSAL} old = Sub(queries, window) near = Greater(keys, old) seen 
     ],
     ids=["attribute", "mask", "window", "flat rows", "heads", "split"],
 )  # fmt: skip
-def test_pieces_on_a_cache_are_the_whole(before: str, attention: str) -> None:
+def test_pieces_on_a_cache_equal_the_whole(before: str, attention: str) -> None:
     expected = evaluate(decoder(attention, before), feed(7))[0]
     model = decoder(attention, before)
     assert apply(AddCachePass(), model) == []
@@ -126,7 +126,7 @@ MIXES = " mixes tokens, or is not known to process each separately"
     ],
     ids=["no mask", "looks ahead", "sum", "last token", "mean", "softmax", "counted positions"],
 )  # fmt: skip
-def test_what_may_look_ahead_or_mixes_tokens_stays(
+def test_non_causal_graphs_and_mixed_tokens_stay(
     before: str, attention: str, after: str, reason: str
 ) -> None:
     model = decoder(attention, before, after)
@@ -134,7 +134,7 @@ def test_what_may_look_ahead_or_mixes_tokens_stays(
     assert [value.name for value in model.graph.inputs] == ["input_ids", "position_ids"]
 
 
-def test_rows_of_tokens_are_followed_through_one_axis() -> None:
+def test_flattened_tokens_are_tracked() -> None:
     model = decoder(before="x2 = Reshape(x, flat) q2 = Gemm(x2, w) sh = Shape(x) q = Reshape(q2, sh)")
     axes = {value.name: axis for value, axis in TokenAxes(model.graph).axes.items()}
     assert axes["x2"] == axes["q2"] == Axis(0, flat=True)

@@ -23,7 +23,7 @@ FLAT = "f = Squeeze(x, i1) m = Gemm(f, w) q = Unsqueeze(m, i1)"
 
 
 def decoder(before: str = HEADS, mask: str = "") -> ir.Model:
-    """A decoder for one token at a time, whose only query sees all that is past."""
+    """Return a decoder for one token per run, whose query attends to all past tokens."""
     inputs = """int64[b, 1] input_ids, int64[b, 1] position_ids, int64[b, t] attention_mask,
         float[b, 2, p, 4] past_key, float[b, 2, p, 4] past_value"""
     body = f"""e = Gather(embed, input_ids) r = Gather(rows, position_ids) x = Add(e, r) {before}
@@ -53,7 +53,7 @@ def run(model: ir.Model, cuts: list[int]) -> np.ndarray[tuple[int, ...], np.dtyp
 
 
 @pytest.mark.parametrize("before", [HEADS, FLAT], ids=["heads", "flat rows"])
-def test_mrequire_dynamic_sequence_at_once_are_one_after_the_other(before: str) -> None:
+def test_many_tokens_at_once_equal_single_tokens(before: str) -> None:
     expected = run(decoder(before), [1, 2, 3, 4, 5, 6])
     model = decoder(before)
     assert apply(CanonicalMaskPass(), model) == []
@@ -73,7 +73,7 @@ def test_a_mask_of_unknown_meaning_keeps_the_graph_at_one_token() -> None:
     assert str(model.graph.inputs[0].shape) == "[b,1]"
 
 
-def test_what_mixes_tokens_keeps_the_graph_at_one_token() -> None:
+def test_mixed_tokens_keep_the_graph_at_one_token() -> None:
     model = decoder("t = Transpose <perm = [0, 2, 1]> (x) k = MatMul(x, t) q = MatMul(k, x)")
     apply(CanonicalMaskPass(), model)
     assert apply(FreeTokensPass(), model) == [

@@ -16,7 +16,7 @@ ATTENTION = """y = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = 1>
 
 
 def decoder(scatter: str = SCATTER, attention: str = ATTENTION) -> ir.Model:
-    """One layer with a cache of twelve tokens."""
+    """Return one layer with a cache of twelve tokens."""
     inputs = """int64[b, s] input_ids, float[b, 12, 8] key_cache, float[b, 12, 8] value_cache,
         int64[b] write_indices, int64[b] nonpad_kv_seqlen"""
     body = f"x = Gather(embed, input_ids) k = MatMul(x, mix) {scatter} {attention} logits = Add(x, y)"
@@ -25,7 +25,7 @@ def decoder(scatter: str = SCATTER, attention: str = ATTENTION) -> ir.Model:
     return ir.from_onnx_text(f'<ir_version: 11, opset_import: ["" : 24]> {text}', initializers=tensors)
 
 
-def test_steps_on_a_growing_cache_are_those_on_a_fixed_one() -> None:
+def test_growing_and_fixed_caches_give_equal_results() -> None:
     fixed, growing = decoder(), decoder()
     assert apply(LiftStaticCachePass(), growing) == []
     names = ["past_key_values.0.key", "past_key_values.0.value"]
@@ -56,7 +56,7 @@ def test_steps_on_a_growing_cache_are_those_on_a_fixed_one() -> None:
         ("(value_cache, k, write_indices)", "(value_cache, k, nonpad_kv_seqlen)", "are not graph inputs"),
     ],
 )
-def test_a_cache_that_is_kept_otherwise_stays(old: str, new: str, reason: str) -> None:
+def test_other_cache_updates_stay(old: str, new: str, reason: str) -> None:
     model = decoder(SCATTER.replace(old, new), ATTENTION.replace(old, new))
     refused = apply(LiftStaticCachePass(), model)
     assert len(refused) == 1

@@ -32,7 +32,7 @@ def guarded(condition: str, where: str) -> ir.Model:
         ("some = GreaterOrEqual(count, one)", "y = Where(some, x, zero)"),
     ],
 )
-def test_a_guard_of_rows_that_see_nothing_goes(condition: str, where: str) -> None:
+def test_a_guard_of_fully_masked_rows_is_removed(condition: str, where: str) -> None:
     model = guarded(condition, where)
     assert apply(DropGuardsPass(), model) == []
     assert [node.op_type for node in model.graph] == ["Gather", "Sigmoid", "Tanh"]
@@ -48,7 +48,7 @@ def test_a_guard_of_rows_that_see_nothing_goes(condition: str, where: str) -> No
     ],
     ids=["rows that see one token", "no zero", "a condition on features", "a condition on tokens"],
 )
-def test_what_may_hold_for_a_token_stays(condition: str, where: str) -> None:
+def test_conditions_that_can_hold_stay(condition: str, where: str) -> None:
     model = guarded(condition, where)
     apply(DropGuardsPass(), model)
     assert "Where" in {node.op_type for node in model.graph}

@@ -1,4 +1,4 @@
-"""Duplicates become one, inside subgraphs and functions and across their borders."""
+"""Duplicate nodes are merged, in and across subgraphs and functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_of(text: str) -> ir.Model:
     return ir.from_onnx_text(f"<ir_version: 11, {OPSETS}> {text}")
 
 
-def test_nodes_that_compute_the_same_are_one() -> None:
+def test_equal_nodes_are_merged() -> None:
     model = graph("g (float[N] x) => (float[N] y) { a = Exp(x) b = Exp(x) y = Add(a, b) }")
     assert MergeDuplicatesPass()(model).modified
     assert_same(model, graph("g (float[N] x) => (float[N] y) { a = Exp(x) y = Add(a, a) }"))
@@ -33,7 +33,7 @@ def test_an_output_keeps_its_name_type_and_shape() -> None:
     assert (y.type, y.shape) == (ir.TensorType(ir.DataType.FLOAT), ir.Shape(["N"]))
 
 
-def test_two_outputs_that_are_the_same_keep_their_names() -> None:
+def test_two_equal_outputs_keep_their_names() -> None:
     model = graph("g (float[N] x) => (float[N] y, float[N] z) { y = Exp(x) z = Exp(x) }")
     MergeDuplicatesPass()(model)
     assert [node.op_type for node in model.graph] == ["Exp", "Identity"]
@@ -50,13 +50,13 @@ def test_two_outputs_that_are_the_same_keep_their_names() -> None:
         "a = Elu<alpha = 0.0>(x) b = Elu<alpha = -0.0>(x) y = Add(a, b)",
     ],
 )
-def test_what_differs_or_may_differ_stays(body: str) -> None:
+def test_nodes_that_may_differ_stay(body: str) -> None:
     model = model_of(f"g (float[N] x) => (float[N] y) {{ {body} }}")
     assert not MergeDuplicatesPass()(model).modified
     assert len(model.graph) == 3
 
 
-def test_initializers_of_equal_content_are_one() -> None:
+def test_equal_initializers_are_merged() -> None:
     text = "g (float[2] x) => (float[2] y) { a = Mul(x, v) b = Mul(x, w) c = Mul(x, n) y = Sum(a, b, c) }"
     same, other = np.array([0.0, 2], np.float32), np.array([-0.0, 2], np.float32)
     model = graph(text, v=same, w=same.copy(), n=other)
@@ -85,7 +85,7 @@ BRANCHES = """g (float[2] x, bool c) => (float[2] y, float[2] z) <float[2] w = {
     n = Neg(x) z = Sum(late, p, n) }"""
 
 
-def test_a_branch_takes_what_is_outside_and_gives_nothing_out() -> None:
+def test_branches_use_outer_values_but_not_the_reverse() -> None:
     model, before = model_of(BRANCHES), model_of(BRANCHES)
     assert MergeDuplicatesPass()(model).modified
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -110,7 +110,7 @@ LOOP = """g (float[2] x, int64 n) => (float[2] y) {
         m = Identity(k) a = Exp(x) d = Exp(s) e = Exp(s) f = Add(d, e) r = Add(f, a) }> }"""
 
 
-def test_a_loop_computes_what_does_not_change_once() -> None:
+def test_a_loop_uses_the_outer_value() -> None:
     model, before = model_of(LOOP), model_of(LOOP)
     MergeDuplicatesPass()(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -133,7 +133,7 @@ def test_functions_too_and_parameters_are_compared_by_name() -> None:
     assert [node.op_type for node in function] == ["Exp", "LeakyRelu", "LeakyRelu", "Add", "Add"]
 
 
-def test_an_output_that_the_first_node_left_out_is_made() -> None:
+def test_a_missing_optional_output_is_added() -> None:
     body = """a, , s = LayerNormalization(x, w) b, m, t = LayerNormalization(x, w)
         u = Add(a, b) v = Add(m, t) z = Add(v, s) y = Add(u, z)"""
     model = graph(f"g (float[2, 3] x) => (float[2, 3] y) {{ {body} }}", w=np.ones(3, np.float32))

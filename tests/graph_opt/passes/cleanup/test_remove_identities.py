@@ -18,7 +18,7 @@ from carryall.graph_opt.passes.cleanup.remove_identities import RemoveIdentities
         ("{ y = Identity(x) }", "{ y = Identity(x) }"),
     ],
 )
-def test_identities_vanish_but_where_an_input_is_returned(before: str, after: str) -> None:
+def test_identities_are_removed_except_between_input_and_output(before: str, after: str) -> None:
     signature = "g (float[N] x) => (float[N] y)"
     model = graph(f"{signature} {before}")
     assert apply(RemoveIdentitiesPass(), model) == []
@@ -47,7 +47,7 @@ def test_a_branch_never_returns_a_value_from_outside() -> None:
     assert [node.op_type for node in branches["else_branch"]] == ["Neg"]
 
 
-def test_functions_lose_theirs_too() -> None:
+def test_identities_in_functions_are_removed() -> None:
     text = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]>
         g (float[N] x) => (float[N] y) { y = own.F(x) }
         <domain: "own", opset_import: ["" : 20]> F (a) => (b) { c = Identity(a) b = Abs(c) }"""
@@ -58,7 +58,7 @@ def test_functions_lose_theirs_too() -> None:
 
 
 @pytest.mark.parametrize("body", ["y = Dropout(x)", "y = Dropout(x, half)", "y, m = Dropout(x, half, off)"])
-def test_a_dropout_outside_of_training_drops_nothing(body: str) -> None:
+def test_a_dropout_without_training_is_removed(body: str) -> None:
     text = "g (float[2, 3] a) => (float[2, 3] z) { x = Neg(a) %s z = Abs(y) }"
     model = graph(text % body, half=np.float32(0.5), off=np.array(False))
     assert apply(RemoveIdentitiesPass(), model) == []

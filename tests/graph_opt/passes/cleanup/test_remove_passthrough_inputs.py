@@ -16,16 +16,16 @@ def interface(body: str, outputs: str = "logits") -> tuple[list[str | None], lis
     return [value.name for value in model.graph.inputs], [value.name for value in model.graph.outputs]
 
 
-def test_what_only_comes_out_again_goes() -> None:
+def test_pass_through_inputs_are_removed() -> None:
     body = "logits = Gather(table, input_ids) inner = Identity(window) out = Identity(inner)"
     assert interface(body, "logits out") == (["input_ids"], ["logits"])
 
 
-def test_what_is_read_stays() -> None:
+def test_inputs_that_are_read_stay() -> None:
     body = "rows = Gather(table, input_ids) w = Cast <to = 1> (window) logits = Add(rows, w)"
     body += " out = Identity(window)"
     assert interface(body, "logits out") == (["input_ids", "window"], ["logits", "out"])
 
 
-def test_what_is_not_used_at_all_is_not_ours() -> None:
+def test_unused_inputs_stay() -> None:
     assert interface("logits = Gather(table, input_ids)") == (["input_ids", "window"], ["logits"])

@@ -9,7 +9,7 @@ SIGNATURE = "g (float[2, 4] x, float[2, 4] s) => (float[2, 4] y)"
 W = {"w": np.ones(4, np.float32)}
 
 
-def test_sums_in_front_of_norms_and_gelus_are_written_otherwise() -> None:
+def test_sums_before_norms_and_gelus_become_sum() -> None:
     body = "{ a = %s(x, s) n = LayerNormalization(a, w) b = %s(n, w) g = Gelu(b) y = Add(g, a) }"
     model = graph(f"{SIGNATURE} {body % ('Add', 'Add')}", **W)
     assert apply(ResidualSumsPass(), model) == []

@@ -125,8 +125,8 @@ def test_causal_by_attribute() -> None:
     np.testing.assert_allclose(evaluate(model, given)[0], expected[0], rtol=2e-5, atol=2e-5)
 
 
-def test_scores_scaled_by_another_function_stay() -> None:
-    """Squared scores are no attention, though they are shaped like one."""
+def test_scores_with_another_function_stay() -> None:
+    """Squared scores have the shape of attention scores but are not attention."""
     model = traced("additive")
     text = (
         f"{CACHE} {REPEAT} {SCORES.replace('s = Mul(s0, scale)', 's = Mul(s0, s0)')} m = Add(s, mask) {REST}"
@@ -138,7 +138,7 @@ def test_scores_scaled_by_another_function_stay() -> None:
     assert "Softmax" in {node.op_type for node in model.graph}
 
 
-def test_keys_that_are_split_into_heads_and_turned_at_once() -> None:
+def test_keys_with_one_transpose_for_heads_and_product() -> None:
     text = f"""g (float[B, {H}, S, {D}] q, float[B, S, {H}, {D}] k3, float[B, {H}, S, {D}] v)
         => (float[B, {H}, S, {D}] y)
         <float[B, {H}, {D}, S] kt, float[B, {H}, S, S] s0, float[B, {H}, S, S] s> {{
@@ -154,8 +154,8 @@ def test_keys_that_are_split_into_heads_and_turned_at_once() -> None:
     np.testing.assert_allclose(evaluate(model, given)[0], expected, rtol=2e-5, atol=2e-5)
 
 
-def test_two_masks_are_one_sum() -> None:
-    """As of a table for the order of tokens and of padding; and one measured off the keys makes no cycle."""
+def test_two_masks_are_added() -> None:
+    """A causal table and a padding mask are added; a mask that reads the keys' shape makes no cycle."""
     sizes = "size = Shape <start = 2, end = 3> (ck) order = Slice(table, first, size, along)"
     masked = f"{sizes} m0 = Where(order, s, lowest) m = Add(m0, mask)"
     text = f"""g ({SHAPES}, float[B, 1, S, T] mask, bool[1, 1, S, 9] table) =>
@@ -176,7 +176,7 @@ def test_two_masks_are_one_sum() -> None:
 
 
 def test_the_scale_of_an_attention_is_kept_when_its_cache_joins_it() -> None:
-    """As transformers' granite says it, which scales by a number of its own."""
+    """transformers' granite has its own scale."""
     names = ("q", "k", "v", "pk", "pv", "mask")
     text = f"""g ({SHAPES}, float[B, 1, S, T] mask) => (float[B, {H}, S, {D}] y, float[B, {KV}, T, {D}] ck)
         {VALUES} {{ {CACHE} y = Attention <scale = 0.1> (q, ck, cv, mask) }}"""

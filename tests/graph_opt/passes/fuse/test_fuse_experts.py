@@ -1,4 +1,4 @@
-"""Mixtures of experts as traces write them reach the canonical form."""
+"""Mixtures of experts of traces are rewritten to the canonical form."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def expert(number: int, x: str) -> str:
 def dense(
     shares: str = NORMALIZE, order: tuple[int, ...] = (0, 1, 2, 3), after: str = "y = Neg(sum3)"
 ) -> ir.Model:
-    """Every expert computes every token, as mobius writes it."""
+    """Return a mixture in which every expert computes every token, as mobius writes it."""
     parts = []
     for place, number in enumerate(order):
         added = f"sum{place} = Add(sum{place - 1}, w{place})" if place else "sum0 = Identity(w0)"
@@ -84,7 +84,7 @@ def dense(
 
 
 def gathered() -> ir.Model:
-    """Each expert's tokens are gathered, and its results added in place, as TorchScript traces write it."""
+    """Return a mixture that gathers each expert's tokens and adds in place, as TorchScript traces do."""
     parts = ["sum = Expand(nothing, shape)"]
     total = "sum"
     for number in range(EXPERTS):
@@ -152,7 +152,7 @@ ROWS = """w = Gather(turns, ids)
 
 
 def stacked(experts: str = COLUMNS) -> ir.Model:
-    """Each copy of a token is multiplied with its expert's matrices, as torch.export writes batched_mm."""
+    """Return a mixture that multiplies each token with its expert's matrices, as torch.export writes."""
     return graph(
         f"""g (float[batch, sequence, {HIDDEN}] x) => (float[batch, sequence, {HIDDEN}] y) {{
     tokens = Reshape(x, flat)
@@ -214,7 +214,7 @@ def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) ->
     assert len(mixtures(model)) == 1
 
 
-def test_what_is_added_beside_stays_beside() -> None:
+def test_a_shared_expert_stays_separate() -> None:
     shared = """gs = MatMul(x, gate0)
     ss = Sigmoid(gs)
     as = Mul(gs, ss)
@@ -258,7 +258,7 @@ def test_a_different_mixture_is_not_fused(model: ir.Model, reason: str) -> None:
     assert [node.op_type for node in model.graph] == before
 
 
-def test_a_choice_of_something_else_is_no_router() -> None:
+def test_a_topk_without_router_weights_is_not_a_router() -> None:
     text = """g (float[n, 4] x) => (float[n, 2] best, int64[n, 2] chosen) {
     likely = Softmax(x)
     best, chosen = TopK(likely, two)

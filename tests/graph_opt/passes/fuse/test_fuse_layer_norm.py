@@ -23,7 +23,7 @@ ROOT = "v = ReduceMean(q, last) a = Add(v, eps) r = Sqrt(a)"
         f"{MEAN} q = Mul(d, d) {ROOT} i = Reciprocal(r) n = Mul(d, i) s = Mul(w, n) y = Add(b, s)",
     ],
 )
-def test_layer_norm_written_out(text: str) -> None:
+def test_a_decomposed_layer_norm_is_fused(text: str) -> None:
     model = graph(f"{SIGNATURE} {{ {text} }}", **GIVEN)
     assert apply(FuseRMSNormPass(), model) == []
     assert apply(FuseLayerNormPass(), model) == []
@@ -32,7 +32,7 @@ def test_layer_norm_written_out(text: str) -> None:
 
 
 def test_a_norm_of_another_difference_stays() -> None:
-    """The mean subtracted is that of the first axis."""
+    """The subtracted mean is over the first axis."""
     text = f"{MEAN.replace('last', 'first')} q = Pow(d, two) {ROOT} n = Div(d, r) y = Mul(n, w)"
     model = graph(f"{SIGNATURE} {{ {text} }}", first=np.array([0]), **GIVEN)
     apply(FuseRMSNormPass(), model)

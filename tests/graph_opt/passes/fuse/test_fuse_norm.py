@@ -47,7 +47,7 @@ def test_every_written_form_becomes_one_norm(text: str) -> None:
     ],
     ids=["a large epsilon", "no root"],
 )
-def test_what_is_no_norm_stays_and_says_why(text: str, reason: str) -> None:
+def test_lookalikes_of_norms_are_refused_with_a_reason(text: str, reason: str) -> None:
     model = graph(shaped(text), **GIVEN)
     before = len(model.graph)
     assert apply(FuseRMSNormPass(), model) == [reason]

@@ -89,5 +89,5 @@ def test_every_written_form(body: str, expected: dict[str, int]) -> None:
     ],
     ids=["no sign", "halves turned by different angles"],
 )
-def test_what_is_no_rotation_stays_and_says_why(body: str, reason: str) -> None:
+def test_lookalikes_of_rotations_are_refused_with_a_reason(body: str, reason: str) -> None:
     assert apply(FuseRotaryPass(), traced(body)) == [reason]

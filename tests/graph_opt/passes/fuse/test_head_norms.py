@@ -21,7 +21,7 @@ def norm(body: str) -> ir.Model:
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = -1>", "<axis = 2>"])
-def test_heads_get_an_axis_of_their_own(axis: str) -> None:
+def test_heads_get_a_separate_axis(axis: str) -> None:
     body = f"r = Reshape(x, rows) n = RMSNormalization {axis} (r, scale) y = Reshape(n, back)"
     model = norm(body)
     assert apply(HeadNormsPass(), model) == []

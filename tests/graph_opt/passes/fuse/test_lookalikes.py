@@ -1,4 +1,4 @@
-"""Graphs that nearly are what a pass looks for, and edges of operators: the results must stay the same."""
+"""Graphs that resemble the patterns of passes, and edge cases of operators: the results stay the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def optimized(model: ir.Model, passes: list[ir.passes.PassBase] | None = None) -
 
 
 def unchanged(model: ir.Model, feed: dict[str, Any]) -> list[str]:
-    """Insist on equal results of both lists; return the operators that the decoders' leaves."""
+    """Assert equal results of both pipelines and return the operators after the decoder pipeline."""
     after = optimized(model)
     for result in (after, optimized(model, model_passes())):
         for expected, found in zip(evaluate(model, feed), evaluate(result, feed), strict=True):
@@ -100,9 +100,7 @@ ATTENDED = "g (float[2, 4, 5, 8] q, float[2, 4, 5, 8] k, float[2, 4, 5, 8] v, fl
     ids=["a norm by another's mean", "a clipped factor", "a transposed factor", "one bias for all columns",
          "rows cut otherwise", "a scaled bias", "a bias"],
 )  # fmt: skip
-def test_what_only_looks_like_it_keeps_its_meaning(
-    text: str, given: dict[str, Any], feed: dict[str, Any]
-) -> None:
+def test_lookalikes_keep_their_results(text: str, given: dict[str, Any], feed: dict[str, Any]) -> None:
     unchanged(graph(text, **given), feed)
 
 
@@ -137,7 +135,7 @@ def test_strings() -> None:
 
 
 def test_names_that_passes_use_themselves() -> None:
-    """An exporter may have called its values anything."""
+    """An exporter may use the same names for its values."""
     body = "t = ReduceMean <axes = [1], keepdims = 1> (x) u = Slice(x, axes_1, one, one) y = Add(t, u)"
     model = ir.from_onnx_text(
         f'<ir_version: 8, opset_import: ["" : 13]> g (float[2, 3] x) => (float[2, 1] y) {{ {body} }}',
@@ -163,5 +161,5 @@ def test_names_that_passes_use_themselves() -> None:
     ],
     ids=["a whole turned round", "a size that varies", "a mean of rows from columns", "every second column"],
 )  # fmt: skip
-def test_what_is_nearly_nothing_is_kept(text: str, given: dict[str, Any], feed: dict[str, Any]) -> None:
+def test_near_identities_are_kept(text: str, given: dict[str, Any], feed: dict[str, Any]) -> None:
     unchanged(graph(text, **given), feed)

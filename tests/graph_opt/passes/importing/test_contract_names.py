@@ -43,7 +43,7 @@ def test_sizes_written_as_symbols_become_numbers() -> None:
     assert list(model.graph.inputs[1].shape or ())[1::2] == [2, 8]
 
 
-def test_two_caches_of_one_name_stay_and_say_so() -> None:
+def test_two_caches_with_one_name_are_refused() -> None:
     model = decoder(["a.0.key", "b.0.key"], ["present_key_0"])
     assert apply(ContractNamesPass(), model) == ["two of its caches would be named past_key_values.N.key"]
 
@@ -55,7 +55,7 @@ def test_a_graph_of_no_decoder_keeps_its_names() -> None:
 
 
 def with_axes(*shapes: list[str | int]) -> ir.Model:
-    """Return a decoder whose ids, mask, cache and scores have these shapes."""
+    """Return a decoder whose ids, mask, cache and logits have these shapes."""
     model = graph(
         "g (int64[a, b] input_ids, int64[a, b] attention_mask, float[a, b, c, d] cache) "
         "=> (float[a, b, 9] logits) { logits = Cast <to = 1> (input_ids) }"
@@ -71,7 +71,7 @@ def axes(model: ir.Model) -> list[list[int | str | None]]:
     return [[dim if isinstance(dim, int) else dim.value for dim in shape] for shape in shapes]
 
 
-def test_axes_get_the_names_of_the_contract_wherever_they_stand() -> None:
+def test_axes_get_the_names_of_the_contract_in_all_values() -> None:
     model = with_axes(["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", 9])
     apply(ContractNamesPass(), model)
     expected = [["batch", "sequence"], ["batch", "total"], ["batch", 2, "past", 8], ["batch", "sequence", 9]]
@@ -81,14 +81,14 @@ def test_axes_get_the_names_of_the_contract_wherever_they_stand() -> None:
     assert pass_.fired == 0
 
 
-def test_axes_that_the_contract_makes_one_get_one_name() -> None:
+def test_equal_axes_of_the_contract_get_one_name() -> None:
     model = with_axes(["B", "S"], ["C", "P + S"], ["D", 2, "P", 8], ["B", "S", 9])
     apply(ContractNamesPass(), model)
     expected = [["batch", "sequence"], ["batch", "total"], ["batch", 2, "past", 8], ["batch", "sequence", 9]]
     assert axes(model) == expected
 
 
-def test_a_name_that_means_something_else_is_not_taken() -> None:
+def test_a_name_with_another_meaning_is_not_reused() -> None:
     model = with_axes(["B", "S"], ["B", "T"], ["B", 2, "P", 8], ["B", "S", "batch"])
     apply(ContractNamesPass(), model)
     assert axes(model)[0] == ["B", "sequence"]

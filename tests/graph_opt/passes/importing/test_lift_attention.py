@@ -1,4 +1,4 @@
-"""Graphs as onnxruntime-genai's builder writes them, against the same graph in onnxruntime."""
+"""Graphs of onnxruntime-genai's builder, compared with the original graph in onnxruntime."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def uncached(packed: bool) -> ir.Model:
     return model
 
 
-def test_a_cache_that_leaves_its_head_size_open_is_driven_all_the_same(tmp_path: Path) -> None:
-    """As the builder writes int4 models."""
+def test_a_cache_with_a_dynamic_head_size_runs(tmp_path: Path) -> None:
+    """The builder writes int4 models without the head size."""
     stated, open_, lifted = (tmp_path / f"{name}.onnx" for name in ("stated", "open", "lifted"))
     ir.save(built(), stated)
     model = built()
@@ -134,7 +134,7 @@ def test_a_cache_that_leaves_its_head_size_open_is_driven_all_the_same(tmp_path:
 
 
 def test_lengths_from_elsewhere_keep_the_kernel() -> None:
-    """They count one token less than the mask has."""
+    """The lengths are one less than those of the mask."""
     wrong = LENGTHS.replace(
         "lengths = Cast <to = 6> (less)", "l2 = Sub(less, i1) lengths = Cast <to = 6> (l2)"
     )

@@ -1,4 +1,4 @@
-"""MoE and QMoE become the canonical mixture: by structure, and by the numbers of the CPU's kernels."""
+"""MoE and QMoE become the canonical mixture; structure and results are compared with the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FLOATS: Arrays = {
 
 
 def routed(node: str, given: Arrays, lead: str = "1, N") -> ir.Model:
-    """A router, and a node on tokens x and its scores."""
+    """Return a graph of a router and a node on tokens x and the router's scores."""
     text = f"""g (float[{lead}, {HIDDEN}] x) => (float[{lead}, {HIDDEN}] y) {{
         raw = MatMul(x, router) scores = Reshape(raw, row) likely = Softmax(scores) mild = Sigmoid(scores)
         y = com.microsoft.{node} }}"""
@@ -53,7 +53,7 @@ def swiglu(attributes: str = "", fusion: int = 1, k: int = 2) -> str:
 
 
 def quantized(bits: int, block: int, *, points: bool) -> Arrays:
-    """Random weights in the operator's layout."""
+    """Return random weights in the operator's layout."""
     found: Arrays = {}
     for name, rows, inner in (("1", 2 * WIDTH, HIDDEN), ("2", HIDDEN, WIDTH), ("1_single", WIDTH, HIDDEN)):
         blocks = inner // block if block else 1
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Arrays]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_it_computes_what_the_kernel_does(case: str, tmp_path: Path) -> None:
+def test_results_equal_the_kernel(case: str, tmp_path: Path) -> None:
     node, given = CASES[case]
     x = RNG.standard_normal((1, TOKENS, HIDDEN)).astype(np.float32)
     expected = kernel(routed(node, given), x, tmp_path)
@@ -138,7 +138,7 @@ def test_it_is_the_canonical_mixture(case: str) -> None:
     assert (found.per_token, found.normalize) == (2, NORMALIZED in CASES[case][0])
 
 
-def test_weights_of_a_whole_column_are_cut_into_blocks_that_kernels_take() -> None:
+def test_column_scales_become_supported_blocks() -> None:
     model = routed(*CASES["4 bits, block 0"])
     apply(LiftMoEPass(), model)
     weights = [node for node in model.graph if node.op_type == "DequantizeLinear"]
@@ -157,7 +157,7 @@ def test_biases_of_zeros_are_left_out() -> None:
     ("case", "kernels", "op_type"),
     [("gpt-oss", CUDA, "MoE"), ("4 bits, block 16", CPU, "QMoE")],
 )
-def test_lowered_again_it_is_the_same_operator(case: str, kernels: Any, op_type: str, tmp_path: Path) -> None:
+def test_lowering_restores_the_operator(case: str, kernels: Any, op_type: str, tmp_path: Path) -> None:
     x = RNG.standard_normal((1, TOKENS, HIDDEN)).astype(np.float32)
     expected = kernel(routed(*CASES[case]), x, tmp_path)
     model = routed(*CASES[case])
@@ -181,15 +181,15 @@ APART = {"gate": FLOATS["w1"][:, 0::2], "up": FLOATS["w1"][:, 1::2]}
     ],
     ids=["halves", "apart"],
 )
-def test_gate_and_up_may_lie_in_other_ways(node: str, given: Arrays) -> None:
-    """onnxruntime's CPU kernels take gate and up in turn only."""
+def test_other_layouts_of_gate_and_up(node: str, given: Arrays) -> None:
+    """onnxruntime's CPU kernels support only interleaved gate and up."""
     x = RNG.standard_normal((1, TOKENS, HIDDEN)).astype(np.float32)
     model, in_turn = routed(node, given), routed(f"MoE <{swiglu(GPT_OSS)}> (x, scores, w1, , w2)", {})
     assert apply(LiftMoEPass(), model) == apply(LiftMoEPass(), in_turn) == []
     np.testing.assert_array_equal(evaluate(model, {"x": x})[0], evaluate(in_turn, {"x": x})[0])
 
 
-def test_a_third_layer_is_multiplied_with_what_is_activated() -> None:
+def test_the_third_layer_is_the_up_projection() -> None:
     node = 'MoE <k = 2, activation_type = "silu"> (x, scores, gate, , w2, , up)'
     model, in_turn = routed(node, APART), routed(f"MoE <{swiglu()}> (x, scores, w1, , w2)", {})
     assert apply(LiftMoEPass(), model) == apply(LiftMoEPass(), in_turn) == []
@@ -203,7 +203,7 @@ def qmoe_with(attributes: str) -> tuple[str, Arrays]:
 
 
 def packed_for_cuda() -> tuple[str, Arrays]:
-    """Of the shapes that the model builder of onnxruntime-genai prepacks: [experts, in, bytes of out]."""
+    """Return weights in the shapes that onnxruntime-genai's builder prepacks: [experts, in, bytes of out]."""
     given = quantized(4, 16, points=False)
     for name, inner in (("q1", HIDDEN), ("q2", WIDTH)):
         given[name] = given[name].reshape(EXPERTS, inner, -1)
@@ -234,7 +234,7 @@ def packed_for_cuda() -> tuple[str, Arrays]:
         (("MoE <k = 2, use_sparse_mixer = 1> (x, scores, w1_single, , w2)", {}), "it routes by SparseMixer"),
     ],
 )
-def test_what_has_no_canonical_form_keeps_the_operator(case: tuple[str, Arrays], reason: str) -> None:
+def test_forms_without_a_canonical_form_keep_the_operator(case: tuple[str, Arrays], reason: str) -> None:
     model = routed(*case)
     (refused,) = apply(LiftMoEPass(), model)
     assert reason in refused

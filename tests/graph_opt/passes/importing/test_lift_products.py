@@ -23,7 +23,7 @@ def test_activations_are_transposed_and_scaled() -> None:
     assert_same(model, graph(text % after, half=np.float32(0.5)))
 
 
-def test_batch_axes_stay_where_they_are() -> None:
+def test_batch_axes_keep_their_positions() -> None:
     text = """g (float[N, H, S, 4] q, float[N, H, T, 4] k) => (float[N, H, S, T] y) {
         y = com.microsoft.FusedMatMul <transBatchA = 1> (q, k) }"""
     assert apply(LiftProductsPass(), graph(text)) == ["it transposes batch axes"]

@@ -1,4 +1,4 @@
-"""Our own exporter's decoders, changed to what traces without a cache or for one token are, come back."""
+"""Exported decoders without a cache, or for one token per run, are rewritten to the contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attentions(model: ir.Model) -> list[ir.Node]:
 
 
 def without_cache(model: ir.Model) -> None:
-    """Drop caches; masks stay, since their offset is now zero."""
+    """Remove the caches; the masks stay valid, as the past length is zero."""
     graph = model.graph
     first = next(value for value in graph.inputs if value.name == "past_key_values.0.key")
     for node in attentions(model):
@@ -67,7 +67,7 @@ def test_a_decoder_without_a_cache_gets_one(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_decoder_for_one_token_takes_many(family: str, tmp_path: Path) -> None:
+def test_a_decoder_for_one_token_accepts_many(family: str, tmp_path: Path) -> None:
     write_tiny(family, tmp_path / "checkpoint")
     model = export_model(tmp_path / "checkpoint")
     ir.save(model, tmp_path / "whole.onnx")

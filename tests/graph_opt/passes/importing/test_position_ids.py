@@ -26,20 +26,20 @@ def inputs(model: ir.Model) -> list[str]:
     return [str(value.name) for value in model.graph.inputs]
 
 
-def test_rows_of_a_table_are_read_at_the_input() -> None:
+def test_table_rows_are_indexed_by_the_input() -> None:
     model = counting("y = Gather(table, rows)")
     apply(PositionIdsPass(), model)
     assert inputs(model) == ["input_ids", "past", "position_ids"]
     assert [[str(v.name) for v in node.inputs if v] for node in model.graph] == [["table", "position_ids"]]
 
 
-def test_angles_are_made_of_the_input() -> None:
+def test_angles_are_computed_from_the_input() -> None:
     model = counting("f = Cast <to = 1> (rows) y = Cos(f)")
     apply(PositionIdsPass(), model)
     assert [node.op_type for node in model.graph] == ["Cast", "Cos"]
 
 
-def test_numbers_that_start_elsewhere_are_no_positions() -> None:
+def test_ranges_with_another_start_are_not_positions() -> None:
     model = counting("other = Add(rows, one) y = Gather(table, other)")
     apply(PositionIdsPass(), model)
     assert inputs(model) == ["input_ids", "past"]

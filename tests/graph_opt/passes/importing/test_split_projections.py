@@ -49,7 +49,7 @@ def test_equal_parts_need_no_sizes() -> None:
     assert_same(model, graph(text % APART, wy=W[:, :3], wz=W[:, 3:]))
 
 
-def test_a_product_that_is_read_whole_too_stays() -> None:
+def test_a_product_that_is_also_read_whole_stays() -> None:
     text = """g (float[N, S, 4] x) => (float[N, S, 4] y, float[N, S, 6] z) <float[N, S, 6] p> {
         p = MatMul(x, w) y = Slice(p, i0, i4, last) z = Neg(p) }"""
     assert apply(SplitProjectionsPass(), graph(text, **GIVEN)) == [
@@ -80,7 +80,7 @@ def test_a_gemm_on_rows_becomes_a_product(gemm: str, after: str) -> None:
         ("f = Squeeze(x) p = Gemm <transB = 1> (f, wt)", "f = Squeeze(x) p = MatMul(f, w)"),
     ],
 )
-def test_rows_that_stay_rows_are_multiplied_as_rows(gemm: str, after: str) -> None:
+def test_flattened_rows_stay_flattened(gemm: str, after: str) -> None:
     bodies = (f"{body} q = Neg(p) y = Reshape(q, back)" for body in (gemm, after))
     model, expected = (graph(FLAT % body, wt=W.T, **GIVEN) for body in bodies)
     assert apply(GemmToMatMulPass(), model) == []
@@ -108,7 +108,7 @@ def test_a_gemm_that_means_something_else_stays(body: str, reason: str) -> None:
     assert apply(GemmToMatMulPass(), graph(FLAT % body, wt=W.T, **GIVEN)) == [reason]
 
 
-def test_the_contracts_head_on_a_quantized_table_is_no_near_miss() -> None:
+def test_the_contract_s_head_on_a_quantized_table_is_not_refused() -> None:
     body = """f = Reshape(x, rows) t = DequantizeLinear <axis = 1> (codes, scales)
         p = Gemm <transB = 1> (f, t) y = Reshape(p, back)"""
     given = GIVEN | {"codes": np.ones(W.T.shape, np.int8), "scales": np.ones(W.shape[0], np.float32)}
@@ -121,8 +121,8 @@ SHARED = """g (float[N, S, 4] x) => (float[N, S, 4] y, float[N, S, 2] z, float[N
     u = Neg(x) q0 = MatMul(u, w) q = Add(q0, b) %s y = Add(a, d) z = Add(c, e) o = Identity(%s) }"""
 
 
-def test_a_weight_of_several_layers_is_cut_once() -> None:
-    """A5 of the findings: layers that share one weight made as many copies of its parts."""
+def test_a_shared_weight_is_split_once() -> None:
+    """Layers that share one weight must share its parts too."""
     model = graph(SHARED % ("d, e = Split <axis = -1> (q, sizes)", "x"), **GIVEN)
     assert apply(SplitProjectionsPass(), model) == []
     products = [node for node in model.graph if node.op_type == "MatMul"]
@@ -135,7 +135,7 @@ def test_a_weight_of_several_layers_is_cut_once() -> None:
     ["d = Slice(q, i0, i4, last) i1 = Constant <value_ints = [5]> () e = Slice(q, i1, far, last)", None],
     ids=["cut elsewhere", "read whole"],
 )
-def test_a_weight_that_others_read_otherwise_is_not_cut(other: str | None) -> None:
+def test_a_weight_with_other_readers_is_not_split(other: str | None) -> None:
     body = (other, "x") if other else ("d = Identity(a) e = Identity(c)", "q")
     model = graph(SHARED % body, **GIVEN)
     assert apply(SplitProjectionsPass(), model) == ["other consumers of its weight split it differently"]

@@ -14,7 +14,7 @@ TURNED_TABLE = "t = Transpose <perm = [1, 0]> (copy) x = Gather(t, input_ids) lo
 
 
 @pytest.mark.parametrize("body", [COPIED, TURNED_HEAD, TURNED_TABLE])
-def test_one_tensor_serves_both(body: str) -> None:
+def test_embedding_and_head_share_one_tensor(body: str) -> None:
     model = graph(f"{SIGNATURE} {{ {body} }}", w=W, copy=W.T)
     ids = np.array([[1, 5, 2]])
     expected = evaluate(model, {"input_ids": ids})[0]
@@ -28,7 +28,7 @@ def test_one_tensor_serves_both(body: str) -> None:
 
 
 def test_a_head_of_its_own_stays() -> None:
-    """It has the embedding's shape, and differs in one number of its last row."""
+    """The head has the embedding's shape and differs in one number of its last row."""
     other = W.T.copy()
     other[-1, -1] += 1
     model = graph(f"{SIGNATURE} {{ {COPIED} }}", w=W, copy=other)

@@ -38,7 +38,7 @@ def test_other_graphs_keep_theirs(text: str) -> None:
     assert names(text) == [value.name for value in [*model.graph.inputs, *model.graph.outputs]]
 
 
-def test_inner_values_give_up_the_names() -> None:
+def test_inner_values_are_renamed() -> None:
     body = "logits = Gather(embed, tokens) input_ids = Neg(logits) scores = MatMul(input_ids, head)"
     model = graph(f"g (int64[b, s] tokens) => (float[b, s, 9] scores) {{ {body} }}", **GIVEN)
     assert apply(TokenNamesPass(), model) == []

@@ -101,7 +101,7 @@ def test_every_form_becomes_canonical_mask(
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_bias_on_what_is_seen_stays_and_says_so() -> None:
+def test_a_bias_on_visible_keys_is_refused_with_a_reason() -> None:
     body = f"{PADDING} {CAUSAL} both = And(order, real) added = Where(both, slope, low)"
     model = decoder(body, "added")
     assert apply(CanonicalMaskPass(), model) == ["the mask adds a bias to visible keys"]
@@ -110,7 +110,7 @@ def test_a_bias_on_what_is_seen_stays_and_says_so() -> None:
     assert node.inputs[3].name == "added"
 
 
-def test_a_mask_that_is_written_the_one_way_stays() -> None:
+def test_a_canonical_mask_stays() -> None:
     model = decoder("", "", ", is_causal = 1")
     apply(CanonicalMaskPass(), model)
     again = CanonicalMaskPass()
@@ -118,7 +118,7 @@ def test_a_mask_that_is_written_the_one_way_stays() -> None:
     assert again.fired == 0
 
 
-def test_masks_of_our_own_exporter_are_written_the_one_way(tmp_path: Path) -> None:
+def test_masks_of_the_exporter_are_canonical(tmp_path: Path) -> None:
     write_tiny("gemma3_text", tmp_path)
     written = CanonicalMaskPass()
     assert apply(written, export_model(tmp_path)) == []
@@ -126,7 +126,7 @@ def test_masks_of_our_own_exporter_are_written_the_one_way(tmp_path: Path) -> No
 
 
 def test_is_causal_intersects_with_a_mask_of_one_row() -> None:
-    """As the operator's text says; neither ONNX's reference implementation nor onnxruntime computes it."""
+    """The specification says so; ONNX's reference implementation and onnxruntime differ."""
     model = decoder(f"{PADDING} seen = Identity(real)", "seen", ", is_causal = 1")
     apply(CanonicalMaskPass(), model)
     node = next(node for node in model.graph if node.op_type == "Attention")
@@ -145,14 +145,14 @@ def test_is_causal_intersects_with_a_mask_of_one_row() -> None:
 
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize("where", ["past", "longer keys", "nonpad_kv_seqlen"])
-def test_where_the_diagonal_of_is_causal_lies(opset: int, where: str) -> None:
-    """Query i sees key j <= past + i; keys beyond the queries without a past count as later, not earlier."""
+def test_the_diagonal_of_is_causal(opset: int, where: str) -> None:
+    """Query i attends to key j if j <= past + i; without a past, additional keys are later tokens."""
     if where == "nonpad_kv_seqlen" and opset < 24:
         pytest.skip("an operand of opset 24")
     new, total = 3, 7
     keys = 3 if where == "past" else total
     inputs = f"float[1, 1, {new}, 4] q, float[1, 1, {keys}, 4] k, float[1, 1, {keys}, {total}] v"
-    value = np.eye(total, dtype=np.float32)[None, None]  # so that the result is what each query looks at
+    value = np.eye(total, dtype=np.float32)[None, None]  # so that the result is the attention weights
     feed: dict[str, npt.NDArray[Any]] = {
         "q": np.zeros((1, 1, new, 4)),
         "k": np.zeros((1, 1, keys, 4)),

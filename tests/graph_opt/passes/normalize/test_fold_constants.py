@@ -17,7 +17,7 @@ def test_one_plus_a_norms_weight_is_one_weight() -> None:
     assert_same(model, graph(text % "y = Mul(x, s)", s=np.sqrt(W + 1)))
 
 
-def test_nothing_above_the_budget_is_computed() -> None:
+def test_results_above_the_size_limit_are_not_computed() -> None:
     text = "g (float[N, 1000] x) => (float[N, 1000] y) { s = Add(w, one) y = Mul(x, s) }"
     model = graph(text, w=W, one=np.float32(1))
     apply(FoldConstantsPass(budget=999), model)
@@ -49,7 +49,7 @@ def test_a_matrix_that_is_read_both_ways_is_stored_once() -> None:
 
 
 @pytest.mark.parametrize(("growth", "left"), [(None, ["Abs", "Add"]), (64, ["Expand", "Abs", "Add"])])
-def test_a_result_may_be_kept_from_growing(growth: int | None, left: list[str]) -> None:
+def test_growing_results_can_be_refused(growth: int | None, left: list[str]) -> None:
     text = """g (float[100] x) => (float[100] y) {
         w = Expand(one, shape) u = Abs(x) y = Add(u, w) }"""
     model = graph(text, one=np.ones(1, np.float32), shape=np.array([100]))

@@ -1,4 +1,4 @@
-"""Scales and shifts of channels fold into the layer in front, or behind; what only looks like them stays."""
+"""Per-channel scales and shifts fold into the preceding or following layer; lookalikes stay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def conv(shift: Any, **scaled: Any) -> ir.Model:
 
 
 def compute(model: ir.Model, x: Any) -> Any:
-    """Run in onnxruntime as it stands: ONNX's evaluator fails at groups of a ConvTranspose."""
+    """Run in onnxruntime without optimizations, as ONNX's evaluator fails at ConvTranspose with groups."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
@@ -45,7 +45,7 @@ def compute(model: ir.Model, x: Any) -> Any:
 
 
 def same_numbers(text: str, pass_: Any, **more: Any) -> ir.Model:
-    """Run a pass, insist on equal results, and return what it made."""
+    """Run a pass, assert equal results, and return the new model."""
     before, after = (graph(text, **(GIVEN | more)) for _ in range(2))
     assert apply(pass_, after) == []
     assert pass_.fired == 1
@@ -141,7 +141,7 @@ BEFORE = "g (float[2, 3, 4, 4] x) => (float[2, 4, h, w_] y)"
     ],
     ids=["not padded", "normalized pictures", "a factor, padded", "a term, padded"],
 )
-def test_what_is_in_front_of_a_convolution_folds(body: str, left: list[str]) -> None:
+def test_scales_before_a_convolution_fold(body: str, left: list[str]) -> None:
     made = same_numbers(f"{BEFORE} {{ {body} }}", FoldInputScalesPass())
     assert [node.op_type for node in made.graph] == left
 
@@ -164,7 +164,7 @@ def test_groups_have_inputs_of_their_own() -> None:
     ],
     ids=["padded", "padded by itself", "along the width", "read elsewhere"],
 )  # fmt: skip
-def test_lookalikes_in_front_stay(body: str, reasons: list[str]) -> None:
+def test_lookalikes_before_a_convolution_stay(body: str, reasons: list[str]) -> None:
     model, before = (graph(f"{BEFORE} {{ {body} }}", **GIVEN) for _ in range(2))
     assert apply(FoldInputScalesPass(), model) == reasons
     assert_same(model, before)

@@ -1,4 +1,4 @@
-"""Models newer than the contract's opset 23 come down to it, or say why they cannot."""
+"""Models of opsets above 23 are converted to 23, or the refusal has the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(body: str, opset: int, signature: str = SIGNATURE) -> ir.Model:
 
 
 @pytest.mark.parametrize("opset", [24, 25, 26, 28])
-def test_what_needs_no_newer_opset_claims_23(opset: int) -> None:
+def test_graphs_without_newer_features_declare_opset_23(opset: int) -> None:
     newer = model("s = Shape(x) r = Reshape(x, s) a, b = TopK(r, s) y = Softmax(r)", opset)
     assert apply(LowerOpsetPass(), newer) == []
     assert newer.opset_imports[""] == 23
@@ -48,7 +48,7 @@ NEWER = {
 
 
 @pytest.mark.parametrize("case", NEWER)
-def test_what_needs_a_newer_opset_keeps_it_and_a_target_says_which(case: str) -> None:
+def test_newer_features_keep_the_opset_and_targets_name_them(case: str) -> None:
     body, opset, reason = NEWER[case]
     newer = model(body, opset)
     assert [reason in said for said in apply(LowerOpsetPass(), newer)] == [True]
@@ -102,7 +102,7 @@ def test_a_graph_that_is_no_decoder_claims_the_oldest_opset_that_holds_it(
     assert [refusal for _, refusal in report.refusals] == []
 
 
-def test_what_was_fused_counts() -> None:
+def test_fused_operators_determine_the_opset() -> None:
     given = {"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
     body = "d = Div(x, root) e = Erf(d) f = Add(e, one) p = Mul(x, f) y = Mul(p, half)"
     found = graph(f"{SIGNATURE} {{ {body} }}", **given)

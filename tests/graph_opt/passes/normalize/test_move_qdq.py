@@ -1,4 +1,4 @@
-"""Quantization moves only where the numbers stay the same to the last bit."""
+"""Quantization nodes move only if the results stay bit-identical."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def case(signature: str, body: str) -> ir.Model:
     return graph(f"g {signature} {{ {body} }}", **GIVEN)
 
 
-# name: signature, values noted, before, after
+# name: signature, values with known types, before, after
 MOVES = {
     "a round trip": (
         "(int8[2, 3] x) => (int8[2, 3] y)",
@@ -203,7 +203,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_stays_and_why(name: str) -> None:
+def test_refusals_have_reasons(name: str) -> None:
     signature, body, reason = REFUSED[name]
     model, same = (with_shapes(signature, body) for _ in range(2))
     (said,) = apply(MoveQDQPass(), model)
@@ -235,13 +235,13 @@ def test_canonical_quantized_forms_stay() -> None:
     assert_same(model, graph(text, **arrays))
 
 
-def test_quantizing_the_same_twice_becomes_once() -> None:
+def test_equal_quantizations_are_merged() -> None:
     body = f"""a = {Q}(x, s, z) b = {Q}(x, t, z) c = {DQ}(a, s, z) d = {DQ}(b, t, z) y = Add(c, d)"""
     model, _ = run(case("(float[2] x) => (float[2] y)", body), canonical_passes())
     assert sorted(node.op_type for node in model.graph) == ["Add", DQ, Q]
 
 
-def test_graphs_inside_nodes_too() -> None:
+def test_subgraphs_are_rewritten() -> None:
     body = f"""r = Constant<value = float {{0.1}}>() n = Constant<value = int8 {{3}}>()
         y = If(c) <then_branch = yes () => (int8[2] a) {{ d = {DQ}(x, r, n) e = {Q}(d, r, n)
         a = Transpose<perm = [0]>(e) }}, else_branch = no () => (int8[2] b) {{ b = Identity(x) }}>"""
@@ -263,7 +263,7 @@ MOVERS = (
     scale=st.floats(2**-12, 8, width=32),
 )
 def test_any_chain_keeps_its_numbers(steps: list[str], axis: int | None, scale: float) -> None:
-    """Chains that are valid are the same afterwards, to the last bit."""
+    """The results of valid chains stay bit-identical."""
     size = {None: (), 0: (3,), 1: (4,)}[axis]
     arrays = GIVEN | {
         "s": (np.full(size, scale) * (1 + np.arange(np.prod(size))).reshape(size)).astype(np.float32),

@@ -11,7 +11,7 @@ SIGNATURE = "g (float[N, S, 2, 8] x) => (float[N, 2, S, 8] y)"
 
 
 @pytest.mark.parametrize("norm", ["RMSNormalization <axis = -1>", "LayerNormalization <axis = 3>"])
-def test_the_norm_comes_first(norm: str) -> None:
+def test_the_norm_moves_before_the_transpose(norm: str) -> None:
     model = graph(f"{SIGNATURE} {{ t = Transpose <perm = [0, 2, 1, 3]> (x) y = {norm} (t, w) }}", w=W)
     assert apply(NormBeforeTransposePass(), model) == []
     after = f"n = {norm} (x, w) y = Transpose <perm = [0, 2, 1, 3]> (n)"

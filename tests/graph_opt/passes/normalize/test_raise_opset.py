@@ -84,8 +84,8 @@ def compute(proto: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
 @pytest.mark.parametrize(
     ("name", "opset"), [(name, opset) for name, (_, *opsets) in OLD_FORMS.items() for opset in opsets]
 )
-def test_old_forms_mean_the_same_when_raised(name: str, opset: int) -> None:
-    """The oracle is onnxruntime, which runs opset 7 and later as they are."""
+def test_converted_old_forms_give_equal_results(name: str, opset: int) -> None:
+    """The oracle is onnxruntime, which runs opset 7 and later without conversion."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 4, 3, 5)).astype(np.float32)
     signature = """(float[1, 4, 3, 5] x, float[4] v, float[4] w, float[4] f, float[0] n, int64[1, 4, 3, 5] i,
@@ -107,7 +107,7 @@ def test_old_forms_mean_the_same_when_raised(name: str, opset: int) -> None:
 
 
 def test_a_group_norm_of_old_scales_groups() -> None:
-    """Against the definition of opset 18; onnxruntime has no kernel for it."""
+    """The expected result follows the definition of opset 18; onnxruntime has no kernel for it."""
     body, rng = "y = GroupNormalization <num_groups = 2> (x, s, b)", np.random.default_rng(0)
     raised = model(body, 18, "(float[2, 4, 3] x, float[2] s, float[2] b) => (float[2, 4, 3] y)")
     RaiseOpsetPass()(raised)
@@ -119,7 +119,7 @@ def test_a_group_norm_of_old_scales_groups() -> None:
     np.testing.assert_allclose(evaluate(raised, {"x": x, "s": s, "b": b})[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_forms_inside_of_branches_are_raised_too() -> None:
+def test_forms_in_branches_are_converted() -> None:
     inside = """y = If(c) <then_branch = t () => (float[2, 1, 6] a) { a = Unsqueeze <axes = [1]> (x) },
         else_branch = e () => (float[2, 1, 6] b) { u = Unsqueeze <axes = [1]> (x) b = Neg(u) }>"""
     old = model(inside, 11, "(float[2, 6] x, bool c) => (float[2, 1, 6] y)")
@@ -141,8 +141,8 @@ HINDERED = {
 
 
 @pytest.mark.parametrize("name", HINDERED)
-def test_what_cannot_be_raised_stays_as_it_is(name: str) -> None:
-    """Nothing of it is raised, and passes that write newer forms leave it alone."""
+def test_unconvertible_graphs_are_unchanged(name: str) -> None:
+    """No node is converted, and passes that write newer forms do not change the graph."""
     body, opset, reason = HINDERED[name]
     if name != "too old":
         body += " d = Dropout <ratio = 0.5> (y)"
@@ -165,7 +165,7 @@ def test_initializers_of_the_first_ir_versions_are_constants() -> None:
     assert old.ir_version >= 4
 
 
-def test_what_a_newer_opset_only_adds_to_is_raised() -> None:
+def test_compatible_operators_are_converted() -> None:
     body = "p = Pad(x, pads) y = ScatterND(p, rows, updates)"
     old = model(
         body, 14, "(float[2, 6] x, int64[4] pads, int64[1, 1] rows, float[1, 7] updates) => (float[3, 7] y)"

@@ -40,7 +40,7 @@ def test_a_slice_that_takes_a_part_stays() -> None:
     assert [node.op_type for node in model.graph] == ["Slice"]
 
 
-def test_sizes_that_only_sometimes_agree_are_no_facts() -> None:
+def test_sizes_that_are_equal_by_chance_are_not_used() -> None:
     body = "shape = Shape (input_ids) same = Equal (shape, ones) y = Cast <to = 7> (same)"
     model = graph(f"{INPUTS} => (int64[2] y) {{ {body} }}", ones=np.array([1, 1]))
     facts = ShapeFacts(model.graph)
@@ -48,14 +48,14 @@ def test_sizes_that_only_sometimes_agree_are_no_facts() -> None:
     assert facts.contents(model.graph.outputs[0])[0].tolist() == [1, 1]  # type: ignore[index]
 
 
-def test_two_new_sizes_cannot_be_said_by_a_constant() -> None:
+def test_two_dynamic_sizes_are_not_a_constant() -> None:
     before = tuple((probe.batch, probe.sequence * 3) for probe in PROBES)
     after = tuple((probe.sequence, 3, probe.batch) for probe in PROBES)
     assert reshape_target(before, after) is None
 
 
 def test_a_graph_with_a_short_table_is_tried_with_few_tokens() -> None:
-    """Beyond its 100 rows it does not run, so what happens there is no matter."""
+    """The graph does not run beyond its table's 100 rows, so larger sizes are not probed."""
     body = """s = Shape <start = 2, end = 3> (past) part = Slice(table, first, s, first)
         t = Cast <to = 1> (part) one = Unsqueeze(t, axes) y = Add(past, one)"""
     given = {"table": np.ones((100, 4), np.int64), "first": np.array([0]), "axes": np.array([0, 1])}
@@ -65,7 +65,7 @@ def test_a_graph_with_a_short_table_is_tried_with_few_tokens() -> None:
 
 
 def test_axes_of_other_graphs_are_known_by_their_own_names() -> None:
-    """Without the contract, input_ids may have any axes; one without a name has a size of its own."""
+    """Outside of the contract, input_ids may have any axes; an axis without a name is independent."""
     text = """g (int64[rows, words] input_ids, int64[rows, words] types, float[n, h, w] picture) =>
         (int64[rows, words] y, int64[3] z) { s = Shape(input_ids) e = Expand(types, s) y = Add(input_ids, e)
         z = Shape(picture) }"""
@@ -75,7 +75,7 @@ def test_axes_of_other_graphs_are_known_by_their_own_names() -> None:
     assert [node.op_type for node in model.graph] == ["Add", "Shape"]
 
 
-def test_graphs_that_take_no_small_pictures_are_known_too() -> None:
+def test_graphs_with_a_minimum_image_size_are_simplified() -> None:
     text = """g (float[n, 3, h, w] x) => (float[n, 3, a, b] y) {
         c = AveragePool <kernel_shape = [9, 9]> (x) s = Shape(c) r = Reshape(c, s) y = Relu(r) }"""
     model = graph(text)

@@ -1,4 +1,4 @@
-"""Transposes go down past operators that do not care, until they meet their inverse."""
+"""Transposes move down past elementwise operators until they cancel with their inverse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPES = "<float[2, 4, 5, 3] t, float[2, 4, 5, 3] a, float[2, 4, 5, 3] b, float[
     ],
     ids=["channels", "rows and columns", "two of one kind"],
 )
-def test_a_pair_is_gone_when_they_meet(body: str, left: list[str]) -> None:
+def test_inverse_transposes_cancel(body: str, left: list[str]) -> None:
     before, after = (graph(f"{SIGNATURE} {SHAPES} {{ {body} }}", **GIVEN) for _ in range(2))
     SinkTransposesPass()(after)
     SimplifyShapesPass(decoder=False)(after)
@@ -82,7 +82,7 @@ def test_others_stay(body: str) -> None:
 
 
 def test_no_more_is_moved_than_before() -> None:
-    """What a wider operand makes larger is not transposed afterwards."""
+    """A Transpose does not move past an operator whose other operand makes the result larger."""
     text = """g (float[1, 3] x, float[4, 3] w) => (float[4, 3] y) <float[3, 1] t, float[3, 4] a> {
         t = Transpose <perm = [1, 0]> (x) a = Add(t, k) y = Transpose <perm = [1, 0]> (a) }"""
     model, before = (graph(text, k=np.ones((3, 4), np.float32)) for _ in range(2))

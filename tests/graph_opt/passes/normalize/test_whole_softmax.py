@@ -13,7 +13,7 @@ GIVEN = {"to": np.array([-1, 2, 3])}
 
 @pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("axis", [2, -1])
-def test_rows_of_the_last_axis_are_no_rows(kind: str, axis: int) -> None:
+def test_a_softmax_over_the_last_axis_needs_no_reshape(kind: str, axis: int) -> None:
     model = graph(TEXT.format(axis=axis, kind=kind, along=-1), **GIVEN)
     assert apply(WholeSoftmaxPass(), model) == []
     assert_same(model, graph(f"g (float[n, 2, 3] x) => (float[n, 2, 3] y) {{ y = {kind} <axis = -1> (x) }}"))
@@ -29,7 +29,7 @@ def test_others_stay(axis: int, along: int) -> None:
 @pytest.mark.parametrize(
     ("of", "left"), [("x", ["Softmax"]), ("z", ["Shape", "Flatten", "Softmax", "Reshape"])]
 )
-def test_a_shape_without_names_is_known_by_what_it_is_of(of: str, left: list[str]) -> None:
+def test_a_shape_without_names_is_inferred_from_its_source(of: str, left: list[str]) -> None:
     text = f"""g (float[a, b, c] x, float[d, e, f] z) => (float[g, h, i] y) {{ to = Shape({of})
         f = Flatten <axis = 2> (x) s = Softmax(f) y = Reshape(s, to) }}"""
     model = graph(text)

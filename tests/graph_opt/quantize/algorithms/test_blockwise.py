@@ -23,7 +23,7 @@ def weights(inputs: int, outputs: int, seed: int = 0) -> Floats:
 
 
 def dequantized(result: Quantized, form: BlockFormat) -> Floats:
-    """What ONNX's DequantizeLinear computes."""
+    """Return the result of ONNX's DequantizeLinear."""
     values = result.values.astype(np.float32)
     if result.zero_points is not None:
         values -= np.repeat(result.zero_points.astype(np.float32), form.block_size, 0)
@@ -33,7 +33,7 @@ def dequantized(result: Quantized, form: BlockFormat) -> Floats:
 
 @given(formats, st.integers(1, 3), st.integers(1, 5), st.integers(0, 100))
 def test_weights_are_within_steps(form: BlockFormat, blocks: int, outputs: int, seed: int) -> None:
-    """Within half a step inside the range; the largest weights may be cut, at 4 bits by 12 % of the range."""
+    """Errors are at most half a step inside the range; at 4 bits 12 % of the range may be clipped."""
     matrix = weights(blocks * form.block_size, outputs, seed)
     result = round_to_nearest(matrix, form)
     assert result.values.min() >= form.low
@@ -44,8 +44,8 @@ def test_weights_are_within_steps(form: BlockFormat, blocks: int, outputs: int, 
 
 
 @given(formats, st.integers(0, 20))
-def test_levels_come_back_exactly(form: BlockFormat, seed: int) -> None:
-    """A matrix that is representable is represented."""
+def test_levels_are_restored_exactly(form: BlockFormat, seed: int) -> None:
+    """A representable matrix is restored exactly."""
     rng = np.random.default_rng(seed)
     levels = rng.integers(form.low, form.high + 1, (form.block_size, 3))
     levels[:2] = [[form.low] * 3, [form.high] * 3]
@@ -81,7 +81,7 @@ def test_zeros_stay_zeros(form: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_no_numbers_are_an_error(value: float) -> None:
+def test_nan_values_are_an_error(value: float) -> None:
     matrix = weights(32, 2)
     matrix[3, 1] = value
     with pytest.raises(GraphError, match="NaN or infinity"):
@@ -89,7 +89,7 @@ def test_values_that_are_no_numbers_are_an_error(value: float) -> None:
 
 
 def test_column_major_matrices_stay_column_major() -> None:
-    """An embedding [vocab, hidden] is quantized as its transpose, without a copy of it."""
+    """An embedding [vocab, hidden] is quantized as its transpose without a copy."""
     matrix = weights(64, 300)
     by_row = round_to_nearest(matrix, BlockFormat())
     by_column = round_to_nearest(np.asfortranarray(matrix), BlockFormat())

@@ -1,4 +1,4 @@
-"""GPTQ."""
+"""GPTQ's results on correlated inputs, and its edge cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dequantized(result: Quantized, form: BlockFormat) -> Floats:
 
 
 def correlated_inputs(count: int, width: int) -> Floats:
-    """Inputs of a few strong directions, as activations have, of sizes that differ a lot."""
+    """Return inputs with a few strong directions and different magnitudes, as activations have."""
     mixed = RNG.standard_normal((count, 12)) @ RNG.standard_normal((12, width))
     return ((mixed + 0.3 * RNG.standard_normal((count, width))) * RNG.uniform(0.2, 3, width)).astype(
         np.float32
@@ -36,7 +36,7 @@ def test_products_with_typical_inputs_are_nearer_than_by_rounding(
     bits: int, block_size: int, symmetric: bool
 ) -> None:
     form = BlockFormat(bits=bits, block_size=block_size, symmetric=symmetric)
-    weight = RNG.standard_normal((256, 1100)).astype(np.float32)  # more columns than one round takes
+    weight = RNG.standard_normal((256, 1100)).astype(np.float32)  # more columns than one chunk
     x = correlated_inputs(2000, 256)
     moments = x.T @ x / np.float32(len(x))
     exact = x @ weight
@@ -57,7 +57,7 @@ def test_values_stay_in_range_and_zeros_stay_zero() -> None:
     assert not dequantized(result, form)[:, 2].any()
 
 
-def test_inputs_that_never_occur_are_no_fault() -> None:
+def test_unused_inputs_are_accepted() -> None:
     form = BlockFormat(block_size=16)
     moments = np.diag(np.repeat([1.0, 0.0], 16)).astype(np.float32)
     weight = RNG.standard_normal((32, 5)).astype(np.float32)
@@ -65,14 +65,14 @@ def test_inputs_that_never_occur_are_no_fault() -> None:
     np.testing.assert_allclose(result[:16], weight[:16], atol=0.35)
 
 
-def test_a_weight_that_is_no_number_is_refused() -> None:
+def test_a_nan_weight_is_refused() -> None:
     weight = np.full((32, 2), np.nan, np.float32)
     with pytest.raises(GraphError, match="it holds NaN or infinity"):
         gptq.quantize(weight, BlockFormat(block_size=16), np.eye(32, dtype=np.float32))
 
 
-def test_the_drift_of_the_inputs_is_made_up_for() -> None:
-    """The layers before were quantized: what arrives is off, and the float products are still wanted."""
+def test_the_drift_of_the_inputs_is_compensated() -> None:
+    """Quantized earlier layers change the inputs; the target is the float model's product."""
     form = BlockFormat(bits=8, block_size=64)
     weight = RNG.standard_normal((128, 40)).astype(np.float32)
     x = correlated_inputs(4000, 128)

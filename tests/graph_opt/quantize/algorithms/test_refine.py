@@ -1,4 +1,4 @@
-"""Descent on scales and levels."""
+"""Coordinate descent on scales and levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 def problem(
     form: BlockFormat, inputs: int = 128, outputs: int = 20
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """A weight, its levels, scales and zero points rounded to the nearest, and moments of its inputs."""
+    """Return a weight, its levels, scales and zero points by rounding, and the moments of its inputs."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((400, 20)) @ rng.standard_normal((20, inputs)) + rng.standard_normal(
         (400, inputs)
@@ -50,7 +50,7 @@ def test_every_step_makes_the_error_smaller(symmetric: bool) -> None:
     assert np.array_equal(levels, np.rint(levels))
 
 
-def test_descent_ends_where_no_single_move_helps() -> None:
+def test_descent_ends_at_a_local_minimum() -> None:
     form = BlockFormat(block_size=16)
     weight, levels, scales, zero, moments = problem(form, 32, 4)
     args = (np.repeat(scales, 16, 0), np.repeat(zero, 16, 0), moments, form)
@@ -63,7 +63,7 @@ def test_descent_ends_where_no_single_move_helps() -> None:
             assert error(weight, moved, scales, zero, moments) >= least - 1e-3
 
 
-def test_scales_are_those_of_a_dense_solver() -> None:
+def test_scales_equal_a_dense_solver() -> None:
     form = BlockFormat(block_size=16)
     weight, levels, scales, _, moments = problem(form, 48, 3)
     found = refine.fit_scales(weight, levels, scales, moments)

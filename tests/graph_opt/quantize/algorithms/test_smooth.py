@@ -1,4 +1,4 @@
-"""Planted outlier channels, as large models have: found by measuring, and repaired by SmoothQuant."""
+"""Added outlier channels, as in large models, are found by measurement and corrected by SmoothQuant."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scale(model: ir.Model, name: str, factor: object) -> None:
 
 
 def plant(family: str, folder: Path, size: float) -> Path:
-    """Make a channel behind the first norm ``size`` times larger, and its weights as much smaller."""
+    """Scale a channel after the first norm by ``size``, and its weights by 1 / ``size``."""
     model = export_model(write_tiny(family, folder / "checkpoint"))
     factor = np.ones(32, np.float32)
     factor[5] = size
@@ -68,7 +68,7 @@ def plant(family: str, folder: Path, size: float) -> Path:
 
 @pytest.fixture(params=["llama", "gpt2"])
 def outliers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model with a channel of huge values."""
+    """Return a model with an outlier channel."""
     return plant(request.param, tmp_path, 300)
 
 
@@ -89,7 +89,7 @@ def smoothed(path: Path) -> Path:
     return save(model, path.with_name("smooth.onnx"))
 
 
-def test_errors_show_where_the_outliers_are_and_smoothing_removes_them(outliers: Path) -> None:
+def test_errors_locate_outliers_and_smoothing_removes_them(outliers: Path) -> None:
     before = product_errors(outliers, WINDOWS[0], dynamic_rounding)
     after = product_errors(smoothed(outliers), WINDOWS[0], dynamic_rounding)
     bad = {name for name, error in before.items() if error > 0.1}
@@ -101,10 +101,8 @@ def test_errors_show_where_the_outliers_are_and_smoothing_removes_them(outliers:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("method", ["dynamic", "static"])
-def test_one_scale_ruins_a_model_and_smoothing_or_the_veto_repairs_it(
-    family: str, method: str, tmp_path: Path
-) -> None:
-    """Relative errors of whole logits; 60 is as large as https://arxiv.org/abs/2208.07339 found outliers."""
+def test_smoothing_or_the_error_limit_corrects_outliers(family: str, method: str, tmp_path: Path) -> None:
+    """The errors are of whole logits; outliers in https://arxiv.org/abs/2208.07339 are up to 60."""
     path, tokens = plant(family, tmp_path, 60), WINDOWS[0]
     exact = PortableRunner(path).forward({0: tokens})[0]
 
@@ -138,7 +136,7 @@ def test_the_float_model_stays_the_same(outliers: Path) -> None:
     np.testing.assert_allclose(left, right, atol=2e-4 * float(np.abs(left).max()))
 
 
-def test_activations_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+def test_nan_activations_are_named(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     scale(model, "model.layers.0.input_layernorm.weight", np.inf)
     with pytest.raises(GraphError, match="NaN or infinity on the calibration text"):

@@ -1,4 +1,4 @@
-"""What all weight-only algorithms promise, and what each of them is for."""
+"""Properties of all weight-only algorithms, and the advantage of each."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_zeros_stay_and_bad_numbers_are_refused(algorithm: str) -> None:
         solved(algorithm, matrix, BlockFormat())
 
 
-def test_hqq_lets_large_errors_be_large() -> None:
-    """Heavy tails: most weights end up nearer than by least squares."""
+def test_hqq_allows_large_errors_of_outliers() -> None:
+    """With heavy tails, most weights have smaller errors than by least squares."""
     matrix = np.random.default_rng(1).standard_t(3, (1024, 32)).astype(np.float32)
     form = BlockFormat(block_size=64, symmetric=False)
     norms = [
@@ -86,7 +86,7 @@ def test_kquant_fits_large_weights_better(block_size: int, symmetric: bool) -> N
 
 
 def test_awq_makes_large_channels_finer() -> None:
-    """Few channels carry most of the products, as in large models."""
+    """A few channels contribute most of the products, as in large models."""
     rng = np.random.default_rng(2)
     sizes = np.where(rng.random(128) < 0.05, 20, 1)
     x = (rng.standard_normal((2000, 128)) * sizes).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The graphs that static and dynamic quantization write, before and expected, and what stays float."""
+"""The expected graphs of static and dynamic quantization, and the layers that stay float."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_dynamic_gemm_and_conv() -> None:
     assert_same(model, expected)
 
 
-def test_movers_share_the_grid_of_what_they_move_and_no_float_is_left_between() -> None:
+def test_data_movement_keeps_the_scale_and_stays_quantized() -> None:
     text = """g (float[1,2,8,8] x) => (float y) { c = Conv(x, w, b) r = Relu(c)
         m = MaxPool<kernel_shape=[2,2]>(r) t = Transpose<perm=[0,1,3,2]>(m) y = Conv(t, v) }"""
     model = graph(text, w=np.ones((2, 2, 1, 1), np.float32), b=B, v=np.ones((3, 2, 1, 1), np.float32))
@@ -111,7 +111,7 @@ def test_movers_share_the_grid_of_what_they_move_and_no_float_is_left_between() 
     assert sum(name.endswith(".scale") for name in model.graph.initializers) == 3
 
 
-def test_sums_are_carried_where_all_operands_are_quantized_anyway() -> None:
+def test_sums_of_quantized_operands_are_quantized() -> None:
     text = """g (float[1,2,8,8] x, float[1,2,8,8] f) => (float y, float u) { a = Conv(x, w) b = Conv(x, v)
         s = Add(a, b) y = Conv(s, w2) t = Add(a, f) u = Conv(t, v2) }"""
     ones = dict.fromkeys(("w", "v", "w2", "v2"), np.ones((2, 2, 1, 1), np.float32))
@@ -123,7 +123,7 @@ def test_sums_are_carried_where_all_operands_are_quantized_anyway() -> None:
         for node in sums
     ]
     assert rounded == [["DequantizeLinear", "DequantizeLinear"], ["DequantizeLinear", False]]
-    # f was not quantized for the sum's sake: only the layers' inputs and outputs were.
+    # f was not quantized for the sum; only the layers' inputs and outputs were.
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph) == 7
 
 
@@ -166,7 +166,7 @@ def test_a_weight_of_several_layers_is_stored_once() -> None:
         ("y = Gemm(x, w, wrong)", "the bias is not a constant with one value per channel"),
     ],
 )
-def test_what_is_no_layer_says_why(body: str, reason: str) -> None:
+def test_other_nodes_are_refused_with_a_reason(body: str, reason: str) -> None:
     arrays: dict[str, Any] = {
         "w": np.eye(2, dtype=np.float32),
         "w3": np.ones((2, 2, 2), np.float32),
@@ -195,14 +195,14 @@ def test_excluded_weights_and_unknown_ranges() -> None:
 
 
 @pytest.mark.parametrize("quantizer", [StaticGraphPass(unit("x")), DynamicGraphPass()])
-def test_a_weight_that_is_no_number_is_named(quantizer: StaticGraphPass | DynamicGraphPass) -> None:
+def test_a_nan_weight_is_named(quantizer: StaticGraphPass | DynamicGraphPass) -> None:
     text = "g (float[N,2] x) => (float y) { y = MatMul(x, w) }"
     with pytest.raises(Exception, match="weight w cannot be quantized: it holds NaN or infinity") as caught:
         quantizer(graph(text, w=np.array([[1, np.nan], [0, 1]], np.float32)))
     assert isinstance(caught.value.__cause__ or caught.value, GraphError)
 
 
-def test_tables_keep_a_scale_a_row() -> None:
+def test_tables_have_one_scale_per_row() -> None:
     table = np.outer([1, 0, 4], np.linspace(-127, 127, 8000)).astype(np.float32)
     model = graph("g (int64[N] x) => (float y) { y = Gather(w, x) }", w=table)
     pass_ = TablePass()
@@ -211,11 +211,13 @@ def test_tables_keep_a_scale_a_row() -> None:
     assert [node.op_type for node in model.graph] == ["Gather", "Gather", "Cast", "Mul"]
     stored = model.graph.initializers["w.scales"].const_value
     assert stored is not None
-    np.testing.assert_allclose(stored.numpy().reshape(-1), [1, 4, 4])  # a row of zeros takes another's
+    np.testing.assert_allclose(
+        stored.numpy().reshape(-1), [1, 4, 4]
+    )  # a row of zeros gets the scale of another row
 
 
 @pytest.mark.parametrize("text", ["y = Gather<axis=1>(w, x)", "a = Gather(w, x) y = MatMul(a, w)"])
-def test_tables_that_are_read_otherwise_stay_float(text: str) -> None:
+def test_tables_with_other_readers_stay_float(text: str) -> None:
     model = graph(f"g (int64[N] x) => (float y) {{ {text} }}", w=np.ones((128, 128), np.float32))
     pass_ = TablePass()
     pass_(model)
@@ -242,8 +244,8 @@ def test_norms_are_folded_before_weights_are_rounded() -> None:
     np.testing.assert_allclose(node.inputs[1].const_value.numpy(), W * np.array([1, 2]).reshape(2, 1, 1, 1))
 
 
-def test_what_a_logarithm_reads_stays_float() -> None:
-    """A spectrogram's filters; not what stands in front of an activation, or behind the logarithm."""
+def test_layers_before_a_logarithm_stay_float() -> None:
+    """A spectrogram's filters stay float; layers before an activation or after the logarithm do not."""
     text = """g (float[1,1,4,4] x) => (float y) {
         o = Conv(x, outer) r = Relu(o) a = Conv(r, first) b = Transpose(a) p = Mul(b, b) c = Conv(p, second)
         l = Log(c) y = Conv(l, behind) }"""

@@ -37,7 +37,7 @@ def test_weights_and_sums_are_16_bit_and_the_interface_is_float32() -> None:
     assert report.bytes_after * 2 == report.bytes_before
 
 
-def test_what_overflows_stays_float32() -> None:
+def test_overflowing_values_stay_float32() -> None:
     arrays = {**ARRAYS, "big": np.float32(40000)}
     samples = checked_samples(graph(NET).graph, FEEDS)
     model, report = convert_half(graph(NET, **arrays), "fp16", samples)

@@ -1,4 +1,4 @@
-"""What the written graphs compute, against integer arithmetic in NumPy, onnx.reference and onnxruntime."""
+"""Results of the written graphs, compared with integers in NumPy, onnx.reference and onnxruntime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution: sizes a spatial axis, channels a group."""
+    """A convolution: sizes per spatial axis, channels per group."""
 
     sizes: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -107,7 +107,7 @@ def stored(model: ir.Model, name: str) -> Array:
 
 
 def watch(model: ir.Model, op_type: str, dtype: ir.DataType) -> None:
-    """Return the result of the graph's only node of this kind, too."""
+    """Add the result of the graph's only node of this kind as an output."""
     node = next(node for node in model.graph if node.op_type == op_type)
     node.outputs[0].type = ir.TensorType(dtype)
     model.graph.outputs.append(node.outputs[0])
@@ -155,7 +155,9 @@ def test_static_convolutions_are_integer_sums_between_two_grids(case: Case) -> N
         found = np.rint(run(model, {"x": x})[0] / scale) + grids["y"].zero_point
         off = np.abs(found - wanted)
         assert off.max() <= 1
-        ties = np.abs(np.abs(real / scale - np.rint(real / scale)) - 0.5) < 1e-2  # may go either way
+        ties = (
+            np.abs(np.abs(real / scale - np.rint(real / scale)) - 0.5) < 1e-2
+        )  # ties may round in either direction
         assert not off[~ties].any()
 
 

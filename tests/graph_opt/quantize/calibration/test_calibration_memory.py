@@ -1,4 +1,4 @@
-"""Calibration streams: four times the text takes no more memory, measured as the process's own peak."""
+"""Calibration on four times the text needs no more memory, measured as the process's peak."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SIZES: dict[str, Any] = {
 }
 FEW, MANY = 16, 64  # windows of 256 tokens
 HELD = 4 << 20
-KEPT = 4 * FEW * 256 * (128 + 512) * 2  # bytes that wait between two stages, were all of the short text held
+KEPT = 4 * FEW * 256 * (128 + 512) * 2  # bytes between two stages if all of the short text were held
 
-# A process of its own: its peak counts what onnxruntime allocates too, and never falls.
+# A separate process, because the peak includes onnxruntime's allocations and never decreases.
 SCRIPT = """
 import sys, tempfile
 from pathlib import Path
@@ -67,7 +67,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def growth(package: Path, method: str, held: int) -> int:
-    """Return how many bytes more the long text takes than the short one."""
+    """Return the additional peak bytes of the long text over the short text."""
     command = [sys.executable, "-c", SCRIPT, str(package), method, str(held), str(FEW), str(MANY)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     _, few, many = map(int, done.stdout.split())
@@ -75,10 +75,10 @@ def growth(package: Path, method: str, held: int) -> int:
 
 
 @pytest.mark.parametrize("method", ["static", "smooth", "awq", "gptq"])
-def test_more_text_takes_no_more_memory(package: Path, method: str) -> None:
+def test_more_text_needs_no_more_memory(package: Path, method: str) -> None:
     assert growth(package, method, HELD) < KEPT / 2
 
 
 @pytest.mark.slow
-def test_holding_everything_would_be_noticed(package: Path) -> None:
+def test_keeping_all_activations_is_detected(package: Path) -> None:
     assert growth(package, "gptq", 1 << 30) > 1.5 * KEPT

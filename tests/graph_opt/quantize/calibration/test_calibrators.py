@@ -1,4 +1,4 @@
-"""Histograms of fixed size, and the ranges that calibrators read off them."""
+"""Histograms of fixed size, and the ranges that calibrators compute from them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def squared_error(x: np.ndarray, limit: float) -> float:
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=20), max_size=6))
-def test_nothing_is_lost_and_the_size_stays(parts: list[list[float]]) -> None:
+def test_all_values_are_counted_at_a_fixed_size(parts: list[list[float]]) -> None:
     found = histogram(*parts)
     values = np.abs(np.array([value for part in parts for value in part], np.float32))
     assert found.counts.shape == Histogram().counts.shape
     assert found.counts.sum() == values.size
     assert found.largest == values.max(initial=0)
-    # Each bin's upper end bounds as many values as are counted up to it, but for those on the edge itself.
+    # The number of values below a bin's upper edge equals the count up to it, except values on the edge.
     for share in (0.25, 0.5, 1.0):
         edge = int(share * len(found.counts))
         below, width = found.counts[:edge].sum(), found.top / len(found.counts)
@@ -53,8 +53,8 @@ def test_nothing_is_lost_and_the_size_stays(parts: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_pieces_make_the_same_as_the_whole(name: str) -> None:
-    """Except for where the bins lie, which follows from the first piece: entropy is too sensitive to it."""
+def test_pieces_give_the_same_ranges_as_the_whole(name: str) -> None:
+    """The bin width depends on the first piece; entropy is too sensitive to it and not compared."""
     pieces = histogram(*np.array_split(np.sort(np.abs(SAMPLES[name])), 40))
     whole = histogram(SAMPLES[name])
     for calibrator in (min_max, percentile, mse):

@@ -1,4 +1,4 @@
-"""Dynamic int8: the standard form, and the kernel's form of it."""
+"""Dynamic int8: the standard form and the kernel's form."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_excluded_weight_becomes_weight_only() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_are_named(bad: float) -> None:
+def test_nan_weights_are_named(bad: float) -> None:
     broken = W.copy()
     broken[3, 2] = bad
     model = graph("g (float[B, 32] x) => (float[B, 6] y) { m = MatMul(x, w) y = Relu(m) }", w=broken)
@@ -78,7 +78,7 @@ def test_products_of_one_input_become_one_kernel_call() -> None:
     assert [node.op_type for node in model.graph] == ["DynamicQuantizeMatMul", "Split", "Relu", "Relu"]
 
 
-def test_what_is_no_product_is_explained() -> None:
+def test_unsupported_products_are_explained() -> None:
     text = """g (float[B, 32] x) => (float[B, 32] y)
         { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"""
     model = graph(text)
@@ -91,7 +91,7 @@ def test_what_is_no_product_is_explained() -> None:
     ("family", "overrides"),
     [("llama", {"head_dim": 16}), ("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen3", {})],
 )
-def test_lowered_means_the_same(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+def test_lowering_keeps_the_results(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     model = export_model(write_tiny(family, tmp_path / "checkpoint", **overrides))
     report = pipeline.run(model, [DynamicQuantizationPass(FORM)], debug=True)[1]
     assert report.refusals == []

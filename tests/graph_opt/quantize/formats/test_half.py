@@ -1,4 +1,4 @@
-"""fp16 and bf16: what becomes 16 bits, what stays fp32, and what does not fit."""
+"""fp16 and bf16: 16-bit values, fp32 values, and values out of range."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_fp16_runs_near_the_float_model(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [FP16, BF16])
 def test_targets_without_16_bit_kernels_compute_in_float(dtype: ir.DataType, tmp_path: Path) -> None:
-    """bf16 weights come back exactly, those in fp16 nearly."""
+    """bf16 weights are restored exactly, fp16 weights within rounding."""
     exact = PortableRunner(saved(exported("llama", tmp_path, head_dim=16), tmp_path / "float.onnx"))
     model = converted(ir.load(tmp_path / "float.onnx"), dtype)
     report = pipeline.run(model, slot_passes(SlotOptions(context_length=64)), debug=True)[1]
@@ -86,8 +86,8 @@ def test_types_of_the_contract(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.down_proj.weight" in model.graph.initializers
 
 
-def test_a_row_of_padding_alone_stays_a_number(tmp_path: Path) -> None:
-    """The lowest float would be -inf in 16 bits, and a softmax of nothing but that is NaN."""
+def test_a_fully_padded_row_is_finite(tmp_path: Path) -> None:
+    """The lowest float would be -inf in 16 bits, and a softmax of only -inf is NaN."""
     model = converted(exported("llama", tmp_path))
     feed: dict[str, Any] = {
         "input_ids": np.ones((2, 3), np.int64),
@@ -153,7 +153,7 @@ def test_quantized_weights_are_dequantized_to_16_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(result, exact, atol=1e-2 * float(np.abs(exact).max()))
 
 
-def test_twice_is_once_and_other_types_are_refused() -> None:
+def test_conversion_is_idempotent_and_other_types_are_refused() -> None:
     model = converted(graph(MODEL, table=TABLE, w=W))
     assert apply(HalfPrecisionPass(FP16), model) == []
     assert len([*nodes_of(model.graph, "Cast")]) == 1  # the logits

@@ -1,4 +1,4 @@
-"""The 8-bit KV cache: scales, their standard form, and the kernel's form of it."""
+"""The 8-bit KV cache: scales, the standard form and the kernel's form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTENTION = """g (float[1, S, 16] q, float[1, S, 8] k, float[1, S, 8] v,
         float[1, 1, T, 8] pk, float[1, 1, T, 8] pv)
         => (float[1, S, 16] y, float[1, 1, U, 8] key, float[1, 1, U, 8] value) {
     y, key, value = Attention <q_num_heads = 2, kv_num_heads = 1, is_causal = 1> (q, k, v, , pk, pv) }"""
-# Ropes inside and outside the kernel, norms of keys, windows, soft caps, no rope.
+# Ropes inside and outside of the kernel, norms of keys, windows, soft caps, no rope.
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"head_dim": 16}),
     ("llama", {}),
@@ -43,7 +43,7 @@ def save(model: ir.Model, path: Path) -> Path:
 
 @pytest.fixture(scope="module", params=CASES, ids=["-".join([name, *map(str, more)]) for name, more in CASES])
 def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A portable graph with a quantized cache."""
+    """Return a portable graph with a quantized cache."""
     family, overrides = request.param
     folder = tmp_path_factory.mktemp("kv")
     model = export_model(write_tiny(family, folder / "checkpoint", **overrides))
@@ -60,8 +60,8 @@ def lowered(path: Path, kv_cache: str = "auto") -> Path:
     return save(model, path.with_name(f"{kv_cache}.onnx"))
 
 
-def test_the_kernel_means_what_the_standard_form_means(quantized: Path) -> None:
-    """Whatever order tokens come in: both quantize a key once, with the same rounding."""
+def test_the_kernel_equals_the_standard_form(quantized: Path) -> None:
+    """In any order of tokens, both forms quantize a key once with the same rounding."""
     model = lowered(quantized)
     caches = [value for value in ir.load(model).graph.inputs if "past_key_values" in str(value.name)]
     assert {value.dtype for value in caches} == {ir.DataType.INT8}
@@ -70,13 +70,13 @@ def test_the_kernel_means_what_the_standard_form_means(quantized: Path) -> None:
         rows = {row: RNG.integers(0, 256, count) for row, count in run.items()}
         left, right = first.forward(rows), second.forward(rows)
         for row in rows:
-            # A value in the middle between two levels may be rounded either way.
+            # A value halfway between two levels may be rounded in either direction.
             np.testing.assert_allclose(left[row], right[row], atol=2e-2 * np.abs(left[row]).max())
             assert np.abs(left[row] - right[row]).mean() < 2e-3 * np.abs(left[row]).max()
 
 
 def test_whole_equals_pieces_equals_batch(quantized: Path) -> None:
-    """The kernel reads what it has just quantized, so pieces of a prompt see the same keys as the whole."""
+    """The kernel reads the quantized keys of the same run, so pieces use the same keys as the whole."""
     model, tokens = lowered(quantized), RNG.integers(0, 256, 21)
     whole = SlotRunner(model, slots=1, max_length=CONTEXT).forward({0: tokens})[0]
     pieces, batch = (SlotRunner(model, slots=3, max_length=CONTEXT) for _ in range(2))
@@ -109,7 +109,7 @@ def test_one_scale_for_a_whole_tensor(tmp_path: Path) -> None:
         assert np.abs(left - right).mean() < 2e-3 * np.abs(left).max()
 
 
-def test_a_float_cache_may_be_asked_for(quantized: Path) -> None:
+def test_a_float_cache_can_be_requested(quantized: Path) -> None:
     model = lowered(quantized, "float32")
     tokens = RNG.integers(0, 256, 12)
     exact = PortableRunner(quantized.with_name("float.onnx")).forward({0: tokens})[0]

@@ -1,4 +1,4 @@
-"""Routers stay as they are: rounding one would send tokens to other experts."""
+"""Routers are not quantized, because rounding would select other experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static int8: ranges from text, the standard Q/DQ form, and the kernel's form of it."""
+"""Static int8: ranges from text, the standard Q/DQ form and the kernel's form."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_values_beyond_the_range_are_clipped() -> None:
     np.testing.assert_allclose(evaluate(model, {"x": np.array([[0.5, 9.0]], np.float32)})[0], [[0.5, 1.27]])
 
 
-def test_what_is_excluded_or_was_not_measured_becomes_weight_only() -> None:
+def test_excluded_and_unmeasured_products_become_weight_only() -> None:
     model = graph(TWO, v=V, w=W, b=BIAS)
     apply(StaticQuantizationPass(FORM, {"h": 1.0}, exclude=["w"]), model)
     assert {"v.values", "w.values"} <= set(model.graph.initializers)
@@ -101,7 +101,7 @@ def test_products_the_kernel_cannot_compute_are_explained() -> None:
         ("gpt2", {}),
     ],
 )
-def test_lowered_means_the_same_and_rows_do_not_depend_on_each_other(
+def test_lowering_keeps_the_results_and_rows_are_independent(
     family: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     portable = quantized(family, tmp_path, **overrides)
@@ -115,7 +115,7 @@ def test_lowered_means_the_same_and_rows_do_not_depend_on_each_other(
     for count in (11, 1, 1):
         tokens, others = RNG.integers(0, 256, count), RNG.integers(0, 256, count)
         left, right = first.forward({0: tokens})[0], alone.forward({0: tokens})[0]
-        # A value in the middle between two levels may be rounded either way.
+        # A value halfway between two levels may be rounded in either direction.
         np.testing.assert_allclose(left, right, atol=2e-2 * float(np.abs(left).max()))
         assert np.abs(left - right).mean() < 2e-3 * np.abs(left).max()
         both = together.forward({0: tokens, 1: others})[0]
@@ -136,7 +136,7 @@ def test_ranges_do_not_depend_on_how_many_layers_are_measured_at_a_time(tmp_path
         )
         for size in (1 << 28, 1)
     )
-    assert len(one) == 8  # four inputs in each of two layers; the head's is left out
+    assert len(one) == 8  # four inputs in each of two layers, without the head's
     assert {name: found.largest for name, found in many.items()} == pytest.approx(
         {name: found.largest for name, found in one.items()}
     )
@@ -144,7 +144,7 @@ def test_ranges_do_not_depend_on_how_many_layers_are_measured_at_a_time(tmp_path
     assert seen[-1][:2] == (32, 32)
 
 
-def test_activations_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+def test_nan_activations_are_named(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     gain = model.graph.initializers["model.layers.1.input_layernorm.weight"]
     gain.const_value = ir.tensor(np.full(32, np.nan, np.float32), name=gain.name)

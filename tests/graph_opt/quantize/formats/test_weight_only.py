@@ -63,7 +63,7 @@ def test_embedding_and_tied_head_share_one_weight_blocked_along_the_hidden_axis(
     np.testing.assert_array_equal(logits, embedded[0].T)
 
 
-def test_a_size_that_no_block_divides_is_left_and_said() -> None:
+def test_a_size_that_no_block_divides_stays_float_and_is_reported() -> None:
     model = graph(LINEAR.replace("32", "24"), w=W[:24])
     before = canonical(model)
     assert quantize(model) == ["weight w has 24 inputs, which is not a multiple of 16"]
@@ -81,7 +81,7 @@ def test_a_weight_gets_the_largest_block_that_divides_its_inputs(inputs: int, bl
     assert np.linalg.norm(found - values) < 0.13 * np.linalg.norm(values)
 
 
-def test_a_weight_summed_along_both_axes_is_left_and_said() -> None:
+def test_a_weight_summed_along_both_axes_stays_float_and_is_reported() -> None:
     text = """g (float[B, 32] x) => (float[B, 32] a, float[B, 32] b) {
         a = MatMul(x, w) b = Gemm <transB = 1> (x, w) }"""
     model = graph(text, w=np.tile(W, 4))
@@ -96,7 +96,7 @@ def test_positions_biases_and_norms_stay_float() -> None:
     assert [node.op_type for node in model.graph] == ["Gather", "Add", "RMSNormalization"]
 
 
-def test_weights_can_have_formats_of_their_own() -> None:
+def test_weights_can_have_different_formats() -> None:
     text = "g (float[B, 32] x) => (float[B, 8] y, float[B, 8] z) { y = MatMul(x, v) z = MatMul(x, w) }"
     model = graph(text, v=W, w=W)
     quantize(model, overrides={"v": None, "w": BlockFormat(bits=8)})

@@ -1,4 +1,4 @@
-"""Mixed precision under a budget."""
+"""Mixed precision with a budget of bits or a limit of KL."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ INT4, INT8 = BlockFormat(), BlockFormat(bits=8)
 
 
 def made_up(*divergences: float, size: int = 320) -> dict[str, list[Choice]]:
-    """Weights of one size that cause these divergences in int4, and a hundredth in int8."""
+    """Return weights of one size with these divergences in int4 and a hundredth of them in int8."""
     return {
         f"w{i}": [Choice(INT4, 5 * size, one), Choice(INT8, 9 * size, one / 100), Choice(None, 32 * size, 0)]
         for i, one in enumerate(divergences)
     }
 
 
-def test_bits_go_where_they_matter_most() -> None:
+def test_sensitive_weights_get_more_bits() -> None:
     plan = spend_bits(made_up(0.1, 0.5, 0.2, 0.01), 7.0)
     assert plan.overrides == {"w1": INT8, "w2": INT8}
     assert plan.bits == 7.0
@@ -50,12 +50,12 @@ def test_greedy_is_near_the_best_of_all_plans() -> None:
         assert plan.divergence <= 1.5 * best + 1e-9
 
 
-def test_too_few_bits_say_how_many_it_takes() -> None:
+def test_a_low_budget_names_the_required_bits() -> None:
     with pytest.raises(UsageError, match=r"budget of 4.5 bits cannot be met; the minimum is 5.000 bits"):
         spend_bits(made_up(0.1, 0.2), 4.5)
 
 
-def test_a_limit_is_met_as_measured_not_as_expected() -> None:
+def test_the_measured_divergence_meets_the_limit() -> None:
     found = made_up(0.1, 0.5, 0.2, 0.01)
 
     def worse_than_the_sum(forms: dict[str, BlockFormat | None]) -> float:
@@ -104,7 +104,7 @@ def test_more_bits_never_diverge_more(runner: WeightInputs) -> None:
     assert [plan.bits for plan in plans[:3]] == pytest.approx([6, 7, 8], abs=0.2)
 
 
-def test_the_record_names_what_got_more(runner: WeightInputs, tmp_path: Path) -> None:
+def test_the_record_names_the_weights_with_more_bits(runner: WeightInputs, tmp_path: Path) -> None:
     plan = spend_divergence(choices(runner), 1e-4, runner.divergence)
     record = plan.record()
     assert record["divergence"] <= 1e-4

@@ -33,7 +33,7 @@ def logits(path: Path) -> Floats:
 
 
 def quantized(checkpoint: Path, out: Path, forms: Forms, algorithm: str | None) -> QuantizedLayers | None:
-    """Write the graph of a checkpoint, quantized unless ``algorithm`` is None."""
+    """Write the graph of a checkpoint; quantize it unless ``algorithm`` is None."""
     model, found = export_model(checkpoint), None
     passes: Sequence[ir.passes.PassBase] = ()
     if algorithm is not None:
@@ -51,8 +51,8 @@ def quantized(checkpoint: Path, out: Path, forms: Forms, algorithm: str | None) 
 
 @pytest.mark.parametrize("algorithm", list(CALIBRATED))
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
-def test_eight_bits_predict_what_floats_do(family: str, algorithm: str, tmp_path: Path) -> None:
-    """Scaled channels, transposed heads and biases all end up where they belong."""
+def test_eight_bits_predict_as_float(family: str, algorithm: str, tmp_path: Path) -> None:
+    """Scaled channels, transposed heads and biases are written correctly."""
     checkpoint = write_tiny(family, tmp_path / "checkpoint")
     quantized(checkpoint, tmp_path / "float.onnx", Forms(INT8), None)
     found = quantized(checkpoint, tmp_path / "int8.onnx", Forms(INT8), algorithm)
@@ -63,7 +63,7 @@ def test_eight_bits_predict_what_floats_do(family: str, algorithm: str, tmp_path
     assert 0 < error < 0.06
 
 
-def test_single_weights_have_forms_of_their_own(tmp_path: Path) -> None:
+def test_single_weights_can_have_other_formats(tmp_path: Path) -> None:
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     forms = Forms(INT4, embedding=INT8, overrides={names[0]: INT8, names[1]: None})
     checkpoint = write_tiny("llama", tmp_path / "checkpoint", tie_word_embeddings=True)
@@ -76,7 +76,7 @@ def test_single_weights_have_forms_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_weight_gets_blocks_that_divide_its_inputs(tmp_path: Path) -> None:
-    """48 inputs of the down projection are no multiple of 32, and are cut into blocks of 16."""
+    """The down projection has 48 inputs, which 32 does not divide, and gets blocks of 16."""
     checkpoint = write_tiny("llama", tmp_path / "checkpoint")
     quantized(checkpoint, tmp_path / "some.onnx", Forms(BlockFormat()), "gptq")
     values = ir.load(tmp_path / "some.onnx").graph.initializers
@@ -84,7 +84,7 @@ def test_a_weight_gets_blocks_that_divide_its_inputs(tmp_path: Path) -> None:
     assert values["model.layers.0.mlp.up_proj.weight.scales"].shape == [1, 48]
 
 
-def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_a_nan_weight_is_named(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     head = model.graph.initializers["lm_head.weight"]
     head.const_value = ir.tensor(np.full((32, 260), np.nan, np.float32), name=head.name)

@@ -36,7 +36,7 @@ def record(model: ir.Model, substitutes: Mapping[str, Floats] | None = None) -> 
 
 
 def reference_moments(path: Path, source: str) -> Floats:
-    """Moments from one session that holds the whole model, windows at the same places of the context."""
+    """Return the moments of a session of the whole model, with windows at the same positions."""
     reader = ActivationReader(path, [source])
     rows = [reader.read(tokens, 14 * i // 2)[source][0] for i, tokens in enumerate(WINDOWS)]
     joined = np.concatenate(rows)
@@ -45,7 +45,7 @@ def reference_moments(path: Path, source: str) -> Floats:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2", "phi3"])
-def test_every_stage_sees_what_the_whole_model_would_give_it(family: str, tmp_path: Path) -> None:
+def test_stages_get_the_inputs_of_the_whole_model(family: str, tmp_path: Path) -> None:
     path = tmp_path / "float.onnx"
     ir.save(export_model(write_tiny(family, tmp_path / "checkpoint")), path)
     model = ir.load(path)
@@ -63,7 +63,7 @@ def test_every_stage_sees_what_the_whole_model_would_give_it(family: str, tmp_pa
     assert len(every) == sum(len(stage.weights) for stage in record(model).values())
 
 
-def test_later_stages_see_what_replaced_the_earlier_weights(tmp_path: Path) -> None:
+def test_later_stages_use_the_substituted_weights(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     name = "model.layers.0.mlp.up_proj.weight"
     tensor = model.graph.initializers[name].const_value
@@ -78,8 +78,8 @@ def test_later_stages_see_what_replaced_the_earlier_weights(tmp_path: Path) -> N
     np.testing.assert_allclose(4 * behind.moments, plain.moments, rtol=1e-4, atol=1e-6)
 
 
-def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
-    """A model of many layers takes no more than one of few."""
+def test_memory_is_independent_of_the_number_of_layers(tmp_path: Path) -> None:
+    """A model of many layers needs no more memory than one of few."""
 
     def substitute(stage: Stage) -> Mapping[str, Floats]:
         return {
@@ -99,10 +99,10 @@ def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     layer = 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 512)
-    assert peaks[1] < peaks[0] + layer  # of ten layers more
+    assert peaks[1] < peaks[0] + layer  # for ten more layers
 
 
-def test_bad_numbers_and_too_little_text_are_refused(tmp_path: Path) -> None:
+def test_nan_values_and_short_texts_are_refused(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     with pytest.raises(UsageError, match="20 tokens; at least 128"):
         calibrate_stages(model, [np.arange(20)], lambda _: {}, context_length=64)
@@ -112,10 +112,10 @@ def test_bad_numbers_and_too_little_text_are_refused(tmp_path: Path) -> None:
         record(model)
 
 
-def test_weights_may_lie_beside_the_graph(tmp_path: Path) -> None:
+def test_external_weights_are_supported(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint", hidden_size=96))
     expected = record(model)
-    ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")  # norms of 384 bytes, too
+    ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")  # includes norms of 384 bytes
     found = record(ir.load(tmp_path / "model.onnx"))
     assert found.keys() == expected.keys()
     for name, stage in found.items():
