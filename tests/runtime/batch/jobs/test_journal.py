@@ -69,7 +69,9 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a job folder"):
         Journal(tmp_path, read_only=True)
     (tmp_path / "journal.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 9)
-    with pytest.raises(UsageError, match=r"journal\.sqlite3 is damaged, or not a journal.*not a database.*--restart"):
+    with pytest.raises(
+        UsageError, match=r"journal\.sqlite3 is damaged, or not a journal.*not a database.*--restart"
+    ):
         Journal(tmp_path)
     (tmp_path / "journal.sqlite3").write_bytes(b"")
     with pytest.raises(UsageError, match=r"not a journal.*--restart"):
