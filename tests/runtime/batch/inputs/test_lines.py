@@ -104,7 +104,7 @@ def test_an_input_is_a_response_where_the_endpoint_says_so() -> None:
     )
     line = parse({"prompt": "x"}, "/v1/responses")
     assert isinstance(line, BadLine)
-    assert "this job's endpoint is /v1/responses" in line.message
+    assert "the job's endpoint is /v1/responses" in line.message
 
 
 def test_surrogate_pairs_are_text() -> None:
