@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -105,7 +106,7 @@ def test_a_version_can_be_chosen_and_loading_put_off(tmp_path: Path) -> None:
 
 
 def test_one_broken_model_leaves_the_others_but_only_broken_ones_are_an_error(tmp_path: Path) -> None:
-    def broken() -> None:
+    def broken() -> NoReturn:
         raise PackageError("cut off")
 
     async def scenario() -> None:
