@@ -160,7 +160,7 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda client: client.generate("x", top_p=2), RequestError, "top_p must be in"),
+        (lambda client: client.generate("x", top_p=2), RequestError, "top_p must be a number"),
         (lambda client: client.generate("x", model="no"), UnknownModelError, "there is no model 'no'"),
         (lambda client: client.generate("x", top_q=1), RequestError, "no option 'top_q'"),
         (lambda client: client.generate("x", top_p="a"), RequestError, "wrong type"),

@@ -210,7 +210,7 @@ def test_a_fault_names_the_field() -> None:
         detail = error_details_pb2.BadRequest()
         assert status.details[0].Unpack(detail)
         (violation,) = detail.field_violations
-        assert (violation.field, "top_p must be in" in violation.description) == ("sampling", True)
+        assert (violation.field, "top_p must be a number" in violation.description) == ("sampling", True)
         assert (status.code, status.message) == (INVALID.value[0], violation.description)
         assert "grpc-retry-pushback-ms" not in metadata
 
