@@ -48,7 +48,11 @@ def test_tritonclient(mode: str) -> None:
         }
         async with null_llm(step_seconds=0.005) as llm:
             models = MixedRepository(llm, sessions)
-            async with serving(llm, models) as served, http_serving(llm, models) as http:
+            allowed = {"shared_memory": True}
+            async with (
+                serving(llm, models, **allowed) as served,
+                http_serving(llm, models, **allowed) as http,
+            ):
                 address = http.url.removeprefix("http://")
                 assert await run(python, "triton_client.py", mode, served.address, address) == "fine\n"
 

@@ -10,6 +10,7 @@ import json
 import queue
 import sys
 from typing import Any
+from uuid import uuid4
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = np.full((2, 4), 0.5, np.float32)
@@ -81,6 +82,27 @@ def common(module: Any, client: Any) -> str:
     return str(text[0].decode())
 
 
+def through_shared_memory(module: Any, client: Any) -> None:
+    """Both inputs and the output lie in one region."""
+    key, size = f"carryall-{uuid4().hex}", A.nbytes
+    handle = shared_memory.create_shared_memory_region("region", key, 3 * size)
+    try:
+        shared_memory.set_shared_memory_region(handle, [A, B])
+        client.register_system_shared_memory("region", key, 3 * size)
+        inputs = [module.InferInput(name, list(A.shape), "FP32") for name in "AB"]
+        for i, one in enumerate(inputs):
+            one.set_shared_memory("region", size, offset=i * size)
+        wanted = module.InferRequestedOutput("SUM")
+        wanted.set_shared_memory("region", size, offset=2 * size)
+        client.infer("sum", inputs, outputs=[wanted])
+        found = shared_memory.get_contents_as_numpy(handle, np.float32, list(A.shape), 2 * size)
+        np.testing.assert_array_equal(found, A + B)
+        refused(lambda: client.register_system_shared_memory("region", key, size), "registered already")
+        client.unregister_system_shared_memory("region")
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
 def check_grpc(address: str) -> str:
     client = triton_grpc.InferenceServerClient(address)
     assert client.get_server_metadata().name == "carryall"
@@ -108,10 +130,11 @@ def check_grpc(address: str) -> str:
     client.async_infer("sum", sums(triton_grpc), lambda result, error: done.put((result, error)))
     result, error = done.get(timeout=30)
     np.testing.assert_array_equal(result.as_numpy("SUM"), A + B)
+    through_shared_memory(triton_grpc, client)
     text = common(triton_grpc, client)
     assert text == "".join(parts)
     stats = client.get_inference_statistics("sum").model_stats[0]
-    assert stats.inference_count == 6, stats
+    assert stats.inference_count == 8, stats
     client.close()
     return text
 
@@ -127,6 +150,7 @@ def check_http(address: str) -> None:
     np.testing.assert_array_equal(client.infer("sum", plain, outputs=wanted).as_numpy("SUM"), A + B)
     pending = client.async_infer("sum", sums(triton_http))
     np.testing.assert_array_equal(pending.get_result().as_numpy("SUM"), A + B)
+    through_shared_memory(triton_http, client)
     common(triton_http, client)
     assert client.get_inference_statistics("sum")["model_stats"][0]["inference_count"] > 0
     client.close()
