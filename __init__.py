@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runtime.api.dynamic_batching import DynamicBatcher
     from .runtime.api.llm import LLM
     from .runtime.api.session import InferenceSession
+    from .runtime.api.text_encoder import TextEncoder
     from .runtime.batch import api as batch
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
@@ -66,6 +67,7 @@ _HOME = {
     "RequestOutput": ".runtime.types.outputs",
     "SamplingParams": ".runtime.types.sampling_params",
     "StructuredOutput": ".runtime.types.structured_output",
+    "TextEncoder": ".runtime.api.text_encoder",
     "VerificationReport": ".runtime.tasks.verify",
     "benchmark": ".runtime.tasks.benchmark",
     "diff": ".runtime.tasks.diff",
@@ -102,6 +104,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutput",
+    "TextEncoder",
     "VerificationReport",
     "__version__",
     "batch",
