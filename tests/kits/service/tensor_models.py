@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from grpc_serving import INFO
 
-from carryall.errors import UnknownModelError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.session import InferenceSession
-from carryall.runtime.service.core.repository import ModelRepository, ModelStatus
+from carryall.runtime.service.core.repository import ModelLoader, ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
 
 
@@ -36,21 +36,10 @@ def sum_model() -> InferenceSession:
     return InferenceSession(ir.Model(graph, ir_version=10), providers=["cpu"])
 
 
-class MixedRepository(ModelRepository):
-    """Serves sessions too."""
-
-    def __init__(self, llm: AsyncLLM, sessions: Mapping[str, InferenceSession]) -> None:
-        super().__init__({"toy": lambda: ServedModel(llm, INFO)}, default="toy")
-        self._sessions = sessions
-
-    def models(self) -> list[ModelStatus]:
-        tensors = [ModelStatus(name=name, kind="tensor", state="ready") for name in self._sessions]
-        return [*super().models(), *tensors]
-
-    def session(self, name: str, version: str | None = None) -> InferenceSession:
-        if name not in self._sessions or version not in (None, "1"):
-            raise UnknownModelError(f"there is no tensor model '{name}'")
-        return self._sessions[name]
+def mixed_repository(llm: AsyncLLM, sessions: Mapping[str, InferenceSession]) -> ModelRepository:
+    """A language model `toy`, which is the default, and tensor models."""
+    tensors = {name: ModelLoader(partial(sessions.get, name), kind="tensor") for name in sessions}
+    return ModelRepository({"toy": lambda: ServedModel(llm, INFO), **tensors})
 
 
 SAMPLES = {

@@ -12,7 +12,7 @@ from grpc_serving import serving
 from http_serving import http_serving
 from null_llm import null_llm
 from own_environment import python_with
-from tensor_models import MixedRepository, echo_model, sum_model
+from tensor_models import echo_model, mixed_repository, sum_model
 
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -47,7 +47,7 @@ def test_tritonclient(mode: str) -> None:
             "brain": echo_model(ir.DataType.BFLOAT16),
         }
         async with null_llm(step_seconds=0.005) as llm:
-            models = MixedRepository(llm, sessions)
+            models = mixed_repository(llm, sessions)
             allowed = {"shared_memory": True}
             async with (
                 serving(llm, models, **allowed) as served,

@@ -14,7 +14,7 @@ from grpc_serving import Served, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from null_llm import null_llm
-from tensor_models import MixedRepository, sum_model
+from tensor_models import mixed_repository, sum_model
 
 from carryall.proto import kserve_pb2, service_pb2, vllm_engine_pb2
 from carryall.runtime.api.async_llm import AsyncLLM
@@ -104,7 +104,7 @@ def calls(draw: st.DrawFn) -> tuple[MethodDescriptor, Message]:
 def test_random_messages(examples: int) -> None:
     async def scenario() -> None:
         async with null_llm(max_queue=8) as llm:
-            models = MixedRepository(llm, {"sum": sum_model()})
+            models = mixed_repository(llm, {"sum": sum_model()})
             async with serving(llm, models) as served, grpc.aio.insecure_channel(served.address) as channel:
                 loop = asyncio.get_running_loop()
                 await asyncio.to_thread(_fuzz, loop, channel, examples)

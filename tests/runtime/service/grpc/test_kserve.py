@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from grpc_serving import code_of, serving
 from null_llm import null_llm
-from tensor_models import SAMPLES, MixedRepository, echo_model, sum_model
+from tensor_models import SAMPLES, echo_model, mixed_repository, sum_model
 
 from carryall.proto import kserve_pb2 as pb
 from carryall.proto import kserve_pb2_grpc
@@ -38,7 +38,7 @@ async def stub_of(models: Callable[[AsyncLLM], Any], **options: Any) -> AsyncIte
 
 def run(scenario: Callable[[Any, AsyncLLM], Awaitable[None]], **sessions: Any) -> None:
     async def test() -> None:
-        async with stub_of(lambda llm: MixedRepository(llm, sessions)) as (stub, llm):
+        async with stub_of(lambda llm: mixed_repository(llm, sessions)) as (stub, llm):
             await scenario(stub, llm)
 
     asyncio.run(test())

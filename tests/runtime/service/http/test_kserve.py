@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
-from tensor_models import SAMPLES, MixedRepository, echo_model, sum_model
+from tensor_models import SAMPLES, echo_model, mixed_repository, sum_model
 
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.http.kserve import JSON_SIZE
@@ -26,7 +26,7 @@ def run(scenario: Callable[[HttpServed, AsyncLLM], Awaitable[None]], **sessions:
     async def test() -> None:
         async with (
             null_llm(step_seconds=0.005) as llm,
-            http_serving(llm, models=MixedRepository(llm, sessions)) as served,
+            http_serving(llm, models=mixed_repository(llm, sessions)) as served,
         ):
             await scenario(served, llm)
 
