@@ -24,33 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61rryall/v1/models.proto\x12\x0b\x63\x61rryall.v1\"\x13\n\x11ListModelsRequest\"P\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.carryall.v1.Model\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\"\x9e\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.carryall.v1.ModelState\x12\x10\n\x08provider\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x11\n\tmax_slots\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\"!\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.carryall.v1.Model\"#\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\" \n\x0fGetStatsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"<\n\x10GetStatsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.carryall.v1.EngineStats\"\xc3\x04\n\x0b\x45ngineStats\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x04\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eidle_kv_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x1c\n\x0fkv_bytes_budget\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05steps\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\n \x01(\x04\x12\x18\n\x10generated_tokens\x18\x0b \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x10\n\x08\x66inished\x18\x0e \x01(\x04\x12\x11\n\tcancelled\x18\x0f \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x10 \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x11 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x12 \x01(\x04\x12\x1c\n\x14prefix_cached_tokens\x18\x13 \x01(\x04\x12\x17\n\x0fkv_saved_tokens\x18\x14 \x01(\x04\x12\x1a\n\x12kv_restored_tokens\x18\x15 \x01(\x04\x12\x16\n\x0ekv_lost_chunks\x18\x16 \x01(\x04\x12\x17\n\x0fproposed_tokens\x18\x17 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x18 \x01(\x04\x12\x18\n\x10kv_tokens_budget\x18\x19 \x01(\x04\x42\x12\n\x10_kv_bytes_budget*\x8b\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61rryall/v1/models.proto\x12\x0b\x63\x61rryall.v1\"\x13\n\x11ListModelsRequest\"P\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.carryall.v1.Model\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\"\xd5\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.carryall.v1.ModelState\x12\x10\n\x08provider\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x11\n\tmax_slots\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12$\n\x04kind\x18\t \x01(\x0e\x32\x16.carryall.v1.ModelKind\"!\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.carryall.v1.Model\"#\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\" \n\x0fGetStatsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"<\n\x10GetStatsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.carryall.v1.EngineStats\"\xc3\x04\n\x0b\x45ngineStats\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x04\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eidle_kv_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x1c\n\x0fkv_bytes_budget\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05steps\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\n \x01(\x04\x12\x18\n\x10generated_tokens\x18\x0b \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x10\n\x08\x66inished\x18\x0e \x01(\x04\x12\x11\n\tcancelled\x18\x0f \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x10 \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x11 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x12 \x01(\x04\x12\x1c\n\x14prefix_cached_tokens\x18\x13 \x01(\x04\x12\x17\n\x0fkv_saved_tokens\x18\x14 \x01(\x04\x12\x1a\n\x12kv_restored_tokens\x18\x15 \x01(\x04\x12\x16\n\x0ekv_lost_chunks\x18\x16 \x01(\x04\x12\x17\n\x0fproposed_tokens\x18\x17 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x18 \x01(\x04\x12\x18\n\x10kv_tokens_budget\x18\x19 \x01(\x04\x42\x12\n\x10_kv_bytes_budget*W\n\tModelKind\x12\x1a\n\x16MODEL_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_KIND_LANGUAGE\x10\x01\x12\x15\n\x11MODEL_KIND_TENSOR\x10\x02*\xa6\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'carryall.proto.models_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELSTATE']._serialized_start=1135
-  _globals['_MODELSTATE']._serialized_end=1274
+  _globals['_MODELKIND']._serialized_start=1189
+  _globals['_MODELKIND']._serialized_end=1276
+  _globals['_MODELSTATE']._serialized_start=1279
+  _globals['_MODELSTATE']._serialized_end=1445
   _globals['_LISTMODELSREQUEST']._serialized_start=41
   _globals['_LISTMODELSREQUEST']._serialized_end=60
   _globals['_LISTMODELSRESPONSE']._serialized_start=62
   _globals['_LISTMODELSRESPONSE']._serialized_end=142
   _globals['_MODEL']._serialized_start=145
-  _globals['_MODEL']._serialized_end=303
-  _globals['_LOADMODELREQUEST']._serialized_start=305
-  _globals['_LOADMODELREQUEST']._serialized_end=338
-  _globals['_LOADMODELRESPONSE']._serialized_start=340
-  _globals['_LOADMODELRESPONSE']._serialized_end=394
-  _globals['_UNLOADMODELREQUEST']._serialized_start=396
-  _globals['_UNLOADMODELREQUEST']._serialized_end=431
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=433
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=454
-  _globals['_GETSTATSREQUEST']._serialized_start=456
-  _globals['_GETSTATSREQUEST']._serialized_end=488
-  _globals['_GETSTATSRESPONSE']._serialized_start=490
-  _globals['_GETSTATSRESPONSE']._serialized_end=550
-  _globals['_ENGINESTATS']._serialized_start=553
-  _globals['_ENGINESTATS']._serialized_end=1132
+  _globals['_MODEL']._serialized_end=358
+  _globals['_LOADMODELREQUEST']._serialized_start=360
+  _globals['_LOADMODELREQUEST']._serialized_end=393
+  _globals['_LOADMODELRESPONSE']._serialized_start=395
+  _globals['_LOADMODELRESPONSE']._serialized_end=449
+  _globals['_UNLOADMODELREQUEST']._serialized_start=451
+  _globals['_UNLOADMODELREQUEST']._serialized_end=486
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=488
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=509
+  _globals['_GETSTATSREQUEST']._serialized_start=511
+  _globals['_GETSTATSREQUEST']._serialized_end=543
+  _globals['_GETSTATSRESPONSE']._serialized_start=545
+  _globals['_GETSTATSRESPONSE']._serialized_end=605
+  _globals['_ENGINESTATS']._serialized_start=608
+  _globals['_ENGINESTATS']._serialized_end=1187
 # @@protoc_insertion_point(module_scope)

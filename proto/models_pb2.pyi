@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ModelKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_KIND_UNSPECIFIED: _ClassVar[ModelKind]
+    MODEL_KIND_LANGUAGE: _ClassVar[ModelKind]
+    MODEL_KIND_TENSOR: _ClassVar[ModelKind]
+
 class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
@@ -14,11 +20,16 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_LOADING: _ClassVar[ModelState]
     MODEL_STATE_READY: _ClassVar[ModelState]
     MODEL_STATE_FAILED: _ClassVar[ModelState]
+    MODEL_STATE_UNLOADING: _ClassVar[ModelState]
+MODEL_KIND_UNSPECIFIED: ModelKind
+MODEL_KIND_LANGUAGE: ModelKind
+MODEL_KIND_TENSOR: ModelKind
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_UNLOADED: ModelState
 MODEL_STATE_LOADING: ModelState
 MODEL_STATE_READY: ModelState
 MODEL_STATE_FAILED: ModelState
+MODEL_STATE_UNLOADING: ModelState
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -33,7 +44,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "state", "provider", "vocab_size", "context_length", "max_slots", "reason")
+    __slots__ = ("name", "state", "provider", "vocab_size", "context_length", "max_slots", "reason", "version", "kind")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +52,8 @@ class Model(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: ModelState
     provider: str
@@ -48,7 +61,9 @@ class Model(_message.Message):
     context_length: int
     max_slots: int
     reason: str
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_slots: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    version: str
+    kind: ModelKind
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_slots: _Optional[int] = ..., reason: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[_Union[ModelKind, str]] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("model",)

@@ -116,7 +116,8 @@ class CallSplitter:
             if self._span is None and head:
                 self._text, self._span, self._sent = self._text[head.end() :], JsonSpan(), 0
                 self._index += 1
-                yield CallDelta(self._index, "", f"call_{secrets.token_hex(12)}", json.loads(head[1]))
+                # Nine letters and digits are what Mistral's templates demand of an id.
+                yield CallDelta(self._index, "", secrets.token_hex(5)[:9], json.loads(head[1]))
             if not self._sent:
                 self._text = self._text.lstrip()
             if self._span is None or not self._text:

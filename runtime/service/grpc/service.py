@@ -13,7 +13,7 @@ from ...api.embedding import Pooling
 from ...api.scoring import RERANK_INSTRUCTION
 from ..core.admission import Admission
 from ..core.handler import LLMHandler
-from ..core.repository import ModelState, ModelStatus
+from ..core.repository import ModelKind, ModelState, ModelStatus
 from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response
 from .statuses import Context, errors_as_status
 
@@ -26,8 +26,12 @@ STATES: dict[ModelState, models_pb2.ModelState] = {
     "unloaded": models_pb2.MODEL_STATE_UNLOADED,
     "loading": models_pb2.MODEL_STATE_LOADING,
     "ready": models_pb2.MODEL_STATE_READY,
-    "unloading": models_pb2.MODEL_STATE_UNLOADED,
+    "unloading": models_pb2.MODEL_STATE_UNLOADING,
     "failed": models_pb2.MODEL_STATE_FAILED,
+}
+KINDS: dict[ModelKind, models_pb2.ModelKind] = {
+    "llm": models_pb2.MODEL_KIND_LANGUAGE,
+    "tensor": models_pb2.MODEL_KIND_TENSOR,
 }
 
 
@@ -183,7 +187,13 @@ async def _tokens(handler: LLMHandler, request: tasks_pb2.TokenizeRequest) -> Se
 
 
 def _model(status: ModelStatus) -> models_pb2.Model:
-    message = models_pb2.Model(name=status.name, state=STATES[status.state], reason=status.reason)
+    message = models_pb2.Model(
+        name=status.name,
+        state=STATES[status.state],
+        reason=status.reason,
+        version=status.version,
+        kind=KINDS[status.kind],
+    )
     if status.info is not None:
         message.provider = status.info.provider
         message.vocab_size = status.info.vocab_size

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import grpc
 import numpy as np
@@ -14,11 +14,11 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_serving import Served, code_of, read, serving
 from null_llm import null_llm
+from tensor_models import mixed_repository, sum_model
 from tiny_models import write_tiny
 
 from carryall.proto import generation_pb2, models_pb2, sampling_pb2, tasks_pb2
 from carryall.proto.models_pb2 import (
-    MODEL_STATE_FAILED,
     MODEL_STATE_READY,
     MODEL_STATE_UNLOADED,
     GetStatsRequest,
@@ -35,6 +35,8 @@ from carryall.proto.tasks_pb2 import (
 )
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.engine.stats import EngineStats
+from carryall.runtime.service.core.repository import ModelKind, ModelState
+from carryall.runtime.service.grpc.service import KINDS, STATES
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -142,9 +144,31 @@ def test_models_come_and_go() -> None:
         assert (model.state, model.provider) == (MODEL_STATE_UNLOADED, "")
         code, details = await code_of(read(stub.Generate(generation_pb2.GenerateRequest(text="x"))))
         assert (code, "not loaded" in details) == (grpc.StatusCode.UNAVAILABLE, True), details
-        assert MODEL_STATE_FAILED  # the states that a repository knows all have a value here
 
     run(scenario)
+
+
+def test_tensor_models_are_listed_and_have_no_text() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(llm, mixed_repository(llm, {"sum": sum_model()})) as served:
+            models = (await served.stub.ListModels(ListModelsRequest())).models
+            kinds = [(one.name, one.kind, one.version, one.state) for one in models]
+            assert kinds == [
+                ("sum", models_pb2.MODEL_KIND_TENSOR, "1", MODEL_STATE_READY),
+                ("toy", models_pb2.MODEL_KIND_LANGUAGE, "1", MODEL_STATE_READY),
+            ]
+            code, details = await code_of(served.stub.Tokenize(TokenizeRequest(model="sum", text="x")))
+            assert (code, "it has no text" in details) == (grpc.StatusCode.UNIMPLEMENTED, True), details
+            assert [one.model for one in (await served.stub.GetStats(GetStatsRequest())).models] == ["toy"]
+            code, _ = await code_of(served.stub.GetStats(GetStatsRequest(model="sum")))
+            assert code == grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(scenario())
+
+
+def test_every_state_and_kind_has_a_value() -> None:
+    assert set(STATES) == set(get_args(ModelState))
+    assert set(KINDS) == set(get_args(ModelKind))
 
 
 @pytest.mark.parametrize("name", ["", "other"])
