@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from carryall.errors import MissingExtraError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
 from carryall.runtime.batch.execute import execute
-from carryall.runtime.batch.workers.cluster import ship, unpacked
+from carryall.runtime.batch.workers.cluster import connect, ship, unpacked
 
 
 def test_a_folder_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,15 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         execute(spec(source, tmp_path / "out.jsonl", ray="local"))
     with pytest.raises(UsageError, match="--worker cannot be used with --ray"):
         execute(spec(source, tmp_path / "out.jsonl", ray="local", providers=["cpu"]))
+
+
+def test_local_is_a_cluster_of_its_own_beside_a_running_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: asked.append(options))
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    connect("local")
+    connect("auto")
+    assert [options["address"] for options in asked] == ["local", "auto"]
 
 
 @pytest.fixture
