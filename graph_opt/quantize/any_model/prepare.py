@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
+from ...graph.map_types import map_names
 from ...pipeline.pipeline import run
 from ...pipeline.pipelines import model_passes
 
@@ -19,7 +20,7 @@ def prepare(model: ir.Model) -> ir.Model:
         model: changed in place if its opset allows; use the returned model.
 
     Raises:
-        UsageError: it is quantized already.
+        UsageError: it is quantized already, or has maps.
         GraphError: it is of an opset below 13 and has operators that cannot be raised.
     """
     quantizers = (
@@ -33,6 +34,11 @@ def prepare(model: ir.Model) -> ir.Model:
     if found is not None:
         raise UsageError(
             f"the model is quantized already (it has a {found.op_type}); start from the float model"
+        )
+    maps = map_names(model)
+    if maps:
+        raise UsageError(
+            f"the model has maps ({maps[0]}), as classifiers return them; remove the operator that makes them"
         )
     model, report = run(model, model_passes())
     version = model.opset_imports.get("", OLDEST)
