@@ -33,7 +33,7 @@ def prepare(model: ir.Model) -> ir.Model:
     found = next((node for node in model.graph.all_nodes() if node.op_type in quantizers), None)
     if found is not None:
         raise UsageError(
-            f"the model is quantized already (it has a {found.op_type}); start from the float model"
+            f"the model is already quantized (it has a {found.op_type}); start from the float model"
         )
     maps = map_names(model)
     if maps:
