@@ -142,5 +142,9 @@ def _quantization(record: dict[str, Any]) -> str:
 
 def _signatures(values: list[dict[str, Any]]) -> str:
     """Return the values as text, with one line for the caches of all layers."""
-    texts = [f"{value['name']} {value['dtype']} [{', '.join(map(str, value['shape']))}]" for value in values]
+    texts = [f"{value['name']} {value['dtype'] or 'no tensor'}{_shape(value['shape'])}" for value in values]
     return "\n".join(dict.fromkeys(_LAYER.sub(".N.", text) for text in texts))
+
+
+def _shape(sizes: list[Any] | None) -> str:
+    return "" if sizes is None else f" [{', '.join(map(str, sizes))}]"

@@ -17,19 +17,21 @@ import numpy as np
 import onnx_ir as ir
 
 from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
-from ...errors import UsageError
+from ...errors import GraphError, UsageError
 from ...progress import Progress
 from ..analysis.probe import fixed_tokens, has_caches
 from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
+from ..passes.normalize.lower_opset import LowerOpsetPass
+from ..passes.normalize.raise_opset import TARGET
 from .bars import Bars, rounds_activations
 from .decoders import Comparer, Decoder, Plan, decoder_report
 from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
 from .reach import mask_reach
 from .report import VerifyReport
-from .runners import is_decoder, runner
+from .runners import is_decoder, open_session, runner
 from .sample_inputs import Sample, sample_inputs
 from .tables import changed_rows
 from .tensors import Side, compare_tensors
@@ -242,9 +244,25 @@ def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[t
     """Yield the files of both; graphs are written to a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         found = []
-        for name, model in (("reference", reference), ("candidate", candidate)):
-            path = Path(folder, f"{name}.onnx") if isinstance(model, ir.Model) else model
+        for name, given in (("reference", reference), ("candidate", candidate)):
+            path, model = Path(folder, f"{name}.onnx"), _runnable(given)
             if isinstance(model, ir.Model):
                 ir.save(model, path, external_data=f"{path.name}.data")
-            found.append(path)
+            found.append(path if isinstance(model, ir.Model) else model)
         yield found[0], found[1]
+
+
+def _runnable(model: Path | ir.Model) -> Path | ir.Model:
+    """Return a model, in opset 23 where onnxruntime lacks its opset and its operators mean the same."""
+    if isinstance(model, ir.Model):
+        return model
+    loaded = load_model(model)
+    if loaded.opset_imports.get("", 0) <= TARGET:
+        return model
+    try:
+        open_session(model)
+    except GraphError:
+        lowering = LowerOpsetPass()
+        lowering(loaded)
+        return loaded if lowering.fired else model
+    return model

@@ -40,6 +40,11 @@ def has_maps(path: Path) -> bool:
     return any(_holds_map(value.type) for value in _values(onnx.load(path, load_external_data=False).graph))
 
 
+def map_names(model: ir.Model) -> list[str]:
+    """Return the names of a loaded model's values that are maps, or sequences of maps."""
+    return list(model.meta.get(_KEY, {}))
+
+
 def restore_map_types(model: ir.Model, path: Path) -> None:
     """Write the map types kept in ``model.meta`` into ``path``, to which ``model`` has been saved."""
     kept: dict[str, onnx.TypeProto] = model.meta.get(_KEY, {})

@@ -274,7 +274,9 @@ def load_error(error: BaseException, model: str, providers: list[str]) -> Carrya
         )
     if type(error).__name__ == "EPFail":
         return ProviderUnavailableError(f"{', '.join(providers)} failed while loading {model}: {text}")
-    return GraphError(f"onnxruntime cannot load {model}: {text}")
+    too_new = "official support for domain ai.onnx is till opset" in text
+    hint = " `carryall optimize` lowers the opset where it can" if too_new else ""
+    return GraphError(f"onnxruntime cannot load {model}: {text}{hint}")
 
 
 def one_line(error: BaseException) -> str:

@@ -58,11 +58,11 @@ class HalfGraphPass(HalfPass):
         version = graph.opset_imports.get("", 0)
         captured = {value for node in graph for inner in subgraphs(node) for value in _outer(inner)}
         chosen = [node for node in graph if self._fits(node, version, captured)]
-        made = {value for node in chosen for value in node.outputs if value.dtype == _FLOAT}
+        made = {value for node in chosen for value in node.outputs if _is_float(value)}
         for node in list(graph):
             inside = node in chosen
             for position, value in enumerate(node.inputs):
-                if value is None or value.dtype != _FLOAT:
+                if value is None or not _is_float(value):
                     continue
                 if inside and self._allowed(node, position, version):
                     node.replace_input_with(position, self._narrowed(graph, node, value, made))
@@ -89,8 +89,11 @@ class HalfGraphPass(HalfPass):
                 node, f"weight {wide.name} exceeds the range of {self.dtype.name}, so the node stays float"
             )
             return False
+        if not all(value is None or isinstance(value.type, ir.TensorType) for value in node.inputs):
+            self.refuse(node, "an input is a sequence, or of unknown type")
+            return False
         floats = [value for value in node.outputs if value.dtype == _FLOAT]
-        if not floats or any(value in captured for value in node.outputs):
+        if not all(map(_is_float, floats)) or not floats or any(value in captured for value in node.outputs):
             return False
         schema = _schema(node, version)
         return schema is not None and _takes(schema, schema.outputs, 0, self.dtype)
@@ -130,7 +133,7 @@ def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> lis
     names = []
     for node in list(loaded.graph):
         for value in node.outputs:
-            if value.dtype == _FLOAT:
+            if _is_float(value):
                 magnitudes = ir.node("Abs", [value])
                 largest = ir.node("ReduceMax", [magnitudes.outputs[0]], {"keepdims": 0})
                 largest.outputs[0].name = f"{value.name}{_STEM}"
@@ -153,8 +156,9 @@ def check_kernels(model: ir.Model, method: str, folder: Path) -> None:
     try:
         GraphValues(model, [str(output.name) for output in model.graph.outputs], folder)
     except GraphError as error:
+        hint = "; try fp16" if method == "bf16" else ""
         raise GraphError(
-            f"onnxruntime's CPU provider cannot run this model in {method}; try fp16: {error}"
+            f"onnxruntime's CPU provider cannot run this model in {method}{hint}: {error}"
         ) from error
 
 
@@ -173,6 +177,11 @@ def _outer(graph: ir.Graph) -> list[ir.Value]:
     """Return the values that a subgraph reads from the graphs around it."""
     read = [value for node in graph.all_nodes() for value in node.inputs if value is not None]
     return [value for value in [*read, *graph.outputs] if value.graph is not graph]
+
+
+def _is_float(value: ir.Value) -> bool:
+    """Return whether a value is a tensor of float32; a sequence of such is not."""
+    return value.dtype == _FLOAT and isinstance(value.type, ir.TensorType)
 
 
 def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:

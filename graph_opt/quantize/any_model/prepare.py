@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
+from ...graph.map_types import map_names
 from ...pipeline.pipeline import run
 from ...pipeline.pipelines import model_passes
 
@@ -19,7 +20,7 @@ def prepare(model: ir.Model) -> ir.Model:
         model: changed in place if its opset allows; use the returned model.
 
     Raises:
-        UsageError: the model is already quantized.
+        UsageError: the model is already quantized, or has maps.
         GraphError: its opset is below 13, and it has operators that cannot be converted to a newer opset.
     """
     quantizers = (
@@ -32,6 +33,11 @@ def prepare(model: ir.Model) -> ir.Model:
     found = next((node for node in model.graph.all_nodes() if node.op_type in quantizers), None)
     if found is not None:
         raise UsageError(f"the model is already quantized (it has a {found.op_type}); use the float model")
+    maps = map_names(model)
+    if maps:
+        raise UsageError(
+            f"the model has maps ({maps[0]}), as classifiers return them; remove the operator that makes them"
+        )
     model, report = run(model, model_passes())
     version = model.opset_imports.get("", OLDEST)
     if version < OLDEST:

@@ -18,7 +18,7 @@ from .dynamic import DynamicGraphPass
 from .half_graph import HalfGraphPass, check_kernels, half_type, values_beyond
 from .layers import find_layers
 from .options import IntegerOptions, exempt
-from .prepare import prepare
+from .prepare import name_everything, prepare
 from .report import GraphQuantizationReport, OutputFidelity, output_fidelity
 from .samples import Feed, Samples, generated_samples
 from .search import StaticSearch
@@ -205,6 +205,7 @@ def _finished(
             f"{reasons or 'it has no Conv, Gemm or MatMul with a weight'}"
         )
     report.layer_errors = dict(errors)
+    name_everything(model)  # what was written into bodies too
     hold_weights(model)
     report.outputs = compare_outputs(source.path, model, source.held_out)
     _measure_time(source, model)

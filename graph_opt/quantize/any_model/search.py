@@ -121,7 +121,7 @@ class StaticSearch:
         """Return the lowest signal-to-noise ratio of an output, in dB."""
         model = ir.load(self._model)
         candidate.quantizer(model)
-        reader = GraphValues(model, list(self._expected[0]), self._model.parent)
+        reader = GraphValues(model, [str(one.name) for one in model.graph.outputs], self._model.parent)
         found = output_fidelity(self._expected, [reader.run(feed) for feed in self._feeds[-_JUDGED:]])
         return min((one.snr for one in found.values()), default=0.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class GraphValues:
             raise GraphError(f"onnxruntime's CPU provider cannot run the graph: {error}") from error
 
     def run(self, feed: Feed) -> dict[str, Array]:
-        """Return the values for one sample.
+        """Return the values for one sample; elements of a sequence are numbered, an absent value is left out.
 
         Raises:
             GraphError: the run failed.
@@ -57,7 +57,7 @@ class GraphValues:
             results = self._session.run(self.names, dict(feed))
         except Exception as error:  # see above
             raise GraphError(f"the model cannot run on a sample: {error}") from error
-        return dict(zip(self.names, results, strict=True))
+        return dict(_tensors(zip(self.names, results, strict=True)))
 
 
 def float_values(
@@ -85,6 +85,14 @@ def float_values(
                         f"{number}; check that sample and the model"
                     )
             yield number, values
+
+
+def _tensors(results: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
+    for name, result in results:
+        if isinstance(result, list):
+            yield from _tensors((f"{name}[{number}]", one) for number, one in enumerate(result))
+        elif result is not None:
+            yield name, result
 
 
 def _sizes(model: Path, names: Sequence[str], feed: Feed) -> dict[str, int]:

@@ -84,6 +84,7 @@ def test_a_provider_that_silently_disappears_is_an_error(monkeypatch: pytest.Mon
         (b"not a model", GraphError, "onnxruntime cannot load the given model: .*protobuf"),
         (b"", GraphError, "onnxruntime cannot load the given model"),
         (RELU.replace(b"Relu", b"Rulu"), GraphError, "Rulu"),
+        (RELU.replace(b"\x10\x15", b"\x10\x63"), GraphError, r"opset.*`carryall optimize` lowers the opset"),
     ],
 )
 def test_bad_models(source: Any, error: type[Exception], message: str, quiet: Any) -> None:
