@@ -49,7 +49,7 @@ def test_the_page_shows_it(tiny_package: Path, tmp_path: Path) -> None:
     options = ("--method", "int8-dynamic", "--block-size", 16, "--report", file)
     assert run("quantize", tiny_package, tmp_path / "out", *options).exit_code == 0
     page = file.read_text()
-    for text in ("Fidelity", "same likeliest token", "reading prompts", "Error of each layer&#39;s output"):
+    for text in ("Fidelity", "same likeliest token", "prefill", "Error of each layer&#39;s output"):
         assert text.replace("&#39;", "'") in page
     assert "model.layers.N.mlp.down_proj.weight" in page
 

@@ -35,7 +35,7 @@ class HalfPass(GraphPass):
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
         super().__init__()
         if dtype not in LARGEST:
-            raise UsageError(f"half precision is FLOAT16 or BFLOAT16, not {dtype.name}")
+            raise UsageError(f"half precision must be FLOAT16 or BFLOAT16, found {dtype.name}")
         self.dtype = dtype
         self.keep_float = frozenset(keep_float)
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
@@ -52,7 +52,7 @@ class HalfPass(GraphPass):
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
         large = next((value.name for value in values if value.name in self.keep_float), None)
         if large is not None:
-            self.refuse(node, f"{large} goes beyond {self.dtype.name}, so it stays float")
+            self.refuse(node, f"{large} exceeds the range of {self.dtype.name}, so the node stays float")
         return large is not None
 
     def store(self, graph: ir.Graph, value: ir.Value, make: Callable[[], ir.LazyTensor]) -> ir.Value:

@@ -95,7 +95,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
             ("--max-error", "0.1"),
             "max_error has no effect with method int4; it is for: int8-",
         ),
-        (("--budget", "many"), "'many' is not a number of bits such as 4.5bits"),
+        (("--budget", "many"), "a number of bits, such as 4.5bits, not 'many'"),
         (
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",

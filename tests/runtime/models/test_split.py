@@ -106,7 +106,7 @@ def test_hidden_states_are_refused_where_the_graph_takes_none(tmp_path: Path) ->
     from slot_models import save_slot_model
 
     runner = get_provider("cpu").runner(save_slot_model(tmp_path / "m.onnx"), RunnerConfig(max_slots=1))
-    with pytest.raises(ProviderRuntimeError, match="hidden states are"):
+    with pytest.raises(ProviderRuntimeError, match="hidden states have"):
         runner.forward([Row(0, np.array([1]), 0, hidden_states=np.zeros((1, 8), np.float32))])
     runner.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -48,7 +49,7 @@ def test_tritonclient(mode: str) -> None:
         }
         async with null_llm(step_seconds=0.005) as llm:
             models = mixed_repository(llm, sessions)
-            allowed = {"shared_memory": True}
+            allowed: dict[str, Any] = {"shared_memory": True}
             async with (
                 serving(llm, models, **allowed) as served,
                 http_serving(llm, models, **allowed) as http,

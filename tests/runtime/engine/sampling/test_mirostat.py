@@ -48,5 +48,5 @@ def test_the_bound_moves_by_the_error() -> None:
 
 
 def test_there_is_no_other_version() -> None:
-    with pytest.raises(InvalidSamplingError, match="mirostat must be 2 or, off, 0, not 1"):
+    with pytest.raises(InvalidSamplingError, match=r"mirostat must be 0 \(off\) or 2, not 1"):
         SamplingParams(mirostat=1)

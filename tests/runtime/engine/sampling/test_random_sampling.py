@@ -100,8 +100,8 @@ WHOLE: list[tuple[str, float, int, dict[str, Any]]] = [
     ("draw_nucleus", MANY, 4000, {"top_p": 0.8, "min_p": 0.15, "xtc_threshold": 0.0008}),
     ("draw_nucleus", MANY, 4000, {"top_p": 0.8, "min_p": 0.15, "xtc_threshold": 0.0006}),
     ("draw_typical", MANY, 1000, {"typical_p": 0.7}),
-    ("draw_unsurprising", FEW, 4000, {"max_surprise": 8.0}),
-    ("draw_unsurprising", MANY, 4000, {"max_surprise": 12.0}),
+    ("draw_below_surprise", FEW, 4000, {"max_surprise": 8.0}),
+    ("draw_below_surprise", MANY, 4000, {"max_surprise": 12.0}),
 ]
 
 

@@ -128,7 +128,9 @@ def test_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_that_the_model_lacks_is_unimplemented() -> None:
     async def scenario(llm: AsyncLLM, served: Served) -> None:
         code, details = await code_of(served.stub.Embed(EmbedRequest(inputs=[{"text": "a"}])))
-        assert (code, "no hidden states" in details) == (grpc.StatusCode.UNIMPLEMENTED, True), details
+        assert (code, "cannot return hidden states" in details) == (grpc.StatusCode.UNIMPLEMENTED, True), (
+            details
+        )
 
     run(scenario)
 
