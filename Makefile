@@ -30,6 +30,7 @@ docs: $(VENV)/.docs-ready
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vulture
 
 types: $(VENV)/.test-ready
 	$(BIN)/mypy

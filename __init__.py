@@ -1,4 +1,4 @@
-"""carryall: one model, carried to every device.
+"""carryall: export, optimize, quantize and run language models as portable ONNX packages.
 
     >>> from carryall import LLM, SamplingParams                        # doctest: +SKIP
     >>> llm = LLM("demo")                                               # doctest: +SKIP
@@ -9,7 +9,7 @@
     >>> quantize("coder", "coder-int4", QuantizationRecipe("int4"))     # doctest: +SKIP
     >>> evaluate("coder-int4", reference="coder").perplexity_ratio      # doctest: +SKIP
 
-Importing carryall is cheap: a name loads its module, and with it onnxruntime, on first use.
+Importing carryall is cheap: each name imports its module, and with it onnxruntime, at first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of graph values and metadata that exporters, passes, lowerings and runners agree on.
+"""Names of graph values and metadata, shared by exporters, passes, lowerings and runners.
 
 ``docs/contract.md`` gives their shapes and dtypes. This module imports nothing of carryall.
 """
@@ -18,7 +18,7 @@ TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
 CACHE_ROWS = "cache_rows"
 LOGITS_POSITIONS = "logits_positions"
 LAST_HIDDEN_STATE = "last_hidden_state"
-HIDDEN_STATES = "hidden_states"  # what a later part of a split model takes in place of embedded tokens
+HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 
 # Keys of a model's metadata.
@@ -34,25 +34,25 @@ PRESENT_CACHE = re.compile(rf"{PRESENT}\.(\d+)\.(key|value)")
 
 
 def past_name(layer: int | str, kind: str) -> str:
-    """The input that holds a layer's cache; ``kind`` is ``key`` or ``value``."""
+    """Return the input name of a layer's cache; ``kind`` is ``key`` or ``value``."""
     return f"{PAST}.{layer}.{kind}"
 
 
 def present_name(layer: int | str, kind: str) -> str:
-    """The output that holds a layer's grown cache."""
+    """Return the output name of a layer's updated cache."""
     return f"{PRESENT}.{layer}.{kind}"
 
 
 def is_past(name: str | None) -> bool:
-    """Whether a value's name is that of a cache input."""
+    """Whether a name is that of a cache input."""
     return str(name).startswith(f"{PAST}.")
 
 
 def is_present(name: str | None) -> bool:
-    """Whether a value's name is that of a cache output."""
+    """Whether a name is that of a cache output."""
     return str(name).startswith(f"{PRESENT}.")
 
 
 def present_of(past: str) -> str:
-    """The output that belongs to a cache input."""
+    """Return the output name of a cache input."""
     return past.replace(PAST, PRESENT, 1)

@@ -1,69 +1,70 @@
-"""Every error carryall raises on purpose.
+"""All errors and warnings of carryall.
 
     CarryallError
-    |-- UsageError                the caller asked for something that cannot be (exit code 2)
+    |-- UsageError                invalid input or options (exit code 2)
     |   |-- UnsupportedModelError     no exporter for this model_type, rope type or feature
-    |   |-- ModelNotFoundError        the name is no package, folder, file or reachable hub id
-    |   |-- OutputExistsError         the output folder is not empty
-    |   |-- MissingExtraError         an optional package is needed; carries the pip line
-    |   `-- RequestError              one request is at fault; the engine and its neighbours live on
+    |   |-- ModelNotFoundError        the name is not a package, folder, file or reachable hub id
+    |   |-- OutputExistsError         the output file or folder exists
+    |   |-- MissingExtraError         an optional package is missing; the message has the pip command
+    |   `-- RequestError              one request is invalid; other requests are not affected
     |       |-- InvalidSamplingError      unknown or out-of-range sampling option
     |       |-- PromptTooLongError        prompt (plus what was asked for) exceeds the context
     |       |-- ChatTemplateError         missing, broken or forbidden chat template
     |       |-- UnknownModelError         the service has no model of that name
+    |       |-- UnknownObjectError        the service keeps no file, batch or the like of that id
     |       `-- UnsupportedTaskError      this model, or this version of carryall, cannot do what is asked
     |-- CheckpointError           source weights missing, truncated or of the wrong shape
     |-- PackageError              a carryall package is incomplete or corrupt
     |-- GraphError                an ONNX graph is not what a pass or a runner needs
     |   `-- VerificationError         two graphs differ by more than the stated bar
-    |-- RequestFailedError        one request met a fault that is not its own; its neighbours live on
-    |-- ProviderError             an execution provider failed
-    |   |-- ProviderUnavailableError  it cannot load here; says which library and what to do
+    |-- RequestFailedError        tokenizer, parser, grammar or logits processor failed on one request
+    |-- ProviderError             a provider failed
+    |   |-- ProviderUnavailableError  it is not available on this machine; the message has the remedy
     |   `-- ProviderRuntimeError      a run failed on the device
     |-- EngineClosedError         the engine was shut down while the request was in it
-    |-- QueueFullError            the engine refused admission; retry later
+    |-- QueueFullError            the engine's queue is full; retry later
     |-- ServiceUnavailableError   the service is loading its model or shutting down
     `-- RequestCancelled          the caller cancelled this request
 
     CarryallWarning (UserWarning)
-    `-- WeightWarning             a checkpoint's weights are usable, but not what they should be
+    `-- WeightWarning             a weight of a checkpoint is usable, but looks wrong
 
-A message says what is wrong, with which thing, and what to do about it. This module imports nothing
-of carryall, so that every folder may raise these.
+A message says what is wrong, with which object, and what to do. This module imports nothing of carryall, so
+every folder may raise these.
 """
 
 from __future__ import annotations
 
-DEBUG_VARIABLE = "CARRYALL_DEBUG"  # if set, tracebacks are shown, and graphs checked after every pass
+DEBUG_VARIABLE = "CARRYALL_DEBUG"  # if set, errors show tracebacks, and graphs are checked after every pass
 
 
 class CarryallError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors of carryall."""
 
 
 class UsageError(CarryallError):
-    """The caller asked for something that cannot be done; nothing was written."""
+    """The input or an option is invalid; nothing was written."""
 
 
 class UnsupportedModelError(UsageError):
-    """No exporter knows this model family or one of its features."""
+    """No exporter supports this model family or one of its features."""
 
 
 class ModelNotFoundError(UsageError):
-    """The given model is neither a package, a folder, a file nor a reachable hub id."""
+    """The given model is not a package, a folder, a file or a reachable hub id."""
 
 
 class OutputExistsError(UsageError):
-    """The output folder already holds something."""
+    """The output file or folder already exists."""
 
 
 class MissingExtraError(UsageError):
     """An optional dependency is not installed.
 
     Args:
-        what: the thing asked for, such as ``provider 'openvino'``.
-        package: the import that failed.
-        extra: the carryall extra that brings it.
+        what: the feature that needs it, such as ``provider 'openvino'``.
+        package: the package that cannot be imported.
+        extra: the extra of carryall that installs it.
     """
 
     def __init__(self, what: str, package: str, extra: str) -> None:
@@ -73,7 +74,7 @@ class MissingExtraError(UsageError):
 
 
 class RequestError(UsageError):
-    """One request is at fault; the engine and all other requests live on."""
+    """One request is invalid; the engine and other requests are not affected."""
 
 
 class InvalidSamplingError(RequestError):
@@ -92,12 +93,16 @@ class UnknownModelError(RequestError):
     """The service has no model of that name."""
 
 
+class UnknownObjectError(RequestError):
+    """The service keeps no object, such as a file or a batch, of that id."""
+
+
 class UnsupportedTaskError(RequestError):
     """This model, or this version of carryall, cannot do what is asked."""
 
 
 class RequestFailedError(CarryallError):
-    """A tokenizer, parser, grammar or logits processor failed on one request; all other requests live on."""
+    """A tokenizer, parser, grammar or logits processor failed on one request; others are not affected."""
 
 
 class CheckpointError(CarryallError):
@@ -117,11 +122,11 @@ class VerificationError(GraphError):
 
 
 class ProviderError(CarryallError):
-    """An execution provider failed."""
+    """A provider failed."""
 
 
 class ProviderUnavailableError(ProviderError):
-    """The provider cannot load on this machine; the message names the library and the remedy."""
+    """The provider is not available on this machine; the message names the reason and the remedy."""
 
 
 class ProviderRuntimeError(ProviderError):
@@ -146,12 +151,12 @@ class ServiceUnavailableError(CarryallError):
     """The service is still loading its model, or already shutting down."""
 
 
-class RequestCancelled(CarryallError):  # noqa: N818 -- not a fault, the caller's own wish
+class RequestCancelled(CarryallError):  # noqa: N818 -- not an error, the caller asked for it
     """The caller cancelled this request."""
 
 
 class CarryallWarning(UserWarning):
-    """Base of all warnings that carryall gives; filter or raise them with the ``warnings`` module."""
+    """Base of all warnings of carryall; filter them, or turn them into errors, with ``warnings``."""
 
 
 class WeightWarning(CarryallWarning):

@@ -1,14 +1,13 @@
-"""Logging, for whoever runs carryall: what is shown, and how.
+"""Configure logging by environment variables.
 
-Every module logs to ``logging.getLogger(__name__)``, so loggers are named after the rooms they speak for,
-such as ``carryall.runtime.engine``. Only warnings are shown, unless the program or the environment asks for
-more:
+Every module logs to ``logging.getLogger(__name__)``, so loggers have the names of packages, such as
+``carryall.runtime.engine``. By default only warnings are shown:
 
-    CARRYALL_LOG=debug                                  everything
-    CARRYALL_LOG=runtime.engine=debug,providers=info    some rooms
-    CARRYALL_LOG_FORMAT=json                            one JSON object a line
+    CARRYALL_LOG=debug                                  all records
+    CARRYALL_LOG=runtime.engine=debug,providers=info    records of some packages
+    CARRYALL_LOG_FORMAT=json                            one JSON object per line
 
-Records name requests by their ids and never hold their texts.
+Records contain ids of requests, and never their text.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: time (seconds since 1970), level, logger, message, and error if any."""
+    """One JSON object per record: time (seconds since 1970), level, logger, message, and error if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
+        """Return a record as one line of JSON."""
         line = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -46,48 +45,48 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what is stderr when a record comes, as ``logging.lastResort`` does."""
+    """Writes to the current ``sys.stderr`` at each record, as ``logging.lastResort`` does."""
 
     def __init__(self) -> None:
         super().__init__()
 
     @property
     def stream(self) -> object:
-        """Where records go."""
+        """The current ``sys.stderr``."""
         return sys.stderr
 
     @stream.setter
     def stream(self, _: object) -> None:
-        """It is not kept."""
+        """Ignore the stream."""
 
 
 def levels(text: str) -> Iterator[tuple[str, int]]:
-    """Loggers and their levels, as ``CARRYALL_LOG`` states them.
+    """Yield the loggers and levels of a value of ``CARRYALL_LOG``.
 
     Raises:
-        UsageError: it states something else.
+        UsageError: the value is invalid.
     """
     for item in filter(None, (part.strip() for part in text.split(","))):
         room, equals, level = item.rpartition("=")
         if level.lower() not in _LEVELS or (equals and not room.replace("_", "").replace(".", "").isalnum()):
             raise UsageError(
-                f"{LEVELS_VARIABLE} is a level ({', '.join(_LEVELS)}) or ROOM=LEVEL,..., such as "
-                f"runtime.engine=debug; not {item!r}"
+                f"{LEVELS_VARIABLE} must be a level ({', '.join(_LEVELS)}) or PACKAGE=LEVEL,..., such as "
+                f"runtime.engine=debug, not {item!r}"
             )
         name = room if room == ROOT or room.startswith(f"{ROOT}.") else ".".join(filter(None, (ROOT, room)))
         yield name, _LEVELS[level.lower()]
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
-    """Show what the environment asks for on stderr; without ``CARRYALL_LOG`` nothing is changed.
+    """Configure logging to stderr by the environment; without these variables nothing changes.
 
     Raises:
-        UsageError: a variable states something else.
+        UsageError: a variable has an invalid value.
     """
     asked = dict(levels(environment.get(LEVELS_VARIABLE, "")))
     form = environment.get(FORMAT_VARIABLE, "text")
     if form not in ("text", "json"):
-        raise UsageError(f"{FORMAT_VARIABLE} is text or json, not {form!r}")
+        raise UsageError(f"{FORMAT_VARIABLE} must be text or json, not {form!r}")
     if not asked and form == "text":
         return
     handler = _Stderr()
@@ -100,7 +99,7 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def configure_at_import() -> None:
-    """As ``configure``; a variable that states something else is a warning, for imports go on."""
+    """Call ``configure``; an invalid variable gives a warning, so that the import does not fail."""
     try:
         configure()
     except UsageError as error:

@@ -1,7 +1,7 @@
-"""Options as dataclass fields: declared once, they are checked, and become flags, variables and file keys.
+"""Options declared as dataclass fields: checked, and available as flags, variables and file keys.
 
-The annotation gives the type and the choices, ``option`` a range and a unit, and the ``Args`` section of the
-class docstring the help. Models, engines and providers declare their options this way.
+The annotation gives type and choices, ``option`` gives range and unit, and the ``Args`` section of the class
+docstring gives the help. Models, engines and providers declare their options this way.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .errors import UsageError
 T = TypeVar("T")
 
 _METADATA = "carryall"
-_LARGEST = 2**63 - 1  # what an int64 holds; libraries below take no larger number
+_LARGEST = 2**63 - 1  # the maximum of int64, the largest integer that the libraries accept
 _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGTP]?)(i?)B?")
 _POWERS = " kMGTP"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_WORDS = {bool: "true or false", str: "a text", Path: "a path", Mapping: "a mapping"}
+_WORDS = {bool: "true or false", str: "a string", Path: "a path", Mapping: "a mapping"}
 
 
 def option(
@@ -45,17 +45,17 @@ def option(
     flags: tuple[str, ...] = (),
     section: str = "",
 ) -> Any:
-    """A dataclass field with more facts than its annotation tells.
+    """Return a dataclass field with a range, unit, choices or flags.
 
     Args:
-        default: its value unless another is given; without one, a value must be given.
+        default: the default value; without it the field is required.
         least: the smallest number allowed.
-        above: every number allowed is larger than this one.
-        most: the largest number allowed; by default, of integers, what 64 bits hold.
-        unit: of the number; with ``bytes``, texts such as ``8GB`` are read too.
-        choices: texts that it may be, where the annotation cannot list them.
-        flags: names on the command line, if not ``--the-field``.
-        section: of a command's help that shows the option, where its fields belong to several.
+        above: allowed numbers are larger than this.
+        most: the largest number allowed; for integers by default the maximum of int64.
+        unit: the unit of the number; with ``bytes``, strings such as ``8GB`` are accepted.
+        choices: allowed strings, if the annotation cannot list them.
+        flags: flags on the command line, if not ``--the-field``.
+        section: the section of the command line's help; only if a dataclass has several.
     """
     facts: dict[str, Any] = {"least": least, "above": above, "most": most, "unit": unit}
     facts |= {"choices": tuple(choices), "flags": flags, "section": section}
@@ -70,20 +70,20 @@ class Option:
     """One option of a dataclass.
 
     Args:
-        name: of the field.
-        default: its value unless another is given; ``dataclasses.MISSING`` where one must be.
-        help: from the class docstring, in one line.
-        kinds: types of its values: bool, int, float, str, Path, Mapping or a protocol; a text for a protocol
-            is ``module:name``, an object or a class that is made without arguments.
-        choices: texts that it may be, beside values of ``kinds``.
+        name: the name of the field.
+        default: the default value; ``dataclasses.MISSING`` if the field is required.
+        help: the text in the class docstring, in one line.
+        kinds: types of its values: bool, int, float, str, Path, Mapping or a protocol. A string for a
+            protocol is ``module:name``, an object, or a class that is created without arguments.
+        choices: allowed strings, beside values of ``kinds``.
         optional: whether it may be None.
         repeated: whether it is a tuple of values of ``kinds``.
         least: the smallest number allowed.
-        above: every number allowed is larger than this one.
+        above: allowed numbers are larger than this.
         most: the largest number allowed.
-        unit: of the number.
-        flags: names on the command line; none stands for ``--the-field``.
-        section: of a command's help that shows the option.
+        unit: the unit of the number.
+        flags: flags on the command line; empty means ``--the-field``.
+        section: the section of the command line's help.
     """
 
     name: str
@@ -101,14 +101,14 @@ class Option:
     section: str = ""
 
     def check(self, value: Any, owner: str = "") -> Any:
-        """The value, as its type where an equal one was given (an int for a float, a text for a path).
+        """Return a value, converted to the option's type (an int to float, a string to a path).
 
         Args:
-            value: from a caller.
-            owner: whose option it is, for the message.
+            value: the value from the caller.
+            owner: the owner of the option, for the message.
 
         Raises:
-            UsageError: it has another type, or is out of range.
+            UsageError: the value has a wrong type or is out of range.
         """
         if value is None and self.optional:
             return None
@@ -119,10 +119,10 @@ class Option:
         return self._one(value, owner)
 
     def parse(self, text: str, owner: str = "") -> Any:
-        """The value that a text on a command line or in an environment variable means.
+        """Return the value of a string from the command line or an environment variable.
 
         Raises:
-            UsageError: it means none.
+            UsageError: the string is not a valid value.
         """
         if self.optional and text.lower() == "none":
             return None
@@ -135,7 +135,7 @@ class Option:
 
     @property
     def described(self) -> str:
-        """What it must be, in words: ``an integer of at least 1``."""
+        """A description of valid values: ``an integer of at least 1``."""
         parts = [self._kind_in_words(kind) for kind in self.kinds]
         if self.choices:
             parts.append(f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0])
@@ -162,7 +162,7 @@ class Option:
 
     def _kind_in_words(self, kind: Any) -> str:
         if kind not in (int, float):
-            return _WORDS.get(kind) or f"a {kind.__name__} (in a text: module:name)"
+            return _WORDS.get(kind) or f"a {kind.__name__} (as a string: module:name)"
         words = f"a number of {self.unit}" if self.unit else "an integer" if kind is int else "a number"
         bounds = {"at least": self.least, "more than": self.above, "at most": self.most}
         limits = [
@@ -191,11 +191,11 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions(Checked):
-    """For a provider that has no options of its own."""
+    """The options of a provider without options."""
 
 
 def declared(owner: type[Any]) -> Mapping[str, Option]:
-    """The options that a dataclass declares, by name."""
+    """Return the options that a dataclass declares, by name."""
     return _declared(typing.cast("Hashable", owner))
 
 
@@ -214,15 +214,15 @@ def _declared(owner: Any) -> Mapping[str, Option]:
 
 
 def checked(owner: type[T], given: Mapping[str, Any], name: str) -> T:
-    """An instance with the options that are given; the others have their defaults.
+    """Return an instance of a dataclass with the given options, and defaults of the others.
 
     Args:
         owner: the dataclass.
         given: options by name.
-        name: whose options they are, for the message.
+        name: the owner of the options, for the message.
 
     Raises:
-        UsageError: an option is unknown, has another type, or is out of range.
+        UsageError: an option is unknown, has a wrong type, or is out of range.
     """
     known = declared(owner)
     check_names(given, known, name)
@@ -230,10 +230,10 @@ def checked(owner: type[T], given: Mapping[str, Any], name: str) -> T:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Refuse names that are not known.
+    """Check that all names are known.
 
     Raises:
-        UsageError: for the first such name; it tells the nearest known one, or all where none is near.
+        UsageError: a name is unknown; the message has the nearest known name, or all known names.
     """
     names = list(known)
     for name in given:
@@ -244,11 +244,11 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
+    """Return the repr of a value, shortened to 60 characters, for messages."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integers of more than 4,300 digits
-        return f"one {type(value).__name__} of thousands of digits"
+    except ValueError:  # Python does not format integers of more than 4,300 digits
+        return f"a {type(value).__name__} of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -258,13 +258,13 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """What the ``Literal`` parts of an annotation allow."""
+    """Return the values that the ``Literal`` parts of an annotation allow."""
     literals = [typing.get_args(part) for part in _parts(hint) if typing.get_origin(part) is Literal]
     return tuple(choice for choices in literals for choice in choices)
 
 
 def _annotated(hint: Any) -> dict[str, Any]:
-    """Kinds of values that an annotation allows, and whether it may be None or several."""
+    """Return the kinds of an annotation, and whether it allows None or several values."""
     parts = [part for part in _parts(hint) if typing.get_origin(part) is not Literal]
     kinds = [
         typing.get_args(part)[0] if typing.get_origin(part) is tuple else typing.get_origin(part) or part
@@ -280,7 +280,7 @@ def _annotated(hint: Any) -> dict[str, Any]:
 
 
 def _helps(owner: type[Any]) -> dict[str, str]:
-    """Texts of the ``Args`` sections of a class and its bases, by name."""
+    """Return the texts of the ``Args`` sections of a class and its bases, by name."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         doc = inspect.cleandoc(base.__doc__ or "")
@@ -312,7 +312,7 @@ def _path(value: Any) -> Path | None:
 
 
 def _fitting(kind: Any, value: Any) -> Any:
-    """The value as a kind; None where it is not of that kind."""
+    """Return a value converted to a kind; None if it is not of that kind."""
     if kind in _FITTING:
         return _FITTING[kind](value)
     return value if isinstance(value, kind) else None
@@ -335,7 +335,7 @@ def _read_integer(declaration: Option, text: str) -> int:
     return int(float(found[1]) * base ** _POWERS.index(found[2].replace("K", "k") or " "))
 
 
-# How a kind is read from a text; ValueError where it cannot be.
+# Parsers of strings by kind; they raise ValueError for invalid strings.
 _READERS: dict[Any, Callable[[Option, str], Any]] = {
     bool: _read_bool,
     int: _read_integer,

@@ -1,4 +1,4 @@
-"""JSON as the standard has it: no NaN and no Infinity, which Python's writer puts into it otherwise."""
+"""Write strict JSON, without the NaN and Infinity that Python's ``json`` writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain_json(document: Any) -> str:
-    """One line of JSON; numbers that are not finite become null."""
+    """Return a document as one line of JSON; numbers that are not finite become null."""
     try:
         return json.dumps(document, ensure_ascii=False, allow_nan=False)
     except ValueError:

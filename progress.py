@@ -1,4 +1,4 @@
-"""How long work tells how far it is. This module imports nothing, so that every folder may use it."""
+"""Callbacks for the progress of long work. This module imports nothing, so every folder may use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Progress(Protocol):
     """A callback for long work, in any unit: bytes, tokens, layers, runs."""
 
     def __call__(self, done: int, total: int, name: str, /) -> None:
-        """``done`` of ``total`` is finished; ``name`` is the phase, or what was worked on last."""
+        """Report that ``done`` of ``total`` is finished; ``name`` is the phase, or the last item."""
 
 
 def silence(done: int, total: int, name: str, /) -> None:
@@ -17,7 +17,7 @@ def silence(done: int, total: int, name: str, /) -> None:
 
 
 def phase(progress: Progress | None, name: str) -> Progress:
-    """Return a callback that reports to ``progress`` under the name of a phase, such as ``calibrate``."""
+    """Return a callback that calls ``progress`` with the name of a phase, such as ``calibrate``."""
     if progress is None:
         return silence
     told = progress

@@ -1,4 +1,4 @@
-"""The ``carryall`` command: one module a verb, imported on demand."""
+"""The ``carryall`` command: one module per verb, imported on demand."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["carryall", "main"]
 
 
 def main() -> None:
-    """Entry point of the ``carryall`` script; ends the process with the exit code."""
+    """Run the ``carryall`` script, and end the process with its exit code."""
     carryall.main(prog_name="carryall")

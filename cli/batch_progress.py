@@ -1,4 +1,4 @@
-"""How far a batch job is: a bar, a line now and then, or JSON events."""
+"""Progress of a batch job: a bar, a line every 10 s, or JSON events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE_SECONDS = 10.0
 
 
 class Pace:
-    """Rates of this run, not of those before it."""
+    """Rates of the current run, without earlier runs of the job."""
 
     def __init__(self) -> None:
         self.rows: int | None = None
@@ -29,7 +29,7 @@ class Pace:
         self.rows, self.before, self._begin = rows, before, time.monotonic()
 
     def facts(self, totals: Totals) -> dict[str, Any]:
-        """What there is to say now, in lines, tokens and seconds."""
+        """Return the current figures, in lines, tokens and seconds."""
         seconds = max(time.monotonic() - self._begin, 1e-9)
         rate = (totals.answered - self.before.answered) / seconds
         left = None if self.rows is None or not rate else (self.rows - totals.answered) / rate
@@ -45,11 +45,11 @@ class Pace:
 
 
 class BatchProgress:
-    """Shows a job's events; ``tell`` may be called by other threads.
+    """Shows the events of a job; any thread may call ``tell``.
 
     Args:
         as_json: print each event as a line of JSON on stdout.
-        quiet: print nothing but what a user must know.
+        quiet: print only when the job is paused.
     """
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
@@ -62,12 +62,12 @@ class BatchProgress:
         self._next_line = time.monotonic() + _LINE_SECONDS
 
     def tell(self, event: str, facts: dict[str, Any]) -> None:
-        """Take an event; see ``execute``."""
+        """Show an event; see ``execute``."""
         if event == "start":
             self.pace.begin(facts["rows"], facts["totals"])
             facts = {"lines": facts["rows"], "answered": facts["totals"].answered, "job": facts["folder"]}
             if not self._quiet and facts["answered"]:
-                click.echo(f"{facts['answered']} lines are answered already", err=True)
+                click.echo(f"{facts['answered']} lines are already answered", err=True)
         elif event == "loaded":
             self.pace.begin(self.pace.rows, self.pace.before)
         elif event == "progress":
@@ -76,12 +76,12 @@ class BatchProgress:
         elif event == "paused" and not self._as_json:
             click.echo(f"paused: {facts['reason']}", err=True)
         elif event == "resumed" and not self._quiet:
-            click.echo("there is room again: the job goes on", err=True)
+            click.echo("there is disk space again: the job continues", err=True)
         if self._as_json:
             print_json({"event": event, **facts})
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -1,4 +1,4 @@
-"""The figures of ``carryall bench``, for a person."""
+"""Print the figures of ``carryall bench`` as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import human_bytes
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print the figures for a person."""
+    """Print the report of a benchmark as a table."""
     first = document["results"][0]
     where = f"{document['provider']}, {document['threads']} threads, {document['cpu']}"
     table = Table(
@@ -20,7 +20,7 @@ def show(document: dict[str, Any]) -> None:
         "prefill tokens/s",
         "first token ms",
         "decode tokens/s",
-        "of memory speed",
+        "of bandwidth",
         box=None,
         pad_edge=False,
     )
@@ -30,7 +30,7 @@ def show(document: dict[str, Any]) -> None:
         table.add_row(str(result["batch"]), *(_with_range(result[name]) for name in names), share)
     footer = [
         f"a step reads {human_bytes(document['weight_bytes_per_step'])} of weights",
-        f"memory reads at {document['memory_bandwidth_gb_s']:.0f} GB/s",
+        f"memory bandwidth {document['memory_bandwidth_gb_s']:.0f} GB/s",
         f"loaded in {document['load_seconds']:.2f} s",
     ]
     if document["peak_memory_bytes"] is not None:

@@ -1,4 +1,4 @@
-"""The embedded model's way from its checkpoint to a graph for the CPU, and what each step made."""
+"""The steps of ``carryall demo``: export, quantize and optimize the embedded model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .progress import progress
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, and the graph that it made."""
+    """The result of one step."""
 
     name: str
     result: str
@@ -29,12 +29,12 @@ class Step:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the graph."""
+        """The number of nodes of the graph."""
         return sum(self.operators.values())
 
 
-def travel(folder: Path, *, quiet: bool) -> list[Step]:
-    """Take the embedded model through all steps; each writes a package into ``folder``."""
+def run_steps(folder: Path, *, quiet: bool) -> list[Step]:
+    """Run all steps on the embedded model; each writes a package into ``folder``."""
     portable, small, lowered = (folder / name for name in ("portable", "int4", "cpu"))
     return [
         _step("export", "portable ONNX", portable, _export, quiet),

@@ -1,4 +1,4 @@
-"""What ``run`` and ``chat`` share: loading a model, writing text as it comes."""
+"""Load a model, and stream text; shared by ``run`` and ``chat``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .progress import progress
 def open_model(
     model: str | ModelConfig, *, max_slots: int = 1, quiet: bool = False, **fields: Any
 ) -> LoadedModel:
-    """Load a model as ``load_model`` does; preparing it shows progress."""
+    """Load a model as ``load_model`` does, with progress on stderr."""
     with progress("prepare", quiet=quiet) as tell:
         loaded = load_model(model, max_slots=max_slots, progress=tell, **fields)
     if loaded.choice is not None and not quiet:
@@ -32,13 +32,13 @@ def open_model(
 
 
 def tell_fallbacks(fallbacks: Sequence[Placement]) -> None:
-    """Say on stderr where nodes lie, of models that may and do fall back to the CPU."""
+    """Print on stderr which nodes fell back to the CPU."""
     for placed in fallbacks:
         click.echo(f"some nodes fell back:\n{placed}", err=True)
 
 
 def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[tuple[str, RequestOutput]]:
-    """Yield each new piece of text, with the state of the whole.
+    """Yield each new piece of text, with the whole output so far.
 
     Raises:
         ProviderRuntimeError: the run failed.
@@ -63,9 +63,9 @@ def speed(output: RequestOutput) -> dict[str, float]:
 
 
 def speed_line(output: RequestOutput) -> str:
-    """Return tokens and speed in words."""
+    """Return the number of tokens and the speed as text."""
     found = speed(output)
     return (
         f"{len(output.outputs[0].token_ids)} tokens, {found['tokens_per_second']:.1f} tokens/s, "
-        f"first after {found['time_to_first_token'] * 1e3:.0f} ms"
+        f"first token after {found['time_to_first_token'] * 1e3:.0f} ms"
     )

@@ -1,4 +1,4 @@
-"""The command group: finds verbs by module name and turns errors into one line and an exit code."""
+"""The command group: finds verbs by module name, and prints errors as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ import click
 
 from ..errors import DEBUG_VARIABLE, CarryallError, UsageError
 
-# The verbs and their one line of help, so that `carryall --help` imports none of them.
+# The verbs with one line of help each, so that `carryall --help` imports none of them.
 SECTIONS: dict[str, dict[str, str]] = {
-    "Make a model ready": {
-        "export": "Turn a Hugging Face checkpoint into a portable ONNX package.",
-        "quantize": "Make a package smaller and faster with int4 weights.",
-        "optimize": "Rewrite a model's graph for a target, and show what changed.",
+    "Prepare a model": {
+        "export": "Convert a Hugging Face checkpoint to a portable ONNX package.",
+        "quantize": "Quantize the weights of a model, and optionally its KV cache.",
+        "optimize": "Optimize a model's graph for a target, and show what changed.",
     },
-    "Use it": {
+    "Run a model": {
         "run": "Generate text from one prompt.",
-        "chat": "Talk with a model.",
+        "chat": "Chat with a model.",
         "serve": "Serve models over the network.",
         "batch": "Answer files of requests, every line exactly once.",
     },
     "Measure and check": {
         "bench": "Measure prefill and decode speed.",
-        "eval": "Measure how well a model predicts a text.",
-        "inspect": "Show what is inside a model: operators, weights, KV cache, sizes.",
-        "verify": "Check that two models agree, or that a package is whole.",
-        "diff": "Show how the graphs of two models differ.",
-        "cache": "List, prune or clear what was prepared for the next time.",
-        "doctor": "Check this machine: libraries, providers, memory speed.",
+        "eval": "Measure the perplexity of a model, and its divergence from a reference.",
+        "inspect": "Show operators, weights, KV cache and sizes of a model.",
+        "verify": "Compare the results of two models, or check the files of a package.",
+        "diff": "Compare the graphs of two models.",
+        "cache": "List, prune or clear the cache of prepared models.",
+        "doctor": "Check this machine: libraries, providers, memory bandwidth.",
     },
-    "Get to know it": {
+    "Explore": {
         "demo": "Export, optimize, quantize and run the embedded model, in seconds.",
         "families": "List the model families that can be exported.",
     },
@@ -63,20 +63,20 @@ class VerbGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by section, from the table instead of from the modules."""
+        """Write the verbs by section, without importing their modules."""
         width = max(map(len, SUMMARIES))
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(verb.ljust(width), summary) for verb, summary in verbs.items()])
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
-        """Run the command line and end the process: 0 done, 1 the work failed, 2 wrong use, 130 Ctrl-C."""
+        """Run the command line, and end the process: 0 success, 1 failure, 2 wrong use, 130 Ctrl-C."""
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning  # type: ignore[assignment]
                 code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.Abort:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what the end of the process does
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C must not print a traceback at exit
             _fail("interrupted", 130)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else "carryall"
@@ -91,7 +91,7 @@ class VerbGroup(click.Group):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """Write one line to stderr (and the traceback, when debugging), then exit."""
+    """Print one line to stderr (and the traceback, if CARRYALL_DEBUG is set), then exit."""
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     click.echo("error: " + " ".join(message.split()), err=True)
@@ -125,13 +125,12 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
               help="Show the version and exit.")  # fmt: skip
 def carryall(ctx: click.Context) -> None:
-    """One model, carried to every device.
+    """Export, optimize, quantize and run language models as portable ONNX packages.
 
-    carryall turns a language model into a portable ONNX package, optimizes and quantizes it for the
-    device at hand, and generates text with it, alone, as a service, or over files of requests.
+    carryall exports a language model to a portable ONNX package, optimizes and quantizes it for a device,
+    and generates text with it: from a prompt, as a service, or over files of requests.
 
-    Wherever a MODEL is expected, give a package, a Hugging Face folder or hub id, an ONNX file, or "demo"
-    for the small model that comes along.
+    MODEL is a package, a Hugging Face folder or hub id, an ONNX file, or "demo" for the embedded model.
 
     \b
     Start here:

@@ -11,15 +11,15 @@ from .options import human_bytes, print_json
 
 
 def check_integrity(model: str, *, as_json: bool) -> None:
-    """Read every file of a package, and print which are as recorded.
+    """Read all files of a package, compare them with its record, and print the result.
 
     Raises:
-        UsageError: it is no package.
+        UsageError: MODEL is not a package.
         PackageError: a file is damaged.
     """
     path = locate_model(model)
     if not Package.is_package(path):
-        raise UsageError(f"{model} is no package, and nothing else records what its files should be")
+        raise UsageError(f"{model} is not a package; --integrity needs the record of a package")
     package = Package.unchecked(path)
     found = package.integrity()
     sizes = {name: facts.size for name, facts in package.record.files.items()}
@@ -37,7 +37,7 @@ def check_integrity(model: str, *, as_json: bool) -> None:
             click.echo(f"{name.ljust(width)}  {said}")
     if bad:
         raise PackageError(
-            f"{path} is damaged: {len(bad)} of {len(found)} files are not as recorded ({', '.join(bad)}); "
+            f"{path} is damaged: {len(bad)} of {len(found)} files differ from the record ({', '.join(bad)}); "
             "export the model again"
         )
     package.check()

@@ -3,8 +3,8 @@
 These are ``ModelConfig`` and ``EngineConfig``, and for ``carryall serve`` also ``ServerConfig``.
 
 A field ``max_slots`` is the flag ``--max-slots``, the variable ``CARRYALL_MAX_SLOTS`` and the key
-``max_slots`` in the table ``[engine]`` of the TOML file that ``--config`` names. A flag goes before a
-variable, a variable before the file, the file before the default.
+``max_slots`` in the table ``[engine]`` of the TOML file of ``--config``. Flags override variables, variables
+override the file, and the file overrides the defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .declared_options import declared_option
 
 Command = Callable[..., Any]
 
-# Tables of the file, and the sections of the help, by what their keys are fields of.
+# The tables of the file, with the dataclass of each.
 TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
 SERVER_TABLES: dict[str, type[Any]] = {**TABLES, "server": ServerConfig}
 VARIABLES = "CARRYALL_"
@@ -39,12 +39,12 @@ _SECTIONS = {"model": "Model and provider", "engine": "Engine", "server": "Servi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What flags, variables and file choose.
+    """The options chosen by flags, variables and file.
 
     Args:
-        model: which model, where and how.
-        engine: how requests are scheduled.
-        server: where and for whom a service listens; the defaults where there is none.
+        model: options of the model.
+        engine: options of the engine.
+        server: options of the service; defaults for verbs that do not serve.
     """
 
     model: ModelConfig
@@ -59,13 +59,13 @@ def config_options(
     tables: Mapping[str, type[Any]] = TABLES,
     **defaults: Any,
 ) -> Callable[[Command], Command]:
-    """A decorator that adds the options and passes them on as one argument, ``chosen``.
+    """Return a decorator that adds the options and passes them as one argument, ``chosen``.
 
     Args:
-        model: how the model is given: an argument of that name, or an option if it begins with ``--``.
-        without: fields that have no meaning for the verb.
-        tables: whose fields the options are.
-        **defaults: of fields that have another default for the verb; None leaves the field's own.
+        model: the name of the model's argument; an option if it begins with ``--``.
+        without: fields that do not apply to the verb.
+        tables: dataclasses of the options.
+        **defaults: defaults of the verb that differ from those of the fields.
     """
     fields = [
         (table, declaration)
@@ -109,7 +109,7 @@ def _is_given(declaration: Option) -> bool:
 
 
 def chosen_fields(chosen: Chosen) -> dict[str, Any]:
-    """The model's name, and as ``loading`` the fields that differ from their defaults, in values of JSON."""
+    """Return the model's name, and as ``loading`` the fields that differ from their defaults, for JSON."""
     found: dict[str, Any] = {}
     for config in (chosen.model, chosen.engine):
         for name, declaration in declared(type(config)).items():
@@ -120,15 +120,15 @@ def chosen_fields(chosen: Chosen) -> dict[str, Any]:
 
 
 def model_elsewhere(ctx: click.Context) -> str | None:
-    """The model that the environment or the file names."""
+    """Return the model that the environment or the file names, None if neither does."""
     return os.environ.get(f"{VARIABLES}MODEL") or (ctx.default_map or {}).get("model")
 
 
 def read_file(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a TOML file, their values checked.
+    """Return the tables of a TOML file with checked values.
 
     Raises:
-        UsageError: it cannot be read, or a table, a key or a value is not one that there is.
+        UsageError: the file cannot be read, or a table, key or value is unknown or invalid.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -183,14 +183,13 @@ def _config_option() -> Callable[[Command], Command]:
         is_eager=True,
         expose_value=False,
         callback=_take_file,
-        help="A TOML file with options, in the tables [model], [engine] and [server]: --max-slots is "
-        "max_slots there, and CARRYALL_MAX_SLOTS in the environment. Flags go before variables, variables "
-        "before the file.",
+        help="A TOML file with options in the tables [model], [engine] and [server], such as max_slots for "
+        "--max-slots. Flags override variables (CARRYALL_MAX_SLOTS), and variables override the file.",
     )
 
 
 def _take_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Let a file's values be the defaults of the flags."""
+    """Make a file's values the defaults of the flags."""
     if path is None:
         return
     defaults = {name: value for values in read_file(path).values() for name, value in values.items()}

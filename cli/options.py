@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, so that they read the same everywhere."""
+"""Arguments and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import click
 
 from ..plain_json import plain_json
-from ..runtime.types.report import human_bytes as human_bytes
+from ..reports import human_bytes as human_bytes
 
 MOST_TOKENS = 1 << 20  # of one text or sequence
 
 model_argument = click.argument("model")
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, nothing else.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document only.")
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 
 
 def print_json(document: Any) -> None:
-    """Write ``document`` to stdout as one line of JSON, in which NaN is null."""
+    """Print ``document`` to stdout as one line of JSON; NaN becomes null."""
     click.echo(plain_json(document))
 
 
 def number(least: float = 0, most: float = math.inf, *, above: bool = False) -> click.ParamType[Any]:
-    """A finite number of at least ``least``, or above it, and at most ``most``."""
+    """Return a click type for finite numbers >= ``least`` (> ``least`` if ``above``) and <= ``most``."""
     return _Number(least, most, above)
 
 
@@ -35,7 +35,7 @@ class _Number(click.FloatRange):
         super().__init__(least, None if math.isinf(most) else most, min_open=above)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse NaN and infinity too."""
+        """Convert a value; NaN and infinity are refused."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -43,6 +43,6 @@ class _Number(click.FloatRange):
 
 
 def tell_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Write what a report notes to stderr."""
+    """Print the notes of a report to stderr."""
     for note in () if quiet else notes:
         click.echo(note, err=True)

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a few plain lines elsewhere, nothing when quiet."""
+"""Progress on stderr: a bar on a terminal, plain lines otherwise, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NEXT_LINE_SECONDS = 10.0
 
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Show how far a piece of work is, while it runs.
+    """Show the progress of work while it runs.
 
     Yields:
-        The function that the work calls.
+        The callback for the work.
     """
     console = Console(stderr=True)
     if quiet:
@@ -44,10 +44,10 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
 
 @contextmanager
 def phases(*, quiet: bool = False) -> Iterator[Progress]:
-    """Show how far work of several phases is, a bar for each.
+    """Show the progress of work in several phases, one bar for each.
 
     Yields:
-        The function that the work calls with the phase as the name.
+        The callback for the work, whose ``name`` is the phase.
     """
     with ExitStack() as bars_:
         yield _Phases(bars_, quiet)
@@ -62,14 +62,14 @@ class _Phases:
 
     def __call__(self, done: int, total: int, name: str, /) -> None:
         if name != self._phase:
-            self._stack.close()  # ends the phase before
+            self._stack.close()  # ends the previous phase
             self._phase = name
             self._tell = self._stack.enter_context(progress(name, quiet=self._quiet))
         self._tell(done, total, "")
 
 
 class _Bar:
-    """Appears with the first report, so that work found in the cache shows nothing."""
+    """A bar that appears at the first call, so that cached work shows nothing."""
 
     def __init__(self, bar: bars.Progress, label: str) -> None:
         self._bar = bar
@@ -82,17 +82,17 @@ class _Bar:
         self._bar.update(self._task, completed=done, total=total)
 
     def fill(self) -> None:
-        """Show all as done: what is too small to be reported is done too."""
+        """Show the work as complete; the last small steps may not have been reported."""
         if self._total is not None:
             self._bar.update(self._task, completed=self._total)
 
     def stop(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar."""
         self._bar.stop()
 
 
 class _PlainLines:
-    """Writes a line now and then, the first one only if the work takes long."""
+    """Prints a line after 2 s, and then every 10 s."""
 
     def __init__(self, label: str) -> None:
         self._label = label

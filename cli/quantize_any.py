@@ -1,4 +1,4 @@
-"""``carryall quantize`` for ONNX files that are no decoders: calibrated on tensors or images, not on text."""
+"""``carryall quantize`` for ONNX files that are not decoders, calibrated on tensors or images."""
 
 from __future__ import annotations
 
@@ -15,31 +15,37 @@ from ..graph_opt.quantize.any_model.options import IntegerOptions
 from ..graph_opt.quantize.recipe import QuantizationRecipe
 from ..progress import Progress
 from ..runtime.tasks.quantize_any import quantize_any
-from .options import human_bytes, print_json
+from .options import print_json
 
 _SETTINGS = ("method", "calibration", "calibrator", "max_error")  # of a recipe, for these models too
 Command = Callable[..., Any]
 
 
 def any_model_options(command: Command) -> Command:
-    """Add the options that only models other than decoders take; the command gets them as ``any_model``."""
+    """Add the options for models that are not decoders; the command gets them as ``any_model``."""
     numbers = _Numbers()
     for option in (
         click.option(
-            "--min-snr", type=float, help="No decoder, int8-static: decibels every output must reach."
+            "--min-snr",
+            type=float,
+            help="Not for decoders, int8-static: minimum signal-to-noise ratio of every output, in dB.",
         ),
-        click.option("--exclude", multiple=True, help="No decoder: a weight that stays float; repeatable."),
         click.option(
-            "--dynamic-conv", is_flag=True, help="No decoder, int8-dynamic: convolutions too, often slower."
+            "--exclude", multiple=True, help="Not for decoders: a weight that stays float. May be repeated."
         ),
-        click.option("--image-scale", type=float, help="Factor of pixels from 0 to 255.  [default: 1/255]"),
         click.option(
-            "--image-mean", type=numbers, help="Subtracted from scaled pixels, such as 0.5,0.5,0.5."
+            "--dynamic-conv",
+            is_flag=True,
+            help="Not for decoders, int8-dynamic: quantize convolutions too, which is often slower.",
         ),
-        click.option("--image-std", type=numbers, help="What the difference is divided by."),
+        click.option("--image-scale", type=float, help="Factor of pixel values 0 to 255.  [default: 1/255]"),
+        click.option(
+            "--image-mean", type=numbers, help="Mean that is subtracted from scaled pixels: 0.5,0.5,0.5."
+        ),
+        click.option("--image-std", type=numbers, help="Standard deviation: divides the difference."),
         click.option("--image-layout", type=click.Choice(LAYOUTS), help="Order of axes.  [default: auto]"),
-        click.option("--image-size", type=numbers, help="HEIGHT,WIDTH where the model leaves them open."),
-        click.option("--image-bgr", is_flag=True, help="Blue first."),
+        click.option("--image-size", type=numbers, help="HEIGHT,WIDTH, if the model does not fix them."),
+        click.option("--image-bgr", is_flag=True, help="Channel order blue, green, red."),
     ):
         command = option(command)
     return command
@@ -51,22 +57,22 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Read numbers between commas."""
+        """Convert numbers separated by commas."""
         try:
             return value if isinstance(value, tuple) else tuple(float(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"'{value}' is no list of numbers such as 0.5,0.5,0.5", param, ctx)
+            self.fail(f"'{value}' is not a list of numbers such as 0.5,0.5,0.5", param, ctx)
 
 
 def check_unused(given: Mapping[str, Any], calibration: str | None) -> None:
-    """Refuse options of other models for a decoder.
+    """Check that a decoder has no options for other models.
 
     Raises:
-        UsageError: one was given.
+        UsageError: such an option was given.
     """
     for name, value in given.items():
         if value not in (None, False, ()):
-            raise UsageError(f"--{name.replace('_', '-')} is for ONNX files that are no decoders")
+            raise UsageError(f"--{name.replace('_', '-')} is for ONNX files that are not decoders")
     if calibration is not None and Path(calibration).is_dir():
         raise UsageError(f"{calibration} is a folder; a decoder is calibrated on a text")
 
@@ -93,7 +99,7 @@ def quantize_file(
     for one in dataclasses.fields(QuantizationRecipe):
         if one.name not in _SETTINGS and settings[one.name] != one.default:
             flag = one.name.replace("_", "-")
-            raise UsageError(f"--{flag} is for models that generate tokens, and {source} is none")
+            raise UsageError(f"--{flag} is for decoders, but {source} is not a decoder")
     given = {
         "calibrator": settings["calibrator"],
         "max_error": settings["max_error"],
@@ -115,9 +121,7 @@ def quantize_file(
     if as_json:
         print_json(found.to_dict())
         return
-    click.echo(found.to_text())
-    sizes = f"{human_bytes(found.bytes_before)} -> {human_bytes(found.bytes_after)}"
-    click.echo(f"{found.path}: {found.method}, {sizes}, {found.seconds:.1f} s")
+    click.echo(found)
 
 
 def _images(image: Mapping[str, Any]) -> ImageOptions | None:
@@ -126,6 +130,6 @@ def _images(image: Mapping[str, Any]) -> ImageOptions | None:
     }
     if "size" in given:
         if len(given["size"]) != 2 or min(given["size"]) < 1:
-            raise UsageError("--image-size is HEIGHT,WIDTH, such as 224,224")
+            raise UsageError("--image-size must be HEIGHT,WIDTH, such as 224,224")
         given["size"] = tuple(int(side) for side in given["size"])
     return ImageOptions(**given) if given else None

@@ -1,4 +1,4 @@
-"""The fields of a quantization recipe as options of the command line, one each."""
+"""Command line options for the fields of a quantization recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = Callable[..., Any]
 
 
 def recipe_options(function: Command) -> Command:
-    """Add an option for each field, and hand their values over as one argument, ``settings``."""
+    """Add an option for each field, and pass their values as one argument, ``settings``."""
     names = [one.name for one in dataclasses.fields(QuantizationRecipe)]
 
     @functools.wraps(function)
@@ -62,4 +62,6 @@ def _bits(_: click.Context, __: click.Parameter, value: str | None) -> float | N
     try:
         return float(value.removesuffix("bits").removesuffix("bit"))
     except ValueError as error:
-        raise click.BadParameter(f"a budget is a number of bits, such as 4.5bits, not '{value}'") from error
+        raise click.BadParameter(
+            f"a budget must be a number of bits, such as 4.5bits, not '{value}'"
+        ) from error

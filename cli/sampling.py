@@ -1,4 +1,4 @@
-"""The options of ``SamplingParams`` on a command line, in sections of the help."""
+"""Command line options for ``SamplingParams``, in sections of the help."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .sections import SectionOption
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 READABLE = click.Path(path_type=Path, exists=True, dir_okay=False)
-# What a flag has of its own; without one, an option is the checkpoint's or SamplingParams' own.
+# Attributes of single flags. The default of other flags is that of the checkpoint or of SamplingParams.
 _OWN: dict[str, dict[str, Any]] = {
     "temperature": {"show_default": "the checkpoint's, or 0"},
     "max_tokens": {"default": 256, "show_default": True},
     "logprobs": {"help": "With --json: log-probabilities of this many tokens."},
 }
-_FORM = "Form of the text (one of these)"
+_FORM = "Structured output (one of these)"
 _FORMS: dict[str, dict[str, Any]] = {
     "json_schema": {"type": READABLE, "help": "Generate JSON that matches the schema in this file."},
     "json_object": {"is_flag": True, "help": "Generate any JSON object."},
@@ -39,10 +39,10 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 def sampling_options(*, without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
-    """A decorator that adds a flag for each field of ``SamplingParams`` that declares a section.
+    """Return a decorator that adds a flag for each field of ``SamplingParams`` with a section.
 
     Args:
-        without: fields that have no meaning for the verb.
+        without: fields that do not apply to the verb.
     """
     options = [
         declared_option(each, **{"section": each.section, "default": None, **_OWN.get(each.name, {})})
@@ -63,13 +63,13 @@ def sampling_options(*, without: Collection[str] = ()) -> Callable[[Decorated], 
 
 
 def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams:
-    """Return the checkpoint's own options (greedy if it states none), changed by those that were given.
+    """Return the checkpoint's own options (greedy if it has none), overridden by the given ones.
 
     Raises:
         InvalidSamplingError: an option is out of range.
     """
     own = model.defaults.sampling or {"temperature": 0.0}
-    # None is no flag, or where a flag has a default, "none" given.
+    # None means that the flag was not given; for flags with a default it means that "none" was given.
     stated = {
         name: value for name, value in given.items() if value is not None or "default" in _OWN.get(name, {})
     }
@@ -86,4 +86,4 @@ def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8, see its byte {error.start}") from error
+        raise UsageError(f"{path} is not UTF-8 text, see byte {error.start}") from error

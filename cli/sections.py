@@ -1,4 +1,4 @@
-"""Help in sections: an option may name the one that it is shown in."""
+"""Click commands whose help groups options in sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class SectionOption(click.Option):
-    """An option that the help shows in a section of its own."""
+    """An option with the name of its section in the help."""
 
     def __init__(self, *args: Any, section: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)

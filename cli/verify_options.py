@@ -1,4 +1,4 @@
-"""Options of ``verify`` and of ``optimize --verify``: what graphs run on, and what is allowed."""
+"""Options of ``verify`` and ``optimize --verify``: inputs and tolerances."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Command = Callable[..., Any]
 inputs_option = click.option(
     "--inputs",
     type=click.Path(path_type=Path, exists=True),
-    help="Tensors to compare on, by input name: an .npz file, or a folder of them. For decoders, input_ids "
-    "is enough. Default: made up from what the graph says of its inputs.",
+    help="Input tensors by name: an .npz file, or a folder of such files. For decoders, input_ids is enough. "
+    "Default: generated from the types and shapes of the graph's inputs.",
 )
 _OPTIONS = (
     click.option(
         "--max-kl",
         type=number(0),
-        help="The bar of decoders: largest KL divergence, in nats. "
+        help="Bar of decoders: maximum KL divergence, in nats. "
         f"[default: {MAX_KL_FLOAT:g}; {MAX_KL_ROUNDED:g} if a graph rounds its activations]",
     ),
     click.option(
         "--max-error",
         type=number(0),
-        help="The bar of float outputs: largest error, relative to the range of the reference's values. "
+        help="Bar of float outputs: maximum error, relative to the range of the reference's values. "
         f"[default: {MAX_ERROR:g}; more for 16 bits]",
     ),
     click.option(
@@ -38,13 +38,13 @@ _OPTIONS = (
         type=number(0, 1),
         default=0.0,
         show_default=True,
-        help="The bar of integer, boolean and string outputs: share of the elements that may differ.",
+        help="Bar of integer, boolean and string outputs: maximum share of different elements.",
     ),
 )
 
 
 def bars_options(function: Command) -> Command:
-    """Add the options, and pass them on as one argument, ``bars``."""
+    """Add the options, and pass them as one argument, ``bars``."""
 
     @functools.wraps(function)
     def gather(*, max_kl: float | None, max_error: float | None, max_mismatch: float, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A table of records to a table of answers in the form of a schema: CSV in, Parquet out."""
+"""Answer a CSV table with JSON of a schema, and write the answers as a Parquet table."""
 
 import csv
 from pathlib import Path
@@ -16,7 +16,7 @@ SCHEMA = {
 
 
 def main() -> None:
-    """Ask about three names, and print the table of answers."""
+    """Ask about three names and print the table of answers."""
     with Path("names.csv").open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerows([["name"], ["read_lines"], ["Stack"], ["parse"]])

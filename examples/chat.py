@@ -1,6 +1,7 @@
-"""A conversation, written for the model by a chat template.
+"""Hold a conversation with a chat template.
 
-An instruction-tuned checkpoint brings its own template; the demo model is none, so this one is made up.
+An instruction-tuned checkpoint has a template. The demo model is not instruction-tuned, so this file defines
+one.
 """
 
 from carryall import LLM, SamplingParams
@@ -14,7 +15,7 @@ TEMPLATE = """\
 
 
 def main() -> None:
-    """Ask twice, the second time with the first answer in the history."""
+    """Ask two questions; the second has the first answer in its history."""
     messages = [{"role": "system", "content": "You write short comments."}]
     params = SamplingParams(temperature=0.5, seed=1, max_tokens=24, stop=["\n"])
     with LLM("demo") as llm:

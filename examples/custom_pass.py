@@ -1,6 +1,7 @@
-"""A graph pass of your own: the model also returns its greedy next tokens.
+"""Write a custom graph pass: the model also returns its greedy next tokens.
 
-Run it here, or from the command line: carryall optimize IN OUT --pass custom_pass.GreedyTokensPass
+Run this file, or use the pass on the command line: carryall optimize IN OUT --pass
+custom_pass.GreedyTokensPass
 """
 
 from pathlib import Path
@@ -17,10 +18,10 @@ from carryall.graph_opt.pipeline.pipeline import run
 
 
 class GreedyTokensPass(GraphPass):
-    """Adds the output ``next_tokens`` [batch, sequence]: the most likely token after each position."""
+    """Add the output ``next_tokens`` int64 [batch, sequence]: the most likely token after each position."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Append one ArgMax behind the logits."""
+        """Append one ArgMax after the logits."""
         logits = next((value for value in graph.outputs if value.name == "logits"), None)
         if logits is None or logits.shape is None:
             return
@@ -37,7 +38,7 @@ class GreedyTokensPass(GraphPass):
 
 
 def main() -> None:
-    """Export the demo model, run the pass over it, and ask the new output."""
+    """Export the demo model, run the pass, and compute the new output."""
     model, report = run(export_model(demo_path()), [GreedyTokensPass()])
     print(report.to_text(explain=True))
     with TemporaryDirectory() as folder:

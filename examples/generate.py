@@ -1,4 +1,4 @@
-"""Several prompts in one batch, and what comes back for each."""
+"""Continue several prompts in one batch and print the results."""
 
 from carryall import LLM, SamplingParams
 

@@ -1,10 +1,10 @@
-"""Text as it is generated; leaving the loop cancels the rest."""
+"""Print text while it is generated; leaving the loop cancels the request."""
 
 from carryall import LLM, SamplingParams
 
 
 def main() -> None:
-    """Print until the first blank line, then tell the speed."""
+    """Print until the first two blank lines, then print the number of tokens."""
     prompt = 'def read_lines(path):\n    """'
     params = SamplingParams(temperature=0.5, seed=1, max_tokens=100)
     written = ""

@@ -1,1 +1,1 @@
-"""From Hugging Face checkpoints to portable ONNX packages, without torch."""
+"""Export Hugging Face checkpoints to portable ONNX packages, without torch."""

@@ -1,7 +1,8 @@
-"""A checkpoint's config.json, normalised once.
+"""Read and normalise a checkpoint's config.json into ``DecoderConfig``.
 
-transformers 4 wrote ``rope_theta`` and ``rope_scaling``, transformers 5 writes ``rope_parameters`` (for some
-families one dictionary per layer type); keys at their default may be missing. All that follows sees one form.
+transformers 4 wrote ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters`` (for some
+families one dictionary per layer type). Keys at their default may be missing. The exporter reads one form
+only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RawConfig = Mapping[str, Any]
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million
 _HEADS = (1, 2**14)
-# Sizes beyond which nothing was ever trained; a damaged or hostile file must not allocate by them.
+# Larger than any trained model: a damaged or hostile file must not cause huge allocations.
 _RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), (1, MAX_LAYERS)),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), _HEADS),
@@ -37,7 +38,7 @@ _SHOWN = 40  # characters of a value in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """One rotary position embedding. Which fields count depends on ``rope_type``; see ``rope.py``."""
+    """One rotary position embedding. Which fields are used depends on ``rope_type``; see ``rope.py``."""
 
     rope_type: str
     theta: float
@@ -63,12 +64,13 @@ class ExpertsConfig:
 
     Args:
         scope: the layer's name in the checkpoint.
-        count: how many experts there are.
-        per_token: how many of them each token asks.
-        width: an expert's intermediate size.
-        normalize: the weights of a token's experts are scaled to sum to 1.
-        names: an expert's gate, up and down projections in the checkpoint.
-        shared: intermediate size of the expert that all tokens ask, weighed by a gate of its own; 0 for none.
+        count: number of experts.
+        per_token: number of experts that each token is routed to (top-k).
+        width: intermediate size of an expert.
+        normalize: whether the routing weights of a token are scaled to sum to 1.
+        names: names of an expert's gate, up and down projections in the checkpoint.
+        shared: intermediate size of the shared expert, which every token uses and a sigmoid gate scales; 0
+            for none.
     """
 
     scope: str
@@ -82,10 +84,10 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """What every decoder family shares.
+    """The configuration of a decoder, in one form for all families.
 
     Args:
-        windows: per layer, how many latest positions it attends to; None for all.
+        windows: per layer, the size of its sliding attention window; None for full attention.
         ropes: per layer, its rotary embedding; None for none.
         experts: per layer, its mixture of experts; None for one feed-forward layer.
     """
@@ -128,8 +130,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is not a JSON object.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"cannot read {path}: it is no regular file")
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise CheckpointError(f"cannot read {path}: it is not a regular file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} does not hold a JSON object")
     return content
 
 
@@ -146,14 +148,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         ModelNotFoundError: the folder or its config.json does not exist.
-        CheckpointError: it names no ``model_type``.
+        CheckpointError: the file is not a JSON object, or has no ``model_type``.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelNotFoundError(f"{folder} is no Hugging Face checkpoint: it holds no config.json")
+        raise ModelNotFoundError(f"{folder} is not a Hugging Face checkpoint: it holds no config.json")
     raw = read_json(path)
     if not isinstance(raw.get("model_type"), str):
-        raise CheckpointError(f"{path} names no model_type")
+        raise CheckpointError(f"{path} has no 'model_type'")
     return raw
 
 
@@ -165,10 +167,14 @@ def decoder_config(
     ropes: Sequence[RopeConfig | None] | None = None,
     experts: Sequence[ExpertsConfig | None] | None = None,
 ) -> DecoderConfig:
-    """Normalise ``raw``.
+    """Convert config.json into a ``DecoderConfig``.
 
-    ``defaults`` is what the family assumes for keys that are missing or null. By default no layer has
-    a window, and all have the rope that ``raw`` describes.
+    Args:
+        raw: the content of config.json.
+        defaults: the family's values of keys that are missing or null.
+        windows: per layer, its sliding window; by default none.
+        ropes: per layer, its rotary embedding; by default the one that ``raw`` describes.
+        experts: per layer, its mixture of experts; by default none.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type.
@@ -201,7 +207,7 @@ def decoder_config(
 
 
 def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConfig:
-    """The rotary embedding that ``parameters`` (by default the one of the whole model) describes."""
+    """Read a rotary embedding from ``parameters``, by default from the whole model's in ``raw``."""
     if parameters is None:
         parameters = mapping(raw, "rope_parameters", "rope_scaling")
     parameters = with_defaults(parameters)
@@ -214,7 +220,7 @@ def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConf
         theta=number(parameters, "rope_theta", number(raw, "rope_theta", 10_000.0)),
         rotary_dim=int(head_dim * partial),
         max_position_embeddings=max_positions,
-        # Beside the rope's own parameters, this key wins over the one among them.
+        # The top-level key takes precedence over the one in the rope's parameters.
         original_max_position_embeddings=integer(
             raw,
             "original_max_position_embeddings",
@@ -230,7 +236,7 @@ def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConf
 
 
 def layer_windows(layer_types: Sequence[str], window: int | None) -> list[int | None]:
-    """Per layer, ``window`` where its type says so.
+    """Return ``window`` for each sliding layer and None for each full layer.
 
     Raises:
         UnsupportedModelError: a type is neither ``full_attention`` nor ``sliding_attention``.
@@ -238,20 +244,22 @@ def layer_windows(layer_types: Sequence[str], window: int | None) -> list[int | 
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise UnsupportedModelError(f"layer type '{names}' is not supported, only full and sliding attention")
+        raise UnsupportedModelError(
+            f"layer type '{names}' is not supported; supported: full_attention, sliding_attention"
+        )
     return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 
 def with_defaults(raw: RawConfig, defaults: RawConfig | None = None) -> RawConfig:
-    """``raw`` without its nulls, over ``defaults``."""
+    """Return ``defaults`` overridden by the non-null values of ``raw``."""
     return {**(defaults or {}), **{key: value for key, value in raw.items() if value is not None}}
 
 
 def mapping(raw: RawConfig, *keys: str) -> RawConfig:
-    """The object under the first of ``keys`` that holds something; empty if none does.
+    """Return the object under the first of ``keys`` that is not empty, else an empty one.
 
     Raises:
-        CheckpointError: it is no object.
+        CheckpointError: the value is not an object.
     """
     for key in keys:
         if raw.get(key):
@@ -262,10 +270,10 @@ def mapping(raw: RawConfig, *keys: str) -> RawConfig:
 
 
 def integer(raw: RawConfig, key: str, default: int | None = None) -> int:
-    """The integer under ``key``, within what a size of that name can be.
+    """Return the integer under ``key``.
 
     Raises:
-        CheckpointError: it is none, or out of range.
+        CheckpointError: the value is not an integer, or out of the range of that key.
     """
     value = raw.get(key, default)
     low, high = _RANGES.get(key, _ANY_COUNT)
@@ -277,10 +285,10 @@ def integer(raw: RawConfig, key: str, default: int | None = None) -> int:
 
 
 def number(raw: RawConfig, key: str, default: float | None = None) -> float:
-    """The finite number under ``key``.
+    """Return the finite number under ``key``.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the value is not a finite number.
     """
     value = raw.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST_NUMBER:
@@ -294,9 +302,13 @@ def _shown(value: object) -> str:
 
 
 def context_lengths(raw: RawConfig) -> tuple[int, int]:
-    """The most tokens a sequence may have, and the default where a longer context costs precision.
+    """Return the maximum context length and the default context length, in tokens.
 
-    Ropes that change with the length (``longrope``, ``dynamic``) have the original context as their default.
+    They differ for rotary embeddings that depend on the length (``longrope``, ``dynamic``): a longer context
+    costs precision there, so the default is the original context.
+
+    Raises:
+        CheckpointError: a length is missing or out of range.
     """
     text = with_defaults(mapping(raw, "text_config") or raw)
     longest = integer(text, "max_position_embeddings", text.get("n_positions"))

@@ -1,4 +1,4 @@
-"""Whether a decoder's configuration can be one, before any work is done on its word."""
+"""Validate a decoder's configuration before anything is built from it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST_ROPE_FACTOR = 1e6
 
 
 def check_config(config: DecoderConfig) -> None:
-    """Refuse sizes and numbers that no decoder has.
+    """Check that sizes and numbers are in the range of real decoders.
 
     Raises:
-        CheckpointError: names the fact and its value.
+        CheckpointError: one is out of range; the message names it and its value.
     """
     _number("num_hidden_layers", config.num_layers, 1, MAX_LAYERS)
     _number("rms_norm_eps", config.norm_eps, 0, 1)
@@ -26,8 +26,8 @@ def check_config(config: DecoderConfig) -> None:
             _number(f"{name}_logit_softcapping", cap, 1e-3, 1e9)
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
-            f"config.json: {config.num_heads} attention heads do not divide among {config.num_kv_heads} "
-            "key-value heads"
+            f"config.json: num_attention_heads {config.num_heads} must be a multiple of "
+            f"num_key_value_heads {config.num_kv_heads}"
         )
     if not isinstance(config.hidden_act, str):
         raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
@@ -99,17 +99,17 @@ def _check_experts(experts: ExpertsConfig) -> None:
 
 
 def check_layer_count(config: DecoderConfig, checkpoint: Checkpoint) -> None:
-    """Compare the number of layers with those that the checkpoint holds.
+    """Check that the configuration has as many layers as the checkpoint.
 
     Raises:
-        CheckpointError: they differ.
+        CheckpointError: the counts differ.
     """
     counts = checkpoint.layer_counts()
     if config.num_layers in counts.values():
         return
     held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
     raise CheckpointError(
-        f"config.json says {config.num_layers} layers (num_hidden_layers); {checkpoint.folder} holds {held}"
+        f"config.json says {config.num_layers} layers (num_hidden_layers); {checkpoint.source} holds {held}"
     )
 
 

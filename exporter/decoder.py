@@ -1,4 +1,4 @@
-"""What every decoder shares: inputs, outputs, masks and rotary tables. Family files fill in the layers."""
+"""The parts common to all decoders: inputs, outputs, masks and rotary tables. Family files add the layers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ..contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, past_name, present_name
 from .config import DecoderConfig, RopeConfig
 from .graph import GraphWriter
+from .packed_weights import packed_weight
 from .rope import rope_tables
 from .weights import Array, Checkpoint
 
@@ -18,9 +19,9 @@ PAST, TOTAL = "past_sequence", "total_sequence"
 
 
 class Decoder(GraphWriter):
-    """A decoder's graph under construction, with the configuration and the weights it is made from.
+    """A decoder graph under construction, with its configuration and checkpoint.
 
-    The inputs are made at once; ``finish`` makes the outputs.
+    The constructor creates the inputs, ``finish`` the outputs.
     """
 
     def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
@@ -35,6 +36,7 @@ class Decoder(GraphWriter):
             (self._kv_input(past_name(layer, "key")), self._kv_input(past_name(layer, "value")))
             for layer in range(config.num_layers)
         ]
+        self._packed: dict[str, ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
@@ -46,25 +48,29 @@ class Decoder(GraphWriter):
         view: Callable[[Array], Array] | None = None,
         new_name: str | None = None,
     ) -> ir.Value:
-        """The weight ``name`` of the module in scope. See ``Checkpoint.tensor``."""
-        tensor = self.checkpoint.tensor(
-            self.qualified(name), shape, view=view, new_name=self.qualified(new_name or name)
-        )
-        return self.initializer(tensor)
+        """Return the weight ``name`` of the current scope, quantized if the checkpoint stores it so."""
+        source, result = self.qualified(name), self.qualified(new_name or name)
+        packed = self.checkpoint.packed(source, shape)
+        if packed is None:
+            return self.initializer(self.checkpoint.tensor(source, shape, view=view, new_name=result))
+        if result not in self._packed:
+            rows, columns = shape
+            self._packed[result] = packed_weight(self, packed, (rows, columns), view or (lambda x: x), result)
+        return self._packed[result]
 
     def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
-        """State what ``layer`` hands to the next run."""
+        """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""
         self._present[layer] = (key, value)
 
     def rope(self, config: RopeConfig) -> tuple[ir.Value, ir.Value]:
-        """Cosines and sines of ``config``, shared by all layers that have it."""
+        """Return the cosines and sines of ``config``; layers with equal configurations share them."""
         if config not in self._ropes:
             with self.unscoped(f"rope_{len(self._ropes)}" if self._ropes else "rope"):
                 self._ropes[config] = rope_tables(self, config, self.position_ids)
         return self._ropes[config]
 
     def mask(self, layer: int) -> ir.Value:
-        """The additive mask of ``layer``, shared by all layers with the same window."""
+        """Return the additive mask of ``layer``; layers with the same window share it."""
         window = self.config.windows[layer]
         if window not in self._masks:
             with self.unscoped("mask" if window is None else f"mask_window_{window}"):
@@ -72,7 +78,7 @@ class Decoder(GraphWriter):
         return self._masks[window]
 
     def finish(self, logits: ir.Value) -> ir.Model:
-        """Make the outputs and return the model."""
+        """Add the outputs and return the model. ``logits`` is float32 [batch, sequence, vocab]."""
         self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
@@ -86,9 +92,10 @@ class Decoder(GraphWriter):
         return ("batch", self.config.num_kv_heads, length, self.config.head_dim)
 
     def _write_mask(self, window: int | None) -> ir.Value:
-        """[batch, 1, sequence, total]: 0 where a query may look, else the lowest float.
+        """Return the mask [batch, 1, sequence, total]: 0 where a query may attend, else the lowest float32.
 
-        Query i stands at index past + i of the cache and sees the real tokens among the last ``window``.
+        Query i has cache index past + i. It attends to tokens up to its own index, of the last ``window``
+        ones, whose attention_mask is 1.
         """
         zero, one = (self.constant(n, np.int64, str(n)) for n in (0, 1))
         sequence = self.op("Squeeze", self.op("Shape", self.input_ids, start=1, end=2))

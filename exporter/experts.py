@@ -1,4 +1,4 @@
-"""Sparse mixture-of-experts layers, in the canonical form of docs/architecture.md."""
+"""Sparse mixture-of-experts layers, in the canonical form of docs/contract.md."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from .decoder import Decoder
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
-    """The layer's mixture of experts, or its one feed-forward layer."""
+    """Write the layer's mixture of experts, or its dense feed-forward layer if it has none."""
     experts = net.config.experts[layer]
     return layers.gated_mlp(net, layer, x) if experts is None else sparse_mlp(net, x, experts)
 
 
 def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
-    """Mix the feed-forward layers of each token's best experts (https://arxiv.org/abs/2401.04088).
+    """Write a sparse mixture of experts with top-k routing (https://arxiv.org/abs/2401.04088).
 
-    Copies of the tokens are sorted by expert and split, so that each expert computes its own tokens only,
-    perhaps none, and every weight is a plain product's. Results are sorted back, not added in place:
-    onnxruntime's ScatterND adds by several threads, which loses some where a token comes twice.
+    Copies of the tokens are sorted by expert and split, so that each expert computes only its own tokens
+    (perhaps none) and every weight belongs to a plain MatMul. The results are sorted back by token and
+    summed. ScatterND with reduction "add" is not used: onnxruntime's runs in several threads and loses
+    additions where a token occurs twice.
     """
     hidden = net.config.hidden_size
     with net.scope(experts.scope):
@@ -39,7 +40,7 @@ def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
 
 
 def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
-    """Weights and numbers of each token's experts, both [tokens, per_token]."""
+    """Return the routing weights and indices of each token's experts, both [tokens, per_token]."""
     scores = layers.linear(net, "gate", tokens, net.config.hidden_size, experts.count)
     likely = net.op("Softmax", scores, axis=-1)
     weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
@@ -49,7 +50,7 @@ def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.V
 
 
 def _sort_by_expert(net: Decoder, chosen: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:
-    """The order that sorts the choices, flattened, by expert, and how many choices each expert has."""
+    """Return the permutation that sorts the flattened choices by expert, and each expert's count."""
     flat = net.op("Reshape", chosen, net.ints(-1))
     one_hot = net.op("OneHot", flat, net.constant(count, np.int64, "experts"), net.ints(0, 1), axis=-1)
     return _argsort(net, flat), net.op("ReduceSum", one_hot, net.ints(0), keepdims=0)
@@ -61,21 +62,21 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 
 
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Expert ``index`` of its tokens."""
+    """Write expert ``index``, applied to its tokens x [n, hidden]."""
     with net.scope(f"experts.{index}"):
         return _gated_mlp(net, x, experts.names, experts.width)
 
 
 def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
-    """The expert of all tokens, times sigmoid(gate(x))."""
+    """Write the shared expert, times sigmoid(gate(x))."""
     share = net.op("Sigmoid", layers.linear(net, "shared_expert_gate", x, net.config.hidden_size, 1))
     with net.scope("shared_expert"):
         return net.op("Mul", share, _gated_mlp(net, x, experts.names, experts.shared))
 
 
 def _gated_mlp(net: Decoder, x: ir.Value, names: tuple[str, str, str], width: int) -> ir.Value:
-    """down(act(gate(x)) * up(x))."""
+    """Write down(act(gate(x)) * up(x))."""
     hidden, (gate, up, down) = net.config.hidden_size, names
-    opened = layers.activation(net, layers.linear(net, gate, x, hidden, width))
-    product = net.op("Mul", opened, layers.linear(net, up, x, hidden, width))
+    activated = layers.activation(net, layers.linear(net, gate, x, hidden, width))
+    product = net.op("Mul", activated, layers.linear(net, up, x, hidden, width))
     return layers.linear(net, down, product, width, hidden)

@@ -1,4 +1,4 @@
-"""Writes ONNX nodes under the names of the checkpoint's modules."""
+"""Write ONNX nodes, named after the checkpoint's modules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-OPSET = 23  # the first with Attention, RotaryEmbedding and RMSNormalization
-IR_VERSION = 11  # the one released with opset 23
+OPSET = 23  # the first opset with Attention, RotaryEmbedding and RMSNormalization
+IR_VERSION = 11  # released with opset 23
 
 Attribute = int | float | str | Sequence[int]
 
@@ -18,8 +18,8 @@ Attribute = int | float | str | Sequence[int]
 class GraphWriter:
     """An ONNX graph under construction.
 
-    Nodes are named ``<scope>/<operator>`` and values after the node that makes them, so that a reader of the
-    graph finds the checkpoint's module at once.
+    Nodes are named ``<scope>/<operator>``, where the scope is a module of the checkpoint. A value has the
+    name of its node.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,20 +30,20 @@ class GraphWriter:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of everything written inside with ``name`` and a dot."""
+        """Prefix the names of nodes and weights written in this context with ``name`` and a dot."""
         self._scope.append(name)
         yield
         self._scope.pop()
 
     @contextmanager
     def unscoped(self, name: str) -> Iterator[None]:
-        """Like ``scope``, but leaving the scopes around it out: for what several modules share."""
+        """Replace the current scopes by ``name``: for nodes that several modules share."""
         outer, self._scope = self._scope, [name]
         yield
         self._scope = outer
 
     def qualified(self, name: str = "") -> str:
-        """``name`` with the scopes it is in."""
+        """Return ``name`` prefixed with the current scopes."""
         return ".".join([*self._scope, name] if name else self._scope)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
@@ -73,7 +73,7 @@ class GraphWriter:
         return node.outputs
 
     def initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
-        """Register ``tensor`` under its own name; the same name again gives the value made first."""
+        """Register ``tensor`` under its name; if the name is registered already, return that value."""
         name = tensor.name or ""
         if name in self.graph.initializers:
             return self.graph.initializers[name]
@@ -82,7 +82,7 @@ class GraphWriter:
         return value
 
     def constant(self, value: npt.ArrayLike, dtype: type[np.generic], name: str) -> ir.Value:
-        """A small constant; equal ones are stored once, under the name of the first."""
+        """Return a small constant; equal constants share one initializer."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -90,11 +90,11 @@ class GraphWriter:
         return self._constants[key]
 
     def ints(self, *values: int) -> ir.Value:
-        """A 1-D int64 constant."""
+        """Return a 1-D int64 constant."""
         return self.constant(values, np.int64, "_".join(map(str, values)).replace("-", "minus"))
 
     def model(self) -> ir.Model:
-        """The finished model."""
+        """Return the model."""
         return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="carryall")
 
     def _unique(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Fetches checkpoints from the Hugging Face hub."""
+"""Download checkpoints from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from ..errors import MissingExtraError, ModelNotFoundError
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-# Other weights (consolidated, original, GGUF) lie beside these in many repositories.
+# Many repositories also hold other copies of the weights (consolidated, original, GGUF).
 _FILES = ["*.json", "model*.safetensors", "*.jinja"]
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` could be ``org/name`` or ``org/name@revision``."""
+    """Return whether ``name`` has the form ``org/name`` or ``org/name@revision``."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def download(hub_id: str) -> Path:
-    """The checkpoint's folder in huggingface_hub's cache, fetched unless it is there already.
+    """Download a checkpoint into huggingface_hub's cache, unless it is cached, and return its folder.
 
     Raises:
         MissingExtraError: huggingface_hub is not installed.
-        ModelNotFoundError: there is no such model, or the hub cannot be reached.
+        ModelNotFoundError: the id is malformed, the model does not exist, or the hub cannot be reached.
     """
     match = _HUB_ID.fullmatch(hub_id)
     if match is None:
-        raise ModelNotFoundError(f"'{hub_id}' is no hub id; those look like org/name or org/name@revision")
+        raise ModelNotFoundError(f"'{hub_id}' is not a hub id; use org/name or org/name@revision")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
@@ -36,5 +36,5 @@ def download(hub_id: str) -> Path:
         folder = snapshot_download(match["repo"], revision=match["revision"], allow_patterns=_FILES)
     except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
         reason = str(error).strip().splitlines()[0]
-        raise ModelNotFoundError(f"cannot fetch '{hub_id}' from the Hugging Face hub: {reason}") from error
+        raise ModelNotFoundError(f"cannot download '{hub_id}' from the Hugging Face hub: {reason}") from error
     return Path(folder)

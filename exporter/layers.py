@@ -1,6 +1,6 @@
-"""The layers decoder families are made of, in the canonical forms of docs/architecture.md.
+"""The layers of decoder families, in the canonical forms of docs/contract.md.
 
-Names are relative to the scope they are used in, and those of the checkpoint.
+Weight names are those of the checkpoint, relative to the current scope.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def pre_norm_decoder(
     attention: Callable[[Decoder, int, ir.Value], ir.Value],
     mlp: Callable[[Decoder, int, ir.Value], ir.Value],
 ) -> ir.Value:
-    """Llama's frame, which most families share: x += attention(norm(x)); x += mlp(norm(x)).
+    """Write a pre-norm decoder, as in Llama: per layer, x += attention(norm(x)); x += mlp(norm(x)).
 
     Returns:
         Logits [batch, sequence, vocab].
     """
-    net.checkpoint.ignore("rotary_emb.inv_freq")  # a table that old versions stored
+    net.checkpoint.ignore("rotary_emb.inv_freq")  # stored by old versions of transformers
     x = embedding(net, "model.embed_tokens")
     for layer in range(net.config.num_layers):
         with net.scope(f"model.layers.{layer}"):
@@ -39,14 +39,14 @@ def pre_norm_decoder(
 
 
 def embedding(net: Decoder, name: str) -> ir.Value:
-    """Token embeddings [batch, sequence, hidden]."""
+    """Look up token embeddings [batch, sequence, hidden]."""
     with net.scope(name):
         weight = net.weight("weight", net.config.vocab_size, net.config.hidden_size)
         return net.op("Gather", weight, net.input_ids)
 
 
 def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = "lm_head") -> ir.Value:
-    """Logits [batch, sequence, vocab]. A tied head reads the embedding's weight: it is stored once."""
+    """Compute logits [batch, sequence, vocab]. A tied head uses the embedding's initializer, stored once."""
     c = net.config
     if not c.tie_word_embeddings:
         return softcap(net, linear(net, head_name, x, c.hidden_size, c.vocab_size), c.final_softcap)
@@ -61,7 +61,7 @@ def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = 
 
 
 def softcap(net: Decoder, x: ir.Value, cap: float | None) -> ir.Value:
-    """Bound x to (-cap, cap) by cap * tanh(x / cap), where there is a cap."""
+    """Return cap * tanh(x / cap), or x if ``cap`` is None."""
     if cap is None:
         return x
     limit = net.constant(cap, np.float32, "softcap")
@@ -78,7 +78,7 @@ def linear(
     bias: bool = False,
     stored_in_out: bool = False,
 ) -> ir.Value:
-    """The product x @ W (+ b). The checkpoint holds W as [out, in] (torch.nn.Linear) or as [in, out]."""
+    """Return x @ W (+ b). The checkpoint stores W as [out, in] (torch.nn.Linear), or as [in, out]."""
     parts = {name: out_features}
     return split_linear(net, name, parts, x, in_features, bias=bias, stored_in_out=stored_in_out)[0]
 
@@ -93,7 +93,20 @@ def split_linear(
     bias: bool = False,
     stored_in_out: bool = False,
 ) -> list[ir.Value]:
-    """The linear layers ``parts`` (name: out_features), which the checkpoint stores as one, ``fused``."""
+    """Write several linear layers whose weights the checkpoint stores as one tensor.
+
+    Args:
+        net: the graph to write into.
+        fused: name of the checkpoint's module.
+        parts: out_features of each layer, by name, in the order of the fused tensor.
+        x: the input, [..., in_features].
+        in_features: width of ``x``.
+        bias: whether the module has a bias.
+        stored_in_out: whether the checkpoint stores the weight as [in, out] instead of [out, in].
+
+    Returns:
+        The output of each part, [..., out_features].
+    """
     total = sum(parts.values())
     shape = (in_features, total) if stored_in_out else (total, in_features)
     results, start = [], 0
@@ -115,14 +128,14 @@ def split_linear(
 def rms_norm(
     net: Decoder, name: str, x: ir.Value, size: int | None = None, *, view: View | None = None
 ) -> ir.Value:
-    """Root mean square normalisation (https://arxiv.org/abs/1910.07467) over the last axis."""
+    """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis."""
     with net.scope(name):
         weight = net.weight("weight", size or net.config.hidden_size, view=view)
         return net.op("RMSNormalization", x, weight, axis=-1, epsilon=net.config.norm_eps)
 
 
 def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None) -> ir.Value:
-    """``rms_norm`` of each head of x [batch, sequence, heads * head_dim]."""
+    """Apply ``rms_norm`` to each head of x [batch, sequence, heads * head_dim]."""
     size = net.config.head_dim
     with net.scope(name):
         heads = net.op("Reshape", x, net.ints(0, 0, num_heads, size))
@@ -132,7 +145,7 @@ def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: Vie
 
 
 def qkv(net: Decoder, x: ir.Value, *, bias: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Queries, keys and values of x, by three linear layers."""
+    """Compute queries, keys and values of x by three linear layers."""
     hidden, q_size, kv_size = net.config.hidden_size, net.config.q_size, net.config.kv_size
     return (
         linear(net, "q_proj", x, hidden, q_size, bias=bias),
@@ -142,9 +155,10 @@ def qkv(net: Decoder, x: ir.Value, *, bias: bool) -> tuple[ir.Value, ir.Value, i
 
 
 def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
-    """Rotate q and k where ``layer`` has a rope, append k and v to the cache, attend.
+    """Apply rotary embeddings to q and k if ``layer`` has them, append k and v to the cache, and attend.
 
-    q is [batch, sequence, num_heads * head_dim], k and v are [batch, sequence, num_kv_heads * head_dim].
+    q is [batch, sequence, num_heads * head_dim]; k and v are [batch, sequence, num_kv_heads * head_dim]. The
+    result has the shape of q.
     """
     c = net.config
     q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, c.num_kv_heads)
@@ -163,7 +177,7 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
 
 
 def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
-    """The feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
+    """Write the gated feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
     c = net.config
     with net.scope("mlp"):
         gate = linear(net, "gate_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
@@ -173,10 +187,10 @@ def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
 
 
 def activation(net: Decoder, x: ir.Value) -> ir.Value:
-    """The configuration's activation function.
+    """Apply the activation function ``hidden_act`` of the configuration.
 
     Raises:
-        UnsupportedModelError: it is not known.
+        UnsupportedModelError: the function is not supported.
     """
     match net.config.hidden_act:
         case "silu" | "swish":
@@ -188,8 +202,8 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
         case "relu":
             return net.op("Relu", x)
         case name:
-            known = "silu, gelu, gelu_new, gelu_pytorch_tanh, relu"
-            raise UnsupportedModelError(f"activation '{name}' is not supported; these are: {known}")
+            known = "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu"
+            raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
 def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:

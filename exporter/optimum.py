@@ -1,4 +1,4 @@
-"""The other way in: Optimum traces the checkpoint with torch, for families that have no exporter here."""
+"""Export by tracing with Optimum and torch, for families without an exporter of their own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..errors import MissingExtraError, UnsupportedModelError
 
 
 def trace(source: Path, folder: Path) -> ir.Model:
-    """Trace a checkpoint with Optimum; the graph is as traced, not canonical.
+    """Trace a checkpoint with Optimum. The graph is not in canonical form.
 
     Args:
         source: a Hugging Face checkpoint folder.
-        folder: where Optimum writes; the weights are read from there as long as the model is used.
+        folder: the folder that Optimum writes to. The model reads its weights from it, so keep it.
 
     Raises:
         MissingExtraError: Optimum is not installed.
-        UnsupportedModelError: Optimum cannot trace the model; the message has its reason.
+        UnsupportedModelError: Optimum cannot trace the model; the message holds Optimum's error.
     """
     try:
         exporter = importlib.import_module("optimum.exporters.onnx")
@@ -29,6 +29,6 @@ def trace(source: Path, folder: Path) -> ir.Model:
         exporter.main_export(
             str(source), output=folder, task="text-generation-with-past", do_validation=False
         )
-    except Exception as error:  # whatever torch, transformers and Optimum raise
+    except Exception as error:  # torch, transformers and Optimum raise errors of many types
         raise UnsupportedModelError(f"Optimum could not trace {source}: {error}") from error
     return ir.load(folder / "model.onnx")

@@ -1,4 +1,4 @@
-"""The package: a folder with a model, its tokenizer and a record of how it was made."""
+"""The package: a folder with a model, its tokenizer and the record carryall.json."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, find_damage, make_manifest
 from ..storage.writing import hide_scratch, writing
 from .config import RawConfig, context_lengths, read_config, read_json
+from .gguf.file import shard_paths
 from .package_record import RECORD_FILE, PackageRecord, is_token, read_record
 from .save import save_model
 from .signature import DecoderSignature
@@ -41,7 +42,7 @@ _NEEDED = (MODEL_FILE, "config.json", TOKENIZER_FILE)
 
 
 class Package:
-    """A package on disk. ``Package.open`` makes one."""
+    """A package on disk; created by ``Package.open``."""
 
     def __init__(self, path: Path, record: PackageRecord) -> None:
         self.path = path
@@ -49,10 +50,10 @@ class Package:
 
     @classmethod
     def open(cls, path: Path) -> Package:
-        """Open and check a package: the size of each file, and its sha256 if it changed since the last time.
+        """Open a package and check the size and sha256 of each file; hashes of unchanged files are cached.
 
         Raises:
-            PackageError: a file is missing or damaged, or another version of carryall is needed.
+            PackageError: a file is missing or damaged, or the format version is not supported.
         """
         package = cls.unchecked(path)
         package.check()
@@ -60,28 +61,28 @@ class Package:
 
     @classmethod
     def unchecked(cls, path: Path) -> Package:
-        """A package of which only the record is read, such as one to find the damage in.
+        """Open a package without checking its files: for ``integrity``, which reports the damage.
 
         Raises:
-            PackageError: the record is missing or damaged, or another version of carryall is needed.
+            PackageError: the record is missing or damaged, or the format version is not supported.
         """
         if not (path / RECORD_FILE).is_file():
             raise PackageError(
-                f"{path} is no complete package: {RECORD_FILE} is missing; export the model again"
+                f"{path} is not a complete package: {RECORD_FILE} is missing; export the model again"
             )
         record = read_record(path / RECORD_FILE)
         for name in _NEEDED if record.is_complete else (MODEL_FILE,):
             if name not in record.files:
                 raise PackageError(
-                    f"{path / RECORD_FILE} is damaged: it lists no {name}; export the model again"
+                    f"{path / RECORD_FILE} is damaged: it does not list {name}; export the model again"
                 )
         return cls(path, record)
 
     def check(self) -> None:
-        """Compare the files with the record, and those that the graph names with both.
+        """Compare the files with the record, and the weight files with the offsets in the graph.
 
         Raises:
-            PackageError: one is missing or damaged.
+            PackageError: a file is missing or damaged.
         """
         for name, wrong in self._damage():
             raise _damaged(self.path, name, wrong)
@@ -89,17 +90,17 @@ class Package:
 
     @staticmethod
     def is_package(path: Path) -> bool:
-        """Whether ``path`` looks like a package at all."""
-        return os.path.lexists(path / RECORD_FILE)  # one that is no file is a damaged package
+        """Return whether ``path`` holds a carryall.json, damaged or not."""
+        return os.path.lexists(path / RECORD_FILE)  # a record that is not a file: a damaged package
 
     @property
     def model_path(self) -> Path:
-        """The ONNX file."""
+        """The path of the ONNX file."""
         return self.path / MODEL_FILE
 
     @cached_property
     def content_hash(self) -> str:
-        """Changes whenever any file of the package does.
+        """A hash of the content of all files of the package.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -109,39 +110,39 @@ class Package:
 
     @cached_property
     def signature(self) -> DecoderSignature:
-        """The sizes that the graph states."""
+        """The sizes that the graph's inputs and outputs state."""
         return DecoderSignature.of(self.graph)
 
     @cached_property
     def graph(self) -> ir.Model:
-        """The graph as it lies on disk, read once: to look at, never to change."""
+        """The graph, loaded once and shared; callers must not change it."""
         return self.load()
 
     def load(self) -> ir.Model:
-        """The graph, its weights mapped from disk on demand; a new one at each call, free to change.
+        """Load a new copy of the graph, which the caller may change; weights are mapped from disk on demand.
 
         Raises:
-            PackageError: it is no ONNX, or keeps weights in files that the record does not list.
+            PackageError: the file is not ONNX, or stores weights in files that the record does not list.
         """
         try:
             model = ir.load(self.model_path)
-        except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
+        except Exception as error:  # protobuf and onnx_ir raise errors of many types for a damaged file
             raise PackageError(f"{self.model_path} is damaged: {error}") from error
         for tensor in external_tensors(model):
             if str(tensor.location) not in self.record.files:
                 raise PackageError(
-                    f"{self.model_path} keeps the weight {tensor.name} in {tensor.location}, which is not a "
-                    "file of the package"
+                    f"{self.model_path} stores weight '{tensor.name}' in {tensor.location}, which is not "
+                    f"listed in {RECORD_FILE}; export the model again"
                 )
         return model
 
     def json(self, name: str) -> dict[str, Any]:
-        """The content of one of the checkpoint's JSON files, empty if it has none."""
+        """Return the content of one of the checkpoint's JSON files, or {} if the file does not exist."""
         path = self.path / name
         return read_json(path) if path.is_file() else {}
 
     def integrity(self) -> dict[str, str]:
-        """Read every file, and return what is wrong with it by name; empty for a file that is as recorded."""
+        """Hash every file again and return, by file name, what is wrong; "" for an intact file."""
         found = dict(self._damage(reread=True))
         return {name: found.get(name, "") for name in sorted({*self.record.files, *found})}
 
@@ -161,12 +162,13 @@ class Package:
             size, end = self.record.files[str(tensor.location)].size, (tensor.offset or 0) + tensor.nbytes
             if size < end:
                 raise PackageError(
-                    f"{self.path / tensor.location} is truncated: {size} bytes, {MODEL_FILE} needs {end}"
+                    f"{self.path / tensor.location} is truncated: {size} bytes, {MODEL_FILE} needs {end}; "
+                    "export the model again"
                 )
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield the weights of a graph that lie in other files."""
+    """Yield the initializers that are stored as external data."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -175,7 +177,7 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 def _damaged(path: Path, name: str, wrong: str) -> PackageError:
     if wrong == MISSING:
-        return PackageError(f"{path} is no complete package: {name} {wrong}; export the model again")
+        return PackageError(f"{path} is not a complete package: {name} {wrong}; export the model again")
     return PackageError(
         f"{path / name} is damaged: it {wrong}; export the model again "
         f"('carryall verify {path} --integrity' checks every file)"
@@ -191,16 +193,18 @@ def write_package(
     passes: Sequence[str] = (),
     progress: Progress | None = None,
     config: RawConfig | None = None,
+    content: str | None = None,
 ) -> Package:
-    """Write ``model`` and the other files of ``source`` into the folder ``out``.
+    """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
-    ``source`` is a checkpoint folder or another package, ``config`` its config.json where that was read
-    already; the other arguments are those of ``export_package``.
+    ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
+    already read; ``content`` is the fingerprint to record, by default that of ``source``. The other
+    arguments are those of ``export_package``.
 
     Raises:
-        OutputExistsError: ``out`` holds something.
+        OutputExistsError: ``out`` is not empty.
         CheckpointError: the checkpoint has no tokenizer.
-        OSError: the disk is full, or the like; nothing is left behind.
+        OSError: a file cannot be written; the incomplete package is deleted.
     """
     config = check_paths(source, out, config)
     with new_folder(out) as folder:
@@ -209,57 +213,57 @@ def write_package(
             if (source / name).is_file():
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
-        record = _make_record(folder, config, fingerprint(source), quantization, passes)
+        record = _make_record(folder, config, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)
 
 
 def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> RawConfig:
-    """Refuse what ``write_package`` would refuse, before any work.
+    """Check the arguments of ``write_package`` before any work is done.
 
     Args:
-        source: of the files.
-        out: where a package is to be written.
-        config: config.json of the source, where it was read already.
+        source: the checkpoint folder or package to copy from.
+        out: the folder of the package to write.
+        config: the content of the source's config.json, if already read.
 
     Returns:
-        config.json of the source.
+        The content of the source's config.json.
 
     Raises:
-        OutputExistsError: ``out`` holds something.
-        ModelNotFoundError: ``source`` is no checkpoint.
-        CheckpointError: it has no tokenizer, or its configuration cannot be.
+        OutputExistsError: ``out`` is not empty.
+        ModelNotFoundError: ``source`` is not a checkpoint.
+        CheckpointError: ``source`` has no tokenizer, or its configuration is invalid.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
     config = read_config(source) if config is None else config
-    _text_ends(source, config)
+    _read_bos_eos(source, config)
     if not (source / TOKENIZER_FILE).is_file():
         raise CheckpointError(
-            f"{source} holds no {TOKENIZER_FILE}. Where it has another form of tokenizer, transformers "
-            "converts it: AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
+            f"{source} holds no {TOKENIZER_FILE}. Convert a tokenizer of another form with transformers: "
+            "AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
         )
     return config
 
 
 def check_tokenizer(source: Path) -> None:
-    """Refuse a tokenizer that no run could open.
+    """Check that the tokenizer can be opened.
 
     Raises:
-        CheckpointError: tokenizer.json is damaged, or newer than the installed tokenizers library.
+        CheckpointError: tokenizer.json is damaged, or needs a newer tokenizers library.
     """
     path = source / TOKENIZER_FILE
     try:
         Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
-            f"{path} is no tokenizer that the installed tokenizers {version('tokenizers')} can read: {error}"
+            f"the installed tokenizers {version('tokenizers')} cannot read {path}: {error}"
         ) from error
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` to write into, renamed to ``out`` at the end and deleted on any failure."""
+    """Create a temporary folder beside ``out``; rename it to ``out`` at the end, delete it on any failure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     folder.mkdir()
@@ -275,16 +279,21 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise
 
 
-def fingerprint(folder: Path) -> str:
-    """A hash of the content of all files of a checkpoint that an export reads.
+def fingerprint(source: Path) -> str:
+    """Return a hash of all files of a checkpoint, a folder or a GGUF file, that an export reads.
 
     Raises:
-        CheckpointError: one cannot be read.
+        CheckpointError: a file cannot be read.
     """
-    patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
-    names = [path.name for pattern in patterns for path in folder.glob(pattern)]
+    if source.is_file():
+        folder, names = source.parent, [path.name for path in shard_paths(source)]
+    else:
+        folder = source
+        patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
+        names = [path.name for pattern in patterns for path in folder.glob(pattern)]
+        names += [name for name in COPIED_FILES if (folder / name).is_file()]
     try:
-        return content_key(folder, [*names, *(name for name in COPIED_FILES if (folder / name).is_file())])
+        return content_key(folder, names)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
 
@@ -292,7 +301,7 @@ def fingerprint(folder: Path) -> str:
 def _make_record(
     folder: Path, config: RawConfig, source: str, quantization: dict[str, Any] | None, passes: Sequence[str]
 ) -> PackageRecord:
-    bos, eos = _text_ends(folder, config)
+    bos, eos = _read_bos_eos(folder, config)
     longest, default = context_lengths(config)
     return PackageRecord(
         model_type=config["model_type"],
@@ -308,8 +317,8 @@ def _make_record(
     )
 
 
-def _text_ends(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, ...]]:
-    """The token that begins a text and those that end one, by generation_config.json, else config.json."""
+def _read_bos_eos(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, ...]]:
+    """Return the BOS token and the EOS tokens of generation_config.json, else of config.json."""
     generation = folder / "generation_config.json"
     tokens = {**config, **(read_json(generation) if generation.is_file() else {})}
     bos, eos = tokens.get("bos_token_id"), tokens.get("eos_token_id")
@@ -317,6 +326,7 @@ def _text_ends(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, 
     for name, token in (("bos_token_id", bos), *(("eos_token_id", end) for end in ends)):
         if not is_token(token) and not (name == "bos_token_id" and token is None):
             raise CheckpointError(
-                f"{folder}: '{name}' is no token id in config.json or generation_config.json: {token!r}"
+                f"{folder}: '{name}' in config.json or generation_config.json must be a token id, "
+                f"found {token!r}"
             )
     return bos, tuple(ends)

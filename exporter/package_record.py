@@ -1,4 +1,4 @@
-"""carryall.json: how a package was made, and what its files are."""
+"""carryall.json: the record of how a package was made and of the files it holds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _OWN_HASH = "record_sha256"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageRecord:
-    """What carryall.json holds.
+    """The content of carryall.json.
 
     Args:
-        context_length: most tokens a sequence may have.
-        default_context_length: the same where nobody asked for more; smaller for ropes with a long form.
-        bos_token_id: None where the model has none.
-        eos_token_ids: tokens that end a text.
+        context_length: maximum tokens of a sequence.
+        default_context_length: maximum tokens unless the user asks for more; smaller than
+            ``context_length`` for rotary embeddings that depend on the length.
+        bos_token_id: the token that begins a text, None if the model has none.
+        eos_token_ids: the tokens that end a text.
         quantization: how the weights were quantized, None if they were not.
         passes: names of the passes applied, in order.
         source: ``fingerprint`` of the checkpoint.
-        versions: of the libraries that made the package.
-        files: size and sha256 of every other file of the package; in format 1 the sha256 of the graph and
+        versions: versions of the libraries that wrote the package.
+        files: size and sha256 of every other file of the package. Format 1 has the sha256 of the graph and
             its weights only.
     """
 
@@ -51,19 +52,19 @@ class PackageRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every file of the package is in ``files``, and the record has a hash of itself."""
+        """Whether ``files`` lists every file of the package and the record holds its own hash."""
         return self.format_version > 1
 
     def sha256(self) -> str:
-        """The hash of all of this, and so of all files in ``files``."""
-        content = json.loads(json.dumps(asdict(self)))  # keys that are numbers become text, as in the file
+        """Return the hash of the record, and so of all files in ``files``."""
+        content = json.loads(json.dumps(asdict(self)))  # numeric keys become strings, as in the file
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write carryall.json, with a hash by which damage to the file itself is seen.
+        """Write carryall.json with its own hash, which detects damage to it.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: the file cannot be written.
         """
         content = {**asdict(self), _OWN_HASH: self.sha256()}
         with writing(folder / RECORD_FILE):
@@ -74,7 +75,7 @@ def read_record(path: Path) -> PackageRecord:
     """Read carryall.json.
 
     Raises:
-        PackageError: it is damaged, or of another version.
+        PackageError: the file is damaged, or its format version is not supported.
     """
     try:
         content = read_json(path)
@@ -88,15 +89,15 @@ def read_record(path: Path) -> PackageRecord:
     record = PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})
     if record.is_complete and content.get(_OWN_HASH) != record.sha256():
         raise PackageError(
-            f"{path} is damaged: its content is not what was written ({_OWN_HASH}); export the model again"
+            f"{path} is damaged: its content does not match {_OWN_HASH}; export the model again"
         )
     return record
 
 
 def _with_sizes(files: object, folder: Path) -> dict[str, dict[str, Any]]:
-    """The list of files of format 1, which has hashes only, with the sizes that the files have now."""
+    """Add the current size of each file to the list of format 1, which has hashes only."""
     if not isinstance(files, dict):
-        raise ValueError(f"a list of files is {files!r}")
+        raise ValueError(f"'files' must be an object, found {files!r}")
     paths = {name: folder / name for name in files}
     sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in paths.items()}
     return {name: {"size": sizes[name], "sha256": sha256} for name, sha256 in files.items()}
@@ -106,17 +107,17 @@ def _check_fields(content: Mapping[str, Any]) -> None:
     version = content.get("format_version")
     if isinstance(version, bool) or version not in _READ_VERSIONS:
         known = " and ".join(map(str, _READ_VERSIONS))
-        raise ValueError(f"it has format version {version!r}, and this carryall reads {known}")
+        raise ValueError(f"it has format version {version!r}; this carryall reads {known}")
     missing = {field.name for field in fields(PackageRecord)} - content.keys()
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    for name, is_right in _RIGHT.items():
-        if not is_right(content[name]):
-            raise ValueError(f"'{name}' is {content[name]!r}")
+    for name, is_valid in _VALID.items():
+        if not is_valid(content[name]):
+            raise ValueError(f"'{name}' has the invalid value {content[name]!r}")
 
 
 def is_token(value: object) -> bool:
-    """Whether a value of a JSON file can be the id of a token."""
+    """Return whether a value of a JSON file can be a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
@@ -136,7 +137,7 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
-_RIGHT: Mapping[str, Callable[[Any], bool]] = {
+_VALID: Mapping[str, Callable[[Any], bool]] = {
     "model_type": _is_text,
     "context_length": _is_length,
     "default_context_length": _is_length,

@@ -1,6 +1,6 @@
-"""Rotary position embeddings: every rope type as a formula over positions, in standard operators.
+"""Rotary position embeddings of every rope type, computed from positions in standard operators.
 
-RoPE: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. Its extensions are cited where they are computed.
+RoPE: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. Extensions are cited at their functions.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ Floats = npt.NDArray[np.float64]
 
 
 def rope_tables(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Cosines and sines [batch, sequence, rotary_dim / 2] for ``position_ids`` [batch, sequence].
+    """Return cosines and sines [batch, sequence, rotary_dim / 2] of ``position_ids`` [batch, sequence].
 
     Raises:
-        UnsupportedModelError: the rope type is not known.
+        UnsupportedModelError: the rope type is not supported.
+        CheckpointError: a parameter of the rope type is missing or has the wrong length.
     """
     if config.rope_type not in _FREQUENCIES:
         known = ", ".join(sorted(_FREQUENCIES))
-        raise UnsupportedModelError(f"rope type '{config.rope_type}' is not supported; these are: {known}")
+        raise UnsupportedModelError(f"rope type '{config.rope_type}' is not supported; supported: {known}")
     frequencies = _FREQUENCIES[config.rope_type](graph, config, position_ids)
     positions = graph.op("Unsqueeze", graph.op("Cast", position_ids, to=ir.DataType.FLOAT), graph.ints(-1))
     angles = graph.op("Mul", positions, frequencies)
@@ -40,7 +41,7 @@ def rope_tables(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) 
 
 
 def attention_scaling(config: RopeConfig) -> float:
-    """What cosines and sines are multiplied with, as YaRN and LongRoPE ask for."""
+    """Return the factor of cosines and sines: that of YaRN and LongRoPE, else 1."""
     if config.rope_type not in ("yarn", "longrope"):
         return 1.0
     if config.attention_factor is not None:
@@ -56,28 +57,30 @@ def attention_scaling(config: RopeConfig) -> float:
 
 
 def default_frequencies(config: RopeConfig) -> Floats:
-    """theta^(-2i/d) for i in [0, d/2)."""
+    """Return theta^(-2i/d) for i in [0, d/2)."""
     return config.theta ** -_exponents(config)
 
 
 def linear_frequencies(config: RopeConfig) -> Floats:
-    """Position interpolation: Chen et al., https://arxiv.org/abs/2306.15595."""
+    """Divide the default frequencies by ``factor`` (position interpolation, https://arxiv.org/abs/2306.15595)."""
     return default_frequencies(config) / _factor(config)
 
 
 def llama3_frequencies(config: RopeConfig) -> Floats:
-    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between blended."""
+    """Return the frequencies of Llama 3.1 (https://arxiv.org/abs/2407.21783).
+
+    Low frequencies are divided by ``factor``, high ones are kept, and those between are interpolated.
+    """
     frequencies = default_frequencies(config)
-    turns = (
-        config.original_max_position_embeddings * frequencies / (2 * math.pi)
-    )  # within the original context
+    # Turns of each frequency within the original context.
+    turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = config.low_freq_factor, config.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequencies * (kept + (1 - kept) / _factor(config))
 
 
 def yarn_frequencies(config: RopeConfig) -> Floats:
-    """YaRN: Peng et al., https://arxiv.org/abs/2309.00071, section 3.2."""
+    """Return the frequencies of YaRN (Peng et al., https://arxiv.org/abs/2309.00071, section 3.2)."""
     half = config.rotary_dim // 2
     low, high = (_yarn_dimension(config, turns) for turns in (config.beta_fast, config.beta_slow))
     if config.truncate:
@@ -99,9 +102,10 @@ def _static(
 
 
 def _dynamic(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
-    """NTK-aware scaling that follows the sequence length n, https://arxiv.org/abs/2309.00071, section 3.1.
+    """Write dynamic NTK-aware scaling (https://arxiv.org/abs/2309.00071, sections 3.1 and 3.3).
 
-    Beyond the trained length, theta is multiplied by (factor * n / trained - (factor - 1)) ** (d / (d - 2)).
+    For a sequence of n tokens beyond the trained length, theta is multiplied by
+    (factor * n / trained - (factor - 1)) ** (d / (d - 2)).
     """
     factor, dim = _factor(config), config.rotary_dim
     length = graph.op("Cast", _sequence_length(graph, position_ids), to=ir.DataType.FLOAT)
@@ -117,7 +121,10 @@ def _dynamic(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> 
 
 
 def _longrope(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) -> ir.Value:
-    """LongRoPE: Ding et al., https://arxiv.org/abs/2402.13753; one factor a frequency, two sets by length."""
+    """Write LongRoPE (Ding et al., https://arxiv.org/abs/2402.13753).
+
+    Each frequency has one factor of ``short_factor``, or of ``long_factor`` beyond the original context.
+    """
     original = graph.constant(config.original_max_position_embeddings, np.int64, "original_max_positions")
     is_long = graph.op("Greater", _sequence_length(graph, position_ids), original)
     sets = []
@@ -158,7 +165,7 @@ def _factor(config: RopeConfig) -> float:
 
 
 def _extension(config: RopeConfig) -> float:
-    """How many times longer than the original the context became."""
+    """Return ``factor``, by default the ratio of the context to the original context."""
     if config.factor is not None:
         return config.factor
     return config.max_position_embeddings / config.original_max_position_embeddings
@@ -169,6 +176,6 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _yarn_dimension(config: RopeConfig, turns: float) -> float:
-    """The index of the frequency that makes ``turns`` full turns within the original context."""
+    """Return the fractional index of the frequency that makes ``turns`` turns in the original context."""
     length = config.original_max_position_embeddings
     return config.rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))

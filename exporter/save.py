@@ -1,4 +1,4 @@
-"""Streams a model to disk: lazy initializers are evaluated by the threads that write them."""
+"""Write a model to disk; the writing threads evaluate lazy initializers one at a time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import onnx_ir as ir
 from ..progress import Progress
 from ..storage.writing import writing
 
-_INLINE_BYTES = 256  # smaller tensors stay in the graph's own file
+_INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
 
 
 def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
-    """Write ``model`` to ``path`` and its weights to the file beside it whose name ends in ``.data``.
+    """Write ``model`` to ``path`` and its weights to ``path`` + ``.data``.
 
     Raises:
-        OSError: the disk is full, or the like.
+        OSError: a file cannot be written.
     """
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
     total = sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > _INLINE_BYTES)

@@ -1,4 +1,4 @@
-"""The facts that a decoder's graph states about itself, read from its inputs and outputs."""
+"""Sizes of a decoder, read from the inputs and outputs of its graph."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..contract import LOGITS, PAST_KEY
+from ..contract import LOGITS, PAST_KEY, past_name
 from ..errors import GraphError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSignature:
-    """Sizes of any decoder graph with the value names of docs/architecture.md, portable or lowered."""
+    """Sizes of a decoder graph with the value names of docs/contract.md, portable or lowered."""
 
     num_layers: int
     num_kv_heads: int
@@ -22,7 +22,7 @@ class DecoderSignature:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one cached token takes in all layers together."""
+        """Bytes of one token's keys and values over all layers."""
         bits = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_dtype.bitwidth
         return bits // 8
 
@@ -31,14 +31,14 @@ class DecoderSignature:
         """Read the signature of ``model``.
 
         Raises:
-            GraphError: it has no such inputs and outputs.
+            GraphError: the graph has no KV cache inputs or no logits, or their shape or dtype is unknown.
         """
         caches = [value for value in model.graph.inputs if PAST_KEY.fullmatch(value.name or "")]
         logits = next((value for value in model.graph.outputs if value.name == LOGITS), None)
         if logits is None or not caches:
             raise GraphError(
-                "the graph is no decoder with an explicit cache: "
-                "it lacks the input past_key_values.0.key or the output logits"
+                "the graph is not a decoder with an explicit KV cache: "
+                f"the input {past_name(0, 'key')} or the output {LOGITS} is missing"
             )
         cache = caches[0]
         if cache.dtype is None:

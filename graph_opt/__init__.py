@@ -1,1 +1,1 @@
-"""Passes and rules that normalise, fuse, quantize and lower ONNX graphs."""
+"""Passes that normalise, fuse, quantize and lower ONNX graphs."""

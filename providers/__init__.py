@@ -1,6 +1,6 @@
-"""Execution providers: one file and one class a target, found by file name.
+"""Providers: one file and one class per target, found by file name.
 
-``providers/targets/<name>.py`` ends with ``PROVIDER = <its Provider class>``; another distribution adds one
+``providers/targets/<name>.py`` ends with ``PROVIDER = <its Provider class>``. Other packages add providers
 through the entry-point group ``carryall.providers``. See ``docs/adding_a_provider.md``.
 """
 
@@ -28,22 +28,22 @@ def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def provider_names() -> list[str]:
-    """Names that ``get_provider`` knows, whether or not they can run here."""
+    """Return the names of all providers, available or not."""
     return sorted({*_built_in(), *_third_party()})
 
 
 def has_argument(name: str) -> bool:
-    """Whether a name is that of a provider and its argument: ``ep:XNNPACK``."""
+    """Whether a name consists of a provider and its argument: ``ep:XNNPACK``."""
     base, _, argument = name.partition(":")
     return bool(argument) and base in provider_names() and get_provider(base).takes_argument
 
 
 @functools.cache
 def get_provider(name: str) -> Provider:
-    """The provider of that name; its module is imported now, its libraries only when it is used.
+    """Return a provider by name. Its module is imported now, its libraries when it is first used.
 
     Raises:
-        UsageError: no such provider.
+        UsageError: there is no such provider.
         ProviderUnavailableError: a third-party provider's module cannot be imported.
     """
     base, _, argument = name.partition(":")

@@ -1,8 +1,8 @@
-"""What a provider is, and what the engine may ask of the runner it makes.
+"""The interfaces of providers and of the runners that they create.
 
-A provider answers four questions: is it available here (and if not, why), which passes lower a portable
-graph to it, how is an ONNX session opened on it, and how are sequences run on it. One file and one class
-each; callers hold the object and never ask for its name.
+A provider states whether it is available (and if not, why), which passes lower a portable graph for it, how
+an ONNX session is opened on it, and how sequences run on it. Callers use the object and never branch on its
+name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """How much room and how many threads a runner gets.
+    """Options of a runner.
 
     Args:
-        max_slots: sequences that may hold KV at once.
-        context_length: most tokens a sequence may have; None takes the model's own.
-        num_threads: 0 lets the provider choose.
+        max_slots: maximum number of sequences that hold KV at once.
+        context_length: maximum tokens of a sequence; None takes the model's own.
+        num_threads: number of CPU threads; 0 lets the provider choose.
         options: fields of ``Provider.options``, checked by the provider.
-        on_fallback: lets nodes that the target cannot run lie on the CPU, and is told where everything lies
-            if there are such; None makes them an error.
+        on_fallback: allows nodes that the target cannot run on the CPU, and is called with the placement if
+            there are any; None makes them an error.
     """
 
     max_slots: int = 32
@@ -48,52 +48,52 @@ class RunnerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What a loaded model is, and what its runner can do."""
+    """Sizes of a loaded model, and abilities of its runner."""
 
-    vocab_size: int  # or the hidden size, where the graph gives out hidden states as its logits
+    vocab_size: int  # or the hidden size, if the graph returns hidden states as its logits
     context_length: int
     max_slots: int
     kv_bytes_per_token: int
-    batched_multi_token: bool  # several rows with more than one token on top of a cache, in one run
-    sliding_window: int = 0  # the widest window of layers that have one; 0 is none
-    # ``trim`` gives back what lies behind windows, so many tokens at a time, a multiple of 64; 0 is never.
+    batched_multi_token: bool  # whether one run takes several rows with more than one token on their caches
+    sliding_window: int = 0  # the largest window of any layer; 0 is none
+    # Tokens behind windows that ``trim`` frees at a time, a multiple of 64; 0 if it cannot free any.
     trim_step: int = 0
-    window_bytes_per_token: int = 0  # how much of ``kv_bytes_per_token`` that is
-    kv_layout: str = ""  # what ``read_kv`` gives, as a name: types and shapes; empty if it cannot be read
-    top_logits: int = 0  # how many ``BestLogits`` the runner finds where the logits lie; 0 is none
-    evicts_kv: bool = False  # whether old KV can be dropped by ``evict_kv``
-    kv_tokens: int | None = None  # most tokens that all slots together may hold; None is no limit
-    embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 where there are none
+    window_bytes_per_token: int = 0  # the part of ``kv_bytes_per_token`` in layers with windows
+    kv_layout: str = ""  # dtypes and shapes of what ``read_kv`` returns; empty if KV cannot be read
+    top_logits: int = 0  # number of ``BestLogits`` that the runner selects on the device; 0 is none
+    evicts_kv: bool = False  # whether ``evict_kv`` is supported
+    kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
+    embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 if there are none
 
 
 @dataclass(slots=True)
 class Row:
-    """One sequence's part of a step: run ``tokens`` on top of ``start`` cached tokens.
+    """One sequence's part of a step: run ``tokens`` after ``start`` cached tokens.
 
-    Afterwards the slot holds KV for positions [0, start + len(tokens)).
+    Afterwards the slot holds KV of positions [0, start + len(tokens)).
     """
 
     slot: int
     tokens: npt.NDArray[np.int64]  # [n], n >= 1
     start: int
-    num_logits: int = 1  # logits wanted, of the last num_logits of the tokens; any from none to all of them
-    # [n, hidden_size]: what the earlier layers gave, where the graph holds the later ones only.
+    num_logits: int = 1  # return logits of this many last tokens, from 0 to n
+    # [n, hidden_size]: output of the earlier layers, if the graph has only later ones.
     hidden_states: npt.NDArray[np.float32] | None = None
-    # [n, embedding_size]: where given, the run fills it with what the head reads.
+    # [n, embedding_size]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
-    best_suffice: bool = False  # for ``forward_best``: of its one position's logits, the best are enough
+    best_suffice: bool = False  # for ``forward_best``: the largest logits may be enough; num_logits is 1
 
 
 @dataclass(frozen=True, slots=True)
 class BestLogits:
-    """The best of one position's logits, while all of them stay where they were computed.
+    """The k largest logits of one position; all logits stay on the device.
 
     Args:
-        token_ids: [k], most likely first; equal logits in order of token id.
+        token_ids: [k], in descending order of logits; equal logits in order of token id.
         logits: [k].
-        logsumexp: of all logits; not finite where one of them is NaN.
-        vocab_size: how many there are.
-        whole: gives them all, [vocab_size], until the runner's next step.
+        logsumexp: over all logits; not finite if one of them is NaN.
+        vocab_size: number of all logits.
+        whole: returns all logits [vocab_size]; valid until the runner's next step.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -104,32 +104,35 @@ class BestLogits:
 
 
 def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
-    """Refuse hidden states that the graph does not take, and their lack where it does."""
+    """Check that a row has hidden states if and only if the graph takes them, with the right shape."""
     wanted = None if hidden_size is None else (len(row.tokens), hidden_size)
     given = None if row.hidden_states is None else row.hidden_states.shape
     if given != wanted:
-        raise ProviderRuntimeError(f"hidden states are {given} where the graph takes {wanted}")
+        raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
 def check_rows(
     rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
 ) -> None:
-    """Refuse a step that needs KV that is not there.
+    """Check the rows of a step against the slots.
 
     Args:
-        rows: of the step.
-        info: of the runner.
-        held: tokens that each slot holds.
-        hidden_size: width of the input ``hidden_states``; None where the graph has none.
+        rows: the rows of the step.
+        info: the info of the runner.
+        held: number of tokens that each slot holds.
+        hidden_size: width of the input ``hidden_states``; None if the graph has none.
 
     Raises:
-        ProviderRuntimeError: a row does not fit.
+        ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, or has arrays of
+            a wrong shape.
     """
     if len({row.slot for row in rows}) != len(rows):
         raise ProviderRuntimeError("a slot occurs twice in one step")
     for row in rows:
         if not 0 <= row.slot < info.max_slots:
-            raise ProviderRuntimeError(f"there is no slot {row.slot}, only {info.max_slots} of them")
+            raise ProviderRuntimeError(
+                f"there is no slot {row.slot}; the slots are 0 to {info.max_slots - 1}"
+            )
         end = row.start + len(row.tokens)
         fits = row.start <= held[row.slot] and row.start < end <= info.context_length
         if not fits or row.num_logits > len(row.tokens):
@@ -140,26 +143,28 @@ def check_rows(
         _check_hidden_states(row, hidden_size)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
-            raise ProviderRuntimeError(f"no room of {states.shape} is filled with hidden states here")
+            raise ProviderRuntimeError(
+                f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
+            )
 
 
 def rows_in_cache(
     rows: Sequence[Row], dropped: npt.NDArray[np.int32], settled: npt.NDArray[np.int32]
 ) -> list[Row]:
-    """Rows that start where their tokens go in the cache, in place of their positions.
+    """Return rows whose ``start`` is the row in the cache, not the position in the text.
 
     Args:
-        rows: by positions.
-        dropped: tokens that have left each slot's cache.
-        settled: the positions from which on none has that later tokens need.
+        rows: rows whose ``start`` is a position.
+        dropped: [slots], number of tokens evicted from each slot's cache.
+        settled: [slots], KV before this position may be missing.
 
     Raises:
-        ProviderRuntimeError: a row starts before those.
+        ProviderRuntimeError: a row starts before ``settled`` of its slot.
     """
     for row in rows:
         if row.start < settled[row.slot]:
             raise ProviderRuntimeError(
-                f"slot {row.slot} has dropped tokens that a row from {row.start} needs"
+                f"slot {row.slot} has evicted tokens that a row from {row.start} needs"
             )
     if not dropped.any():
         return list(rows)
@@ -167,7 +172,7 @@ def rows_in_cache(
 
 
 class Runner(Protocol):
-    """Runs rows of tokens against KV storage that it owns. Not thread-safe: one engine thread drives it."""
+    """Runs rows of tokens and owns their KV cache. Not thread-safe: one thread, the engine's, uses it."""
 
     info: RunnerInfo
 
@@ -175,7 +180,7 @@ class Runner(Protocol):
         """Run one step.
 
         Returns:
-            Per row, logits [num_logits, vocab_size]. A view that the next ``forward`` may overwrite.
+            Per row, logits [num_logits, vocab_size]; a view that the next ``forward`` may overwrite.
 
         Raises:
             ProviderRuntimeError: the run failed; no row of it counts as computed.
@@ -183,47 +188,47 @@ class Runner(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Memory that KV takes up now; what slots share counts once. Any thread may ask."""
+        """Memory of the KV cache now, in bytes; shared blocks count once. Any thread may read it."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
 
     def release(self, slot: int) -> None:
-        """Give the slot's memory back to the operating system. Its content is lost."""
+        """Free the slot's memory. Its content is lost."""
 
     def close(self) -> None:
-        """Free everything. The runner cannot be used afterwards."""
+        """Free all resources. The runner cannot be used afterwards."""
 
 
 class MovableRunner(Runner, Protocol):
     """A runner whose ``info.kv_layout`` is not empty."""
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """KV of positions [start, start + length), for ``write_kv`` of a runner of equal ``kv_layout``.
+        """Return KV of [start, start + length), for ``write_kv`` of a runner with equal ``kv_layout``.
 
         Args:
-            slot: holds them.
+            slot: the slot.
             start: a multiple of 64.
-            length: how many.
+            length: number of positions.
 
         Returns:
-            Arrays on the host, perhaps views, which the next call of any method may change.
+            Arrays on the host, possibly views, which the next call of any method may overwrite.
 
         Raises:
-            ProviderRuntimeError: the slot holds less, or cannot give it.
+            ProviderRuntimeError: the slot holds fewer positions, or they cannot be read.
         """
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Let a slot, which holds at least ``start`` positions, hold ``start + length``.
+        """Write KV of positions [start, start + length) into a slot that holds at least ``start`` positions.
 
         Args:
-            slot: where to.
-            start: as it was read.
-            length: as it was read.
-            parts: what ``read_kv`` gave.
+            slot: the slot.
+            start: as for ``read_kv``.
+            length: as for ``read_kv``.
+            parts: the result of ``read_kv``.
 
         Raises:
-            ProviderRuntimeError: they do not fit; the slot holds ``start`` positions.
+            ProviderRuntimeError: the KV does not fit; the slot then holds ``start`` positions.
         """
 
 
@@ -231,14 +236,14 @@ class BestLogitsRunner(Runner, Protocol):
     """A runner whose ``info.top_logits`` is not 0."""
 
     def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
-        """Run one step as ``forward`` does, but leave what need not cross the bus on the device.
+        """Run one step as ``forward`` does, but download only the largest logits of some rows.
 
         Returns:
-            Per row with ``best_suffice``, its best ``info.top_logits``; per other row, its logits. Views that
-            the next step may overwrite.
+            Per row with ``best_suffice``, its ``info.top_logits`` largest logits; per other row, its logits.
+            Views that the next step may overwrite.
 
         Raises:
-            ProviderRuntimeError: the run failed; or later, from ``BestLogits.whole``: the download did.
+            ProviderRuntimeError: the run failed. ``BestLogits.whole`` raises it if the download failed.
         """
 
 
@@ -246,25 +251,25 @@ class TrimmingRunner(Runner, Protocol):
     """A runner whose ``info.trim_step`` is not 0."""
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back KV of layers with a sliding window that no token from position ``length`` on looks at.
+        """Free KV of layers with a sliding window that no token from position ``length`` on attends to.
 
-        Afterwards no row may start before ``length``, no shorter prefix be copied, and no KV before it be
-        read or written.
+        Afterwards no row may start before ``length``, no shorter prefix may be copied, and no KV before it
+        may be read or written.
 
         Args:
-            slot: whose.
-            length: a multiple of ``info.trim_step``, no more than the slot holds.
+            slot: the slot.
+            length: a multiple of ``info.trim_step``, at most what the slot holds.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KVEviction:
-    """How much of a sequence's KV stays.
+    """How much of a sequence's KV an eviction keeps.
 
     Args:
-        kept: tokens in all; each KV head of each layer has its own.
-        sinks: that many of the first are among them.
-        recent: that many of the last are too, which is no less than ``RunnerInfo.sliding_window``.
+        kept: total number of tokens; each KV head of each layer chooses its own.
+        sinks: number of first tokens among them.
+        recent: number of last tokens among them, at least ``RunnerInfo.sliding_window``.
     """
 
     kept: int
@@ -276,12 +281,12 @@ class EvictingRunner(Runner, Protocol):
     """A runner whose ``info.evicts_kv`` is set."""
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Drop KV of all but the tokens that matter most, of those at positions [0, length).
+        """Evict KV of positions [0, length) except the most important tokens.
 
-        Positions go on, so later rows start as if nothing had gone, but none before ``length`` any more.
+        Positions do not change: later rows start as without the eviction, but not before ``length``.
 
         Raises:
-            ProviderRuntimeError: the slot holds fewer positions, or less KV than is to be kept.
+            ProviderRuntimeError: the slot holds fewer positions, or less KV than the eviction keeps.
         """
 
 
@@ -289,34 +294,36 @@ class Provider(abc.ABC):
     """One target. See ``docs/adding_a_provider.md``."""
 
     name: str
-    execution_provider: str | None = None  # ONNX Runtime's name of it, where it is one of ONNX Runtime's
-    takes_argument: bool = False  # whether NAME:ARGUMENT names one, its class taking the argument
-    runs_models: bool = True  # False for a stand-in, which "auto" must not choose
-    vendors: frozenset[str] = frozenset()  # whose accelerators it is for; empty for none in particular
-    options: ClassVar[type[Any]] = NoOptions  # a dataclass: what RunnerConfig.options may set
+    execution_provider: str | None = (
+        None  # ONNX Runtime's name, if it is an execution provider of ONNX Runtime
+    )
+    takes_argument: bool = False  # whether NAME:ARGUMENT is valid; the class takes the argument
+    runs_models: bool = True  # False for a test double, which "auto" must not choose
+    vendors: frozenset[str] = frozenset()  # vendors of its accelerators; empty if it is for any machine
+    options: ClassVar[type[Any]] = NoOptions  # a dataclass of the options in RunnerConfig.options
 
     @abc.abstractmethod
     def available(self) -> str | None:
-        """None if this provider can run here, else why not and what to do about it."""
+        """Return None if the provider can run on this machine, else the reason and the remedy."""
 
     def device_names(self) -> list[str]:
-        """Devices to choose from, as the option ``device`` calls them; empty where there is no choice."""
+        """Return the possible values of the option ``device``; empty if there is no choice."""
         return []
 
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options of the provider: those that are given, and the defaults of the others.
+        """Return all options of the provider: the given ones, and defaults of the others.
 
         Raises:
-            UsageError: an option is unknown, has another type, or is none of the choices.
+            UsageError: an option is unknown, has a wrong type, or is not one of its choices.
         """
         return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
 
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
-        """Decide what options leave to machine and model; the result is for ``passes`` and ``runner``.
+        """Replace automatic options by values for this machine and model, for ``passes`` and ``runner``.
 
         Args:
-            config: as the caller wants it.
-            graph: gives the portable graph, to look at.
+            config: the caller's options.
+            graph: returns the portable graph, which must not be changed.
 
         Raises:
             UsageError: an option is not allowed.
@@ -326,26 +333,26 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes that lower a portable decoder graph to this target's kernels, in order.
+        """Return the passes that lower a portable decoder graph to this target's kernels, in order.
 
         Args:
-            config: as it will be given to ``runner``; ``context_length`` must be set, for the rope tables.
+            config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
 
     def model_passes(self) -> list[ir.passes.PassBase]:
-        """Passes that lower any other portable graph to what ``session`` runs fastest, in order."""
+        """Return the passes that lower a portable graph that is not a decoder for ``session``, in order."""
         return []
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
-        """Further graphs of the model that ``runner`` looks for beside the first: passes by file name."""
+        """Return further graphs that ``runner`` needs in the model's folder: passes by file name."""
         return {}
 
     @abc.abstractmethod
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
-        """Open any ONNX model on this target and nowhere else.
+        """Open any ONNX model on this target only.
 
         Raises:
-            ProviderUnavailableError: the provider cannot load here.
+            ProviderUnavailableError: the provider is not available on this machine.
         """
 
     @abc.abstractmethod
@@ -354,5 +361,5 @@ class Provider(abc.ABC):
 
         Args:
             model: the lowered ``model.onnx``.
-            config: slots, context and threads.
+            config: the options of the runner.
         """

@@ -1,4 +1,4 @@
-"""Where an opened session runs its nodes, with how many bytes of weights, and whether it was asked for."""
+"""The placement of an open session: which execution provider runs which nodes and weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from ..graph_opt.graph.load import read_model as read_file
 
-# Ask for it in the session's configuration; onnxruntime 1.24 and newer.
+# The session configuration entry that records the placement; onnxruntime 1.24 and newer.
 RECORD = "session.record_ep_graph_assignment_info"
-# ONNX Runtime leaves arithmetic on shapes to the CPU whatever the provider (core/framework/
-# fallback_cpu_capability.cc): a copy of a few integers would cost more than computing them.
+# ONNX Runtime runs shape arithmetic on the CPU for every provider
+# (core/framework/fallback_cpu_capability.cc), since copying a few integers costs more than computing them.
 _SHAPE_OPERATORS = frozenset(
     {
         *("Add", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Gather"),
@@ -25,7 +25,7 @@ _SHAPE_OPERATORS = frozenset(
         *("ReduceSum", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where"),
     }
 )
-LARGE = 4096  # bytes of a weight that no arithmetic on shapes reads
+LARGE = 4096  # bytes; shape arithmetic does not read larger weights
 _CPU = "CPUExecutionProvider"
 
 
@@ -42,7 +42,7 @@ class PlacedNode:
 
     @property
     def operator(self) -> str:
-        """The operator, after its domain if that is not the standard's."""
+        """The operator, as ``domain.Operator`` if it is not a standard one."""
         return self.op_type if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.op_type}"
 
 
@@ -51,9 +51,9 @@ class ProviderShare:
     """One execution provider's part of a model.
 
     Args:
-        provider: onnxruntime's name of it.
-        nodes: how many nodes it runs, after onnxruntime's own optimizations.
-        operators: how many of each operator, most first; custom domains as ``domain.Operator``.
+        provider: onnxruntime's name of the execution provider.
+        nodes: number of nodes, after onnxruntime's own optimizations.
+        operators: count of each operator, in descending order; custom domains as ``domain.Operator``.
         weight_bytes: bytes of the weights that its nodes read.
     """
 
@@ -65,12 +65,13 @@ class ProviderShare:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The parts of all providers, the asked ones first, and why nodes lie elsewhere than on the first.
+    """The parts of all execution providers, and why some nodes do not run on the first requested one.
 
     Args:
-        shares: one a provider that runs anything.
-        unplaced_bytes: weights whose node onnxruntime renamed or replaced, so that nobody can say.
-        reasons: one sentence an operator that the first asked provider left to another.
+        shares: one per provider with nodes, requested ones first.
+        unplaced_bytes: bytes of weights whose node onnxruntime renamed or replaced, so their place is
+            unknown.
+        reasons: one sentence per operator that the first requested provider does not run.
     """
 
     shares: tuple[ProviderShare, ...]
@@ -89,10 +90,10 @@ class Placement:
 
 
 def placed_nodes(session: Any) -> dict[str, list[PlacedNode]] | None:
-    """Nodes by execution provider; None where onnxruntime is too old to tell.
+    """Return the nodes by execution provider; None if onnxruntime is older than 1.24.
 
     Args:
-        session: opened with ``RECORD``.
+        session: a session opened with ``RECORD``.
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
@@ -109,12 +110,12 @@ def stray_nodes(
     asked: Collection[str],
     heavy: Callable[[], Collection[str]],
 ) -> list[PlacedNode]:
-    """Nodes that run elsewhere than asked and do more than arithmetic on shapes.
+    """Return the nodes that do not run on a requested provider and are not shape arithmetic.
 
     Args:
         placed: nodes by execution provider.
-        asked: execution providers.
-        heavy: names of nodes that do more, whatever their operator.
+        asked: the requested execution providers.
+        heavy: returns names of nodes that are not shape arithmetic although their operator could be.
     """
     strays: list[PlacedNode] = []
     suspects: list[PlacedNode] = []
@@ -131,13 +132,13 @@ def summarise(
     weights: Mapping[str, int],
     heavy: Callable[[], Collection[str]],
 ) -> Placement:
-    """Sum up where nodes run, and why not all of them on the first provider.
+    """Summarise the placement of nodes and weights.
 
     Args:
         placed: nodes by execution provider.
-        asked: execution providers, best first.
-        weights: of ``weight_bytes_by_node``.
-        heavy: of ``heavy_nodes``.
+        asked: the requested execution providers, in order of priority.
+        weights: the result of ``weight_bytes_by_node``.
+        heavy: returns the result of ``heavy_nodes``.
     """
     held: dict[str, int] = {}
     counted: set[str] = set()
@@ -166,19 +167,19 @@ def _reasons(
         strays = Counter(node.operator for node in stray_nodes({provider: nodes}, [first], heavy))
         for name, count in strays.most_common():
             why = (
-                f"{first} took {took[name]} others of the kind, so types or shapes decide"
+                f"{first} runs {took[name]} others of this operator, so types or shapes decide"
                 if took[name]
-                else f"{first} took none of the kind"
+                else f"{first} runs none of this operator"
             )
             reasons.append(f"{count} {name} run on {provider}: {why}")
         rest = len(nodes) - strays.total()
         if rest:
-            reasons.append(f"{rest} nodes of arithmetic on shapes run on {provider}, as onnxruntime wants it")
+            reasons.append(f"{rest} nodes of shape arithmetic run on {provider}, as onnxruntime places them")
     return reasons
 
 
 def read_model(model: object) -> ir.Model:
-    """The model at a path, in bytes, or of any class in memory, to look at."""
+    """Return a model given as a path, bytes, ``ModelProto`` or ``ir.Model``; it must not be changed."""
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, bytes):
@@ -189,7 +190,7 @@ def read_model(model: object) -> ir.Model:
 
 
 def heavy_nodes(model: Path | bytes | ir.Model) -> set[str]:
-    """Names of nodes that read a large weight or compute float tensors, as no arithmetic on shapes does."""
+    """Return the names of nodes that read a large weight or output float tensors: no shape arithmetic."""
     found = set()
     for node in read_model(model).graph.all_nodes():
         tensors = [value.const_value for value in node.inputs if value is not None]
@@ -202,7 +203,7 @@ def heavy_nodes(model: Path | bytes | ir.Model) -> set[str]:
 
 
 def weight_bytes_by_node(model: ir.Model) -> dict[str, int]:
-    """Bytes of initializers that each named node of the main graph reads first; sharing counts once."""
+    """Return the bytes of initializers by node; a shared initializer counts for its first reader only."""
     found: dict[str, int] = defaultdict(int)
     for value in model.graph.initializers.values():
         reader = next((node for node, _ in value.uses()), None)

@@ -1,1 +1,1 @@
-"""Files: the cache's place, content hashes, manifests, untrusted paths, failed writes."""
+"""Files: the cache folder, content hashes, manifests, checks of untrusted paths, errors of failed writes."""

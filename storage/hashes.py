@@ -1,10 +1,10 @@
-"""Content hashes of files, remembered by what the file system says of each file.
+"""sha256 hashes of files, cached by size, modification time, change time and inode.
 
-A file is read again once its size, modification time, change time or inode differs from when it was hashed.
-The kernel sets the change time, so a change in place is seen even if the modification time is restored. Not
-seen: bits that flip on the medium, writes through a memory map into a page that is dirty already, and changes
-made while the clock was set back; ``reread=True`` sees those. Windows has no change time: there a program
-that restores a file's modification time goes unseen too.
+A file is hashed again when one of the four differs from when it was last hashed. The kernel sets the change
+time, so a write in place is detected even if the modification time is restored. Three changes are not
+detected: bits that flip on the medium, writes through a memory map into a page that is already dirty, and
+writes made while the clock was set back. ``reread=True`` detects those. Windows has no change time: there a
+program that restores the modification time also goes undetected.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _BILLION = 10**9
 
 Stamp = tuple[int, int, int, int]
 
-# By device and stamp, so that a renamed file is still known. Kept where the cache cannot be written, too.
+# Keyed by device and stamp, so that a renamed file is still known. Used even if the cache cannot be written.
 _in_process: dict[tuple[int, Stamp], str] = {}
 
 
 class FolderHashes:
-    """The files of one folder and their sha256; a context manager that remembers what it learned.
+    """Compute and cache the sha256 of files of one folder; a context manager that saves new hashes on exit.
 
-    Records lie in the cache, one file a folder, replaced as a whole. Of two processes that write at once, the
-    last one wins, and what the other learned is hashed again another time. Without a cache that can be
-    written, every process hashes for itself.
+    The cache holds one JSON file per folder, replaced atomically. If two processes write at once, the last
+    one wins, and the other's hashes are computed again later. If the cache cannot be written, every process
+    hashes for itself.
 
     Args:
-        folder: holds the files.
+        folder: the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,14 +61,14 @@ class FolderHashes:
             self._write()
 
     def sha256(self, name: str, *, reread: bool = False) -> str:
-        """The hash of a file's content, in hexadecimal.
+        """Return the sha256 of a file's content, in hexadecimal.
 
         Args:
             name: the file, relative to the folder.
-            reread: hash the content, whatever is remembered.
+            reread: hash the content again, even if a cached hash is valid.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         path = self._folder / name
         stat = path.stat()
@@ -116,14 +116,14 @@ class FolderHashes:
 
 
 def content_key(folder: Path, names: Iterable[str]) -> str:
-    """One hash of the content of several files; it changes whenever one of them does.
+    """Return one sha256 over the names and contents of several files, in hexadecimal.
 
     Args:
-        folder: holds the files.
-        names: which ones, relative to the folder.
+        folder: the folder of the files.
+        names: the files, relative to the folder.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     with FolderHashes(folder) as hashes:
         known = {name: hashes.sha256(name) for name in sorted(set(names))}
@@ -131,7 +131,7 @@ def content_key(folder: Path, names: Iterable[str]) -> str:
 
 
 def forget_missing_folders() -> int:
-    """Delete the records of folders that are gone, and return how many there were."""
+    """Delete the records of folders that no longer exist, and return how many were deleted."""
     count = 0
     for record in (cache_root() / _FOLDER).glob("*.json"):
         try:
@@ -151,21 +151,21 @@ def _stamp(stat: os.stat_result) -> Stamp:
 
 
 def _hash(path: Path) -> tuple[str, os.stat_result | None]:
-    """The hash of a file's content, and the file's facts if they prove that it is still the content."""
+    """Return a file's sha256, and its stat if that proves that the content did not change meanwhile."""
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
-        settled = _settle(before)
+        settled = _wait_for_next_tick(before)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         after = os.fstat(file.fileno())
     return digest, before if settled and _stamp(before) == _stamp(after) else None
 
 
-def _settle(stat: os.stat_result) -> bool:
-    """Wait until a later change must have another time; False if that takes longer than a moment."""
+def _wait_for_next_tick(stat: os.stat_result) -> bool:
+    """Wait until a later write must get another time stamp; False if that takes longer than 20 ms."""
     changed = stat.st_mtime_ns if os.name == "nt" else stat.st_ctime_ns
     age = time.time() - changed / _BILLION
     if changed % _BILLION == 0 and age < _COARSE:
         return False
     if 0 <= age < _TICK:
         time.sleep(_TICK - age)
-    return age >= 0  # a time to come says that the clocks differ
+    return age >= 0  # a time in the future: the clocks differ

@@ -1,4 +1,4 @@
-"""What a folder should hold: sizes and sha256 of its files, and how to find what differs."""
+"""Manifests: the recorded size and sha256 of each file of a folder, and a check against them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .paths import stays_inside
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is recorded of a file.
+    """The recorded facts of a file.
 
     Args:
         size: in bytes.
@@ -29,28 +29,28 @@ MISSING = "is missing"
 
 
 def make_manifest(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
-    """Read files and note what they are.
+    """Return the size and sha256 of each file.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     with FolderHashes(folder) as hashes:
         return {name: FileFacts((folder / name).stat().st_size, hashes.sha256(name)) for name in names}
 
 
 def read_manifest(content: object) -> dict[str, FileFacts]:
-    """A manifest as it was written into JSON, by ``dataclasses.asdict`` of each entry.
+    """Read a manifest from JSON content, written by ``dataclasses.asdict`` of each entry.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: the content is not a manifest; the message says why.
     """
     if not isinstance(content, dict):
-        raise ValueError(f"a list of files is {content!r}")
+        raise ValueError(f"'files' must be an object, found {content!r}")
     files = {}
     for name, facts in content.items():
         size, sha256 = (facts.get("size"), facts.get("sha256")) if isinstance(facts, dict) else (None, None)
         if not isinstance(size, int) or isinstance(size, bool) or not isinstance(sha256, str):
-            raise ValueError(f"size and sha256 of {name!r} are {facts!r}")
+            raise ValueError(f"the entry of file {name!r} must hold 'size' and 'sha256', found {facts!r}")
         if not stays_inside(name):
             raise ValueError(f"the file name {name!r} leads out of the folder")
         files[name] = FileFacts(size, sha256)
@@ -58,15 +58,15 @@ def read_manifest(content: object) -> dict[str, FileFacts]:
 
 
 def find_damage(folder: Path, manifest: Manifest, *, reread: bool = False) -> Iterator[tuple[str, str]]:
-    """Each file that is not as recorded, and what is wrong with it: first by size, then by content.
+    """Yield each file that differs from the manifest, and how: all sizes first, then contents.
 
     Args:
-        folder: holds the files.
-        manifest: what they should be.
-        reread: hash every file, however sure it is that none changed since it was hashed last.
+        folder: the folder of the files.
+        manifest: the expected sizes and hashes.
+        reread: hash every file again, even if its cached hash is valid.
 
     Yields:
-        A file's name and the end of a sentence, such as ``is missing``.
+        A file's name and the predicate of a sentence, such as ``is missing``.
     """
     whole = []
     for name, facts in manifest.items():
@@ -90,14 +90,14 @@ def _wrong_size(path: Path, expected: int) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     return "" if found.st_size == expected else f"has {found.st_size} bytes instead of {expected}"
 
 
 def _wrong_content(hashes: FolderHashes, name: str, expected: str, *, reread: bool) -> str:
     try:
-        # A remembered hash may itself be damaged: only the content can convict.
+        # A cached hash may itself be damaged: only a fresh hash of the content counts as a difference.
         same = hashes.sha256(name, reread=reread) == expected or hashes.sha256(name, reread=True) == expected
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return "" if same else "has other content than was recorded (sha256)"
+    return "" if same else "differs from the recorded sha256"

@@ -1,4 +1,4 @@
-"""File names that came with somebody's model, which must not lead out of its folder."""
+"""Checks that file names of an untrusted model stay inside the model's folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from pathlib import Path, PureWindowsPath
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a file name leads to a place in its own folder, on every system, links aside."""
+    """Return whether a relative file name stays in its folder on POSIX and Windows; ignores links."""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
-    place = PureWindowsPath(name)  # knows both kinds of slashes, and drives
+    place = PureWindowsPath(name)  # understands both slashes, and drives
     return not (place.drive or place.root or ".." in place.parts) and bool(place.parts)
 
 
 def link_stays_inside(path: Path, folder: Path) -> bool:
-    """Whether a file, all links followed, lies in ``folder``, or where the hub's cache keeps its content.
+    """Return whether a file, with links resolved, lies in ``folder`` or in the hub cache's blob folder.
 
-    That cache links ``snapshots/REVISION/FILE`` to ``blobs/HASH`` (huggingface_hub, "Understand caching").
+    The hub's cache links ``snapshots/REVISION/FILE`` to ``blobs/HASH`` (huggingface_hub, "Understand
+    caching").
     """
     own = folder.resolve()
     homes = [own, own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [own]

@@ -1,4 +1,4 @@
-"""Where carryall keeps what it can make again."""
+"""The cache folder. Everything in it can be deleted and is made again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ CACHE_VARIABLE = "CARRYALL_CACHE"
 
 
 def cache_root() -> Path:
-    """``CARRYALL_CACHE``, or the user's: on Linux ``$XDG_CACHE_HOME/carryall`` or ``~/.cache/carryall``."""
+    """Return the folder of ``CARRYALL_CACHE``, or the user's cache folder.
+
+    On Linux that is ``$XDG_CACHE_HOME/carryall``, by default ``~/.cache/carryall``.
+    """
     stated = os.environ.get(CACHE_VARIABLE)
     return Path(stated) if stated else Path(platformdirs.user_cache_dir("carryall", appauthor=False))
 
 
 def unusable(error: OSError) -> UsageError:
-    """The one line for a cache folder that cannot be used, with the variable that names it."""
+    """Return the error for a cache folder that cannot be used; it names the environment variable to set."""
     root = cache_root()
     stated = f"{CACHE_VARIABLE}={root}" if os.environ.get(CACHE_VARIABLE) else f"the cache folder {root}"
     no_folder = root.exists() and not root.is_dir()

@@ -1,4 +1,4 @@
-"""A secret of the user's own, by which files in a shared folder are told from a stranger's."""
+"""The user's secret key, which authenticates KV cache files in a shared folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from .root import cache_root, unusable
 KV_KEY_VARIABLE = "CARRYALL_KV_KEY"
 _FILE = "kv.key"
 _BYTES = 32
-_SHORTEST = 16  # characters of the variable
+_SHORTEST = 16  # characters of the environment variable
 
 
 def kv_key() -> bytes:
-    """32 bytes, derived from ``CARRYALL_KV_KEY``, else those of ``kv.key`` in the cache, made if missing.
+    """Return the 32-byte key.
+
+    It is the BLAKE2b hash of ``CARRYALL_KV_KEY``, else the content of ``kv.key`` in the cache folder, which
+    is created with random bytes if it is missing.
 
     Raises:
-        UsageError: the variable is short, or the file is damaged, cannot be read, or others can read it.
+        UsageError: the variable has fewer than 16 characters; or the file is damaged, cannot be read, or can
+            be read by other users.
     """
     stated = os.environ.get(KV_KEY_VARIABLE)
     if stated is not None:
@@ -43,7 +47,7 @@ def kv_key() -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write the file whole under another name, and link it to its own; whoever is first wins."""
+    """Write the file under a temporary name and link it to its final name; the first process wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,7 +69,7 @@ def _read(path: Path) -> bytes:
         mode = os.fstat(file.fileno()).st_mode
         key = file.read(_BYTES + 1)
     if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"{path} may be read by others: chmod 600 {path}, or delete it")
+        raise UsageError(f"{path} can be read by other users: chmod 600 {path}, or delete it")
     if len(key) != _BYTES:
         raise UsageError(f"{path} is damaged: it holds {len(key)} bytes instead of {_BYTES}; delete it")
     return key

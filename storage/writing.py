@@ -1,4 +1,4 @@
-"""Failed writes that say which file and why."""
+"""Errors of failed writes that name the file and the reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _PROBE_BYTES = 1 << 20
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name ``path`` in an OSError that names no file, and find the reason that NumPy leaves out.
+    """Add ``path`` to an OSError without a file name, and the errno to one without a number.
 
-    ``ndarray.tofile`` raises "N requested and M written" on a full disk, without an error number.
+    ``ndarray.tofile`` raises "N requested and M written" on a full disk, without an error number; a test
+    write beside ``path`` finds the number.
     """
     try:
         yield
@@ -24,14 +25,15 @@ def writing(path: Path) -> Iterator[None]:
             number = _probe(path.parent)
             raise OSError(number, os.strerror(number), str(path)) from error
         if error.filename2 is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(error.errno, error.strerror, str(path)) from error  # of a copy: the source is fine
+            # A copy names source and target; only the target's disk can be full.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         if error.filename is None:
             error.filename = str(path)
         raise
 
 
 def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:
-    """Let an error name the files that the user asked for, where it names those under a temporary name."""
+    """Replace paths below the temporary folder ``scratch`` in ``error`` by those below ``final``."""
     for field in ("filename", "filename2"):
         name = getattr(error, field)
         if name is not None and Path(os.fsdecode(name)).is_relative_to(scratch):
@@ -39,7 +41,7 @@ def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:
 
 
 def _probe(folder: Path) -> int:
-    """The number of the error that writing a megabyte into ``folder`` meets; EIO if it meets none."""
+    """Return the errno of a test write of 1 MiB into ``folder``; EIO if the write succeeds."""
     path = folder / f".probe.{os.getpid()}"
     try:
         with path.open("wb", buffering=0) as file:

@@ -19,8 +19,24 @@ PROMISES = {
 }
 
 
+ELSEWHERE = {"batch_ray_data.py"}  # its pipeline is tests/runtime/batch/workers/test_ray_data.py
+
+
 def test_every_example_is_tested() -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(PROMISES)
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted({*PROMISES, *ELSEWHERE})
+
+
+def test_the_slurm_script_is_a_shell_script() -> None:
+    subprocess.run(["sh", "-n", EXAMPLES / "deploy" / "slurm_array.sh"], check=True)
+
+
+def test_the_kubernetes_job_is_one() -> None:
+    yaml = pytest.importorskip("yaml")
+    schemas = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
+    job = yaml.safe_load((EXAMPLES / "deploy" / "kubernetes_job.yaml").read_text(encoding="utf-8"))
+    schemas.validate(job, schemas.latest_version(), strict=True)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][0].startswith("carryall batch run /data/in.jsonl -o /data/out.jsonl ")
 
 
 @pytest.mark.parametrize("name", sorted(PROMISES))

@@ -55,12 +55,12 @@ def test_levels(text: str, found: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["loud", "=debug=", "a b=debug", "runtime=", "runtime=loud"])
 def test_levels_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="CARRYALL_LOG is a level"):
+    with pytest.raises(UsageError, match="CARRYALL_LOG must be a level"):
         logs.configure({logs.LEVELS_VARIABLE: text})
 
 
 def test_the_format_is_text_or_json(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="CARRYALL_LOG_FORMAT is text or json, not 'xml'"):
+    with pytest.raises(UsageError, match="CARRYALL_LOG_FORMAT must be text or json, not 'xml'"):
         logs.configure({logs.FORMAT_VARIABLE: "xml"})
     logs.configure({logs.LEVELS_VARIABLE: "runtime.engine=debug", logs.FORMAT_VARIABLE: "json"})
     logging.getLogger("carryall.runtime.engine.engine").debug("hello %d", 1)
@@ -170,5 +170,5 @@ def test_a_variable_that_states_something_else_is_a_warning() -> None:
         env={**os.environ, "CARRYALL_LOG": "loud"},
         check=True,
     )
-    assert "CarryallWarning: CARRYALL_LOG is a level" in done.stderr
+    assert "CarryallWarning: CARRYALL_LOG must be a level" in done.stderr
     assert done.stdout.count("\n") == 1

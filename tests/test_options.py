@@ -133,9 +133,9 @@ def test_values_become_their_type(given: dict[str, Any], kept: dict[str, Any]) -
         ({"path": ""}, "path must be a path"),
         ({"flag": 1}, "flag must be true or false, not 1"),
         ({"speakers": Parrot()}, r"speakers must be a Speaker"),
-        ({"speakers": (3,)}, r"speakers must be a Speaker \(in a text: module:name\), not 3"),
+        ({"speakers": (3,)}, r"speakers must be a Speaker \(as a string: module:name\), not 3"),
         ({"facts": 3}, "facts must be a mapping, not 3"),
-        ({"word": b"x"}, "word must be a text, not b'x'"),
+        ({"word": b"x"}, "word must be a string, not b'x'"),
     ],
 )
 def test_other_values_are_refused(given: dict[str, Any], words: str) -> None:

@@ -19,6 +19,7 @@ FILES = (
     "logs.py",
     "options.py",
     "plain_json.py",
+    "reports.py",
     "progress.py",
     "py.typed",
 )

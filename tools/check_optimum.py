@@ -1,11 +1,11 @@
 """Check that a package loads in Optimum and generates what transformers generates.
 
-Run in an environment with optimum-onnx, which carryall itself does not need:
+Run it in an environment with optimum-onnx, which carryall does not require:
 
     python tools/check_optimum.py PACKAGE CHECKPOINT
 
-optimum-onnx 0.1 makes the first, empty cache itself. For some families (qwen3, smollm3, phi3 with grouped
-heads) it takes sizes that are not the configured ones; such checkpoints fail there whoever exported them.
+optimum-onnx 0.1 creates the first, empty cache. For some families (qwen3, smollm3, phi3 with grouped heads)
+it uses other sizes than the configured ones; such checkpoints fail in Optimum for every exporter.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("package", help="what `carryall export CHECKPOINT PACKAGE` wrote")
-    parser.add_argument("checkpoint", help="the Hugging Face folder it was made from")
+    parser.add_argument("package", help="output folder of `carryall export CHECKPOINT PACKAGE`")
+    parser.add_argument("checkpoint", help="the Hugging Face folder of that export")
     arguments = parser.parse_args()
     expected = generate(AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=torch.float32))
     for use_io_binding in (False, True):
         model = ORTModelForCausalLM.from_pretrained(arguments.package, use_io_binding=use_io_binding)
         if not model.can_use_cache:
-            raise SystemExit("Optimum does not see the package's cache")
+            raise SystemExit("Optimum does not recognize the package's KV cache")
         found = generate(model)
         if found != expected:
             raise SystemExit(f"tokens differ (IO binding {use_io_binding}):\n{found}\n{expected}")
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def generate(model: Any) -> list[list[int]]:
-    """Greedy tokens for two prompts, the second padded on the left."""
+    """Return greedy tokens for two prompts; the second is padded on the left."""
     input_ids = torch.arange(20, 32).reshape(2, 6)
     attention_mask = torch.ones_like(input_ids)
     attention_mask[1, :2] = 0

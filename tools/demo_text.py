@@ -1,4 +1,4 @@
-"""The text that the demo models learn: CPython's standard library but for held-out files, as tokens."""
+"""Prepare the training text of the demo models: CPython's standard library without held-out files."""
 
 import random
 import sysconfig
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 BOS, EOS = 0, 1
-# Never trained on. Fixed by name, so that figures stay comparable from run to run.
+# Files that are not trained on, fixed by name so that figures of different runs are comparable.
 # fmt: off
 HELD_OUT = (
     "unittest/suite.py", "encodings/iso8859_14.py", "fnmatch.py", "idlelib/stackviewer.py",
@@ -44,7 +44,7 @@ def read_sources() -> tuple[list[str], list[str], list[str]]:
 
 
 def lines_of(text: str) -> set[str]:
-    """The distinct lines of a text that say something."""
+    """Return the distinct lines of a text with more than 3 characters."""
     return {line.strip() for line in text.splitlines() if len(line.strip()) > 3}
 
 
@@ -61,15 +61,15 @@ def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Tensor]:
-    """Turn every text into token ids between a start and an end token."""
+    """Return the token ids of every text, between a start and an end token."""
     return [torch.tensor([BOS, *encoding.ids, EOS]) for encoding in tokenizer.encode_batch(texts)]
 
 
 def cut(text: str, share: float, rng: random.Random) -> list[str]:
-    """Cut a text before a share of its lines, or inside them.
+    """Split a text at a fraction ``share`` of its lines, before the line or inside it.
 
-    The tokenizer joins a line's end with the next line's indent. Text tokenized in pieces shows
-    the network what follows a prompt that stops at a line's end or in the middle of a word.
+    The tokenizer joins a line's end with the next line's indent. Text tokenized in pieces teaches the
+    network to continue prompts that stop at a line's end or in the middle of a word.
     """
     pieces = [""]
     for line in text.splitlines(keepends=True):
@@ -83,7 +83,7 @@ def cut(text: str, share: float, rng: random.Random) -> list[str]:
 
 
 def encode_cut(tokenizer: Tokenizer, texts: list[str], share: float, rng: random.Random) -> list[Tensor]:
-    """Turn every text into token ids, tokenizing its pieces one by one."""
+    """Return the token ids of every text; its pieces are tokenized one by one."""
     files = []
     for text in texts:
         encodings = tokenizer.encode_batch(cut(text, share, rng))
@@ -98,7 +98,9 @@ def batches(files: list[Tensor], length: int, batch: int, rng: random.Random) ->
         stream = torch.cat(files)[rng.randrange(length) :]
         starts = list(range(0, len(stream) - length, length))
         if len(starts) < batch:
-            raise ValueError(f"there is too little text for a batch of {batch} windows of {length} tokens")
+            raise ValueError(
+                f"the text has {len(starts)} windows of {length} tokens, fewer than a batch of {batch}"
+            )
         rng.shuffle(starts)
         for i in range(0, len(starts) - batch + 1, batch):
             yield torch.stack([stream[s : s + length + 1] for s in starts[i : i + batch]])

@@ -2,9 +2,9 @@
 
     python tools/generate_proto.py [--check | --release]
 
-protobuf refuses generated code newer than its runtime, so the code is made by the oldest grpcio-tools whose
-code also serves the newer runtimes: PINNED writes protobuf 6.31 code, which runs on protobuf 6 and 7.
-Run it in an environment of its own:
+protobuf refuses generated code newer than its runtime. PINNED is the oldest grpcio-tools whose code also
+runs on newer runtimes: it writes protobuf 6.31 code, which runs on protobuf 6 and 7. Run it in a separate
+environment:
 
     uv run --no-project --with grpcio-tools==1.74.0 tools/generate_proto.py
 """
@@ -35,7 +35,7 @@ def generate(target: Path) -> list[Path]:
     """Write the generated modules to ``target`` and return them.
 
     Raises:
-        RuntimeError: protoc refused a source; it has printed why.
+        RuntimeError: protoc refused a source; it printed the reason.
     """
     with tempfile.TemporaryDirectory() as root:
         _protoc([f"--{kind}_out={root}" for kind in ("python", "pyi", "grpc_python")], sources())
@@ -50,7 +50,7 @@ def write_baseline() -> None:
 
 
 def stale() -> list[str]:
-    """Names of committed modules that differ from what the sources generate."""
+    """Return the names of committed modules that differ from the generated ones."""
     with tempfile.TemporaryDirectory() as folder:
         made = {path.name: path.read_text() for path in generate(Path(folder))}
     committed = {path.name: path.read_text() for path in PROTO.glob("*_pb2*.py*")}
@@ -65,7 +65,7 @@ def _protoc(options: list[str], files: list[str]) -> None:
 
 
 def _is_empty_service(path: Path) -> bool:
-    """Whether protoc wrote a gRPC module for a source without services."""
+    """Return whether a file is protoc's gRPC module of a source without services."""
     return path.name.endswith("_pb2_grpc.py") and "class " not in path.read_text()
 
 
@@ -86,7 +86,8 @@ def main() -> int:
     found = importlib.metadata.version("grpcio-tools")
     if found != PINNED:
         print(
-            f"grpcio-tools {found} is installed, {PINNED} is needed; see the top of this file",
+            f"grpcio-tools {found} is installed, but {PINNED} is required: "
+            f"uv run --no-project --with grpcio-tools=={PINNED} tools/generate_proto.py",
             file=sys.stderr,
         )
         return 2

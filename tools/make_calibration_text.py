@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the calibration text that comes along: short excerpts from all over CPython's library (PSF licence).
+"""Write the included calibration text: short excerpts of many files of CPython's library (PSF licence).
 
-Many places say more about a model's activations than a few long files. Excerpts that share a line of
-substance with a text held out for evaluation are left out.
+Excerpts of many files cover a model's activations better than a few long files. Excerpts that share a line
+of more than 20 characters with a held-out text are skipped.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from pathlib import Path
 DEMO = Path(__file__).resolve().parent.parent / "exporter" / "demo"
 EXCERPT = 1600  # characters, about one window of tokens
 SHARES = {"library": 0.7, "tests": 0.15, "prose": 0.15}
-SUBSTANCE = 20  # characters from which a line counts as a copy
+MIN_COPY = 20  # longer lines that also occur in a held-out text count as copies
 
 
 def excerpts(path: Path, most: int, rng: random.Random) -> Iterator[str]:
-    """Yield a few pieces of a file, each from the start of a line, half of them from its beginning."""
+    """Yield up to ``most`` excerpts of a file, each from the start of a line, half of them from line 0."""
     lines = path.read_text(encoding="utf-8", errors="ignore").splitlines(keepends=True)
     for _ in range(min(most, 1 + sum(map(len, lines)) // 20000)):
         start = rng.choice((0, rng.randrange(len(lines) + 1)))
@@ -31,14 +31,14 @@ def excerpts(path: Path, most: int, rng: random.Random) -> Iterator[str]:
 
 
 def kind(name: Path) -> str:
-    """Return which share a file of the library counts to."""
+    """Return the key of SHARES that a file of the library belongs to."""
     if "pydoc_data" in name.parts:
         return "prose"
     return "tests" if {"test", "tests", "idle_test"} & set(name.parts) else "library"
 
 
 def main() -> None:
-    """Collect excerpts of every kind until the wanted size is reached."""
+    """Collect excerpts of every kind up to ``--characters`` and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--characters", type=int, default=320_000)
     parser.add_argument("--out", type=Path, default=DEMO / "calibration" / "text.txt")
@@ -55,7 +55,7 @@ def main() -> None:
     pieces: dict[str, list[str]] = {share: [] for share in SHARES}
     for name in names:
         for piece in excerpts(root / name, 40 if kind(name) == "prose" else 3, rng):
-            lines = [line.strip() for line in piece.splitlines() if len(line.strip()) > SUBSTANCE]
+            lines = [line.strip() for line in piece.splitlines() if len(line.strip()) > MIN_COPY]
             if len(piece) > EXCERPT // 4 and not held.intersection(lines):
                 pieces[kind(name)].append(piece)
     chosen = [

@@ -1,11 +1,11 @@
-"""Run the test suite under conditions that a stranger's machine may have.
+"""Run the test suite under conditions of other machines.
 
     python tools/test_anywhere.py --list
     python tools/test_anywhere.py read-only-home one-core -- tests/cli
     python tools/test_anywhere.py --pick 2 --seed 7        # two conditions at random, as CI does
 
-Each condition runs pytest in a process of its own. A condition that this machine cannot make (no root, no
-namespaces) is reported as skipped. Exit code 0 if every run passed, else 1.
+Each condition runs pytest in a separate process. A condition that this machine cannot create (no root, no
+namespaces) is reported as skipped. The exit code is 0 if every run passed, else 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class Run:
-    """One pytest process: what comes before it, its options, and its environment."""
+    """One pytest process: the command's prefix, its options, and its environment."""
 
     prefix: Sequence[str] = ()
     options: Sequence[str] = ("-n", "2")
@@ -38,16 +38,16 @@ class Run:
 
 
 class ImpossibleError(Exception):
-    """This machine cannot make the condition."""
+    """This machine cannot create the condition."""
 
 
 def interrupts_ignored(scratch: Path) -> list[Run]:
-    """As under nohup or in a background job: SIGINT is ignored, and children inherit that."""
+    """SIGINT is ignored and children inherit that, as under nohup or in a background job."""
     return [Run(ignore_interrupts=True)]
 
 
 def another_user(scratch: Path) -> list[Run]:
-    """As a user without root's privileges, with a home of their own."""
+    """A user without root's privileges and with a separate home."""
     home = _owned_folder(scratch)
     return [Run(_as_nobody(), (*_OWN_CACHES, "-n", "2"), _environment(home))]
 
@@ -69,7 +69,7 @@ def one_core(scratch: Path) -> list[Run]:
 
 
 def no_xdist(scratch: Path) -> list[Run]:
-    """All tests in one process, as without pytest-xdist."""
+    """All tests in one process, without pytest-xdist."""
     return [Run(options=("-p", "no:xdist"))]
 
 
@@ -86,7 +86,7 @@ def twice_at_once(scratch: Path) -> list[Run]:
 
 
 def old_cache(scratch: Path) -> list[Run]:
-    """A cache that an older version left behind: foreign files, damaged entries, unknown kinds."""
+    """A cache of an older version: foreign files, damaged entries, unknown kinds."""
     cache = scratch / "cache"
     for kind in ("lowered", "exported", "something-else"):
         entry = cache / kind / ("0" * 32)
@@ -98,7 +98,7 @@ def old_cache(scratch: Path) -> list[Run]:
 
 
 def no_network(scratch: Path) -> list[Run]:
-    """A network namespace with nothing but its own loopback."""
+    """A network namespace with only its own loopback."""
     prefix = ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
     if not shutil.which("unshare") or not shutil.which("ip"):
         raise ImpossibleError("needs unshare and ip")
@@ -125,12 +125,12 @@ _OWN_CACHES = ("-p", "no:cacheprovider")
 
 
 def _as_nobody() -> tuple[str, ...]:
-    """The prefix of a command that drops root's privileges: another user, else another user namespace."""
+    """Return the prefix of a command that drops root's privileges: another user, or a user namespace."""
     ways = (
         ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
         ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"),
     )
-    # The interpreter must be executable from inside: it may lie in a folder that only root may enter.
+    # The other user must be able to execute the interpreter: its folder may be readable only by root.
     check = [sys.executable, "-c", "import os, sys; sys.exit(not os.access(sys.executable, os.X_OK))"]
     for way in ways:
         if (
@@ -171,13 +171,13 @@ def start(run: Run, arguments: Sequence[str], seed: int) -> subprocess.Popen[byt
 
 
 def main() -> int:
-    """Run the conditions and say how each ended."""
+    """Run the conditions and print the result of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("conditions", nargs="*", metavar="CONDITION", help="which; default all")
-    parser.add_argument("--list", action="store_true", help="list the conditions and end")
-    parser.add_argument("--pick", type=int, help="so many at random")
+    parser.add_argument("conditions", nargs="*", metavar="CONDITION", help="conditions to run; default all")
+    parser.add_argument("--list", action="store_true", help="list the conditions and exit")
+    parser.add_argument("--pick", type=int, help="number of conditions to run, chosen at random")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     own, after = sys.argv[1:], []
     if "--" in own:
@@ -194,12 +194,15 @@ def main() -> int:
         chosen = random.Random(options.seed).sample(chosen, options.pick)
     print(f"seed {options.seed}: {', '.join(chosen)}", flush=True)
     failed = [name for name in chosen if not passes(name, after, options.seed)]
-    print(f"{len(chosen) - len(failed)} of {len(chosen)} conditions hold" + f"; not: {failed}" * bool(failed))
+    print(
+        f"{len(chosen) - len(failed)} of {len(chosen)} conditions passed"
+        + f"; failed: {failed}" * bool(failed)
+    )
     return int(bool(failed))
 
 
 def passes(name: str, arguments: Sequence[str], seed: int) -> bool:
-    """Run one condition to its end."""
+    """Return whether all runs of one condition passed; a skipped one passes."""
     with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as scratch:
         try:
             runs = CONDITIONS[name](Path(scratch))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Train a small decoder model on CPython's standard library and write it as a Hugging Face folder.
 
-The text is the source of the running interpreter's own standard library (PSF licence), so
-nothing is downloaded. The network has the Llama architecture (grouped KV heads, tied
-embeddings); its forward pass is spelled out here because the stock one is several times slower
-on a CPU: attention runs as blocks of plain bf16 matrix products, and torch.compile fuses what
-lies between them. Muon updates the matrices and AdamW everything else, at a learning rate that
-warms up, stays flat, and falls to zero over the last part of the time.
+The text is the source of the running interpreter's standard library (PSF licence), so nothing is downloaded.
+The network has the Llama architecture (grouped KV heads, tied embeddings). Its forward pass is implemented
+here, because transformers' is several times slower on a CPU: attention runs as blocks of bf16 matrix
+products, and torch.compile fuses the operators between them. Muon (Jordan et al., 2024) updates the matrices
+and AdamW all other weights. The learning rate warms up, stays constant, and falls to zero over the last part
+of the time.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Weights = dict[str, Tensor]
 
 
 def new_config(args: argparse.Namespace, vocab: int) -> LlamaConfig:
-    """Describe the network that the command line asks for."""
+    """Return the configuration of the network from the command line's sizes."""
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=args.hidden,
@@ -68,7 +68,7 @@ def new_config(args: argparse.Namespace, vocab: int) -> LlamaConfig:
 
 
 def new_weights(config: LlamaConfig, seed: int) -> Weights:
-    """Draw the weights of an untrained network."""
+    """Return the random weights of an untrained network."""
     torch.manual_seed(seed)
     weights = LlamaForCausalLM(config).float().state_dict()
     del weights["lm_head.weight"]
@@ -93,9 +93,9 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, step: int = 256) -> Tensor:
-    """Causal attention of q (batch, kv head, query head, position, dim) to k and v without the third axis.
+    """Return the causal attention of q [batch, kv head, query head, position, dim]; k and v lack axis 2.
 
-    Queries go in steps, so that most of what the causal mask would discard is never computed.
+    Queries run in blocks of ``step``, so that most scores that the causal mask discards are not computed.
     """
     b, g, r, n, d = q.shape
     out = []
@@ -110,7 +110,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, step: int = 256) -> Tensor:
 
 
 def decoder_layer(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """Run one layer, whose weights come in the order of LAYER."""
+    """Run one layer; its weights are in the order of LAYER."""
     norm1, q, k, v, o, norm2, gate, up, down = (w.bfloat16() if w.dim() == 2 else w for w in weights)
     b, n, _ = x.shape
     heads = (b, n, k.shape[0] // HEAD_DIM, -1, HEAD_DIM)
@@ -124,7 +124,7 @@ def decoder_layer(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
 
 
 def token_loss(x: Tensor, norm: Tensor, embed: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of the predictions with targets: token ids, or another network's logits."""
+    """Return the cross entropy of the predictions with targets: token ids, or a teacher's logits."""
     logits = functional.linear(rms_norm(x, norm), embed.bfloat16()).flatten(0, 1).float()
     return functional.cross_entropy(logits, targets.softmax(-1) if targets.is_floating_point() else targets)
 
@@ -132,8 +132,8 @@ def token_loss(x: Tensor, norm: Tensor, embed: Tensor, targets: Tensor) -> Tenso
 class Trainer:
     """Data-parallel training on the threads of one process.
 
-    Every thread takes a few windows at a time and computes their gradients on one core, so threads
-    meet once per step, not at every operation; that loses little where others share the cores.
+    Every thread computes the gradients of a few windows on one core, so threads synchronize once per step
+    and not at every operation. This costs little time when other processes share the cores.
     """
 
     def __init__(self, weights: Weights, teacher: Weights | None, args: argparse.Namespace) -> None:
@@ -153,14 +153,14 @@ class Trainer:
         self.layer, self.token_loss = compiled(decoder_layer), compiled(token_loss)
 
     def hidden(self, weights: Weights, tokens: Tensor) -> Tensor:
-        """Run the embedding and the layers of the network with these weights."""
+        """Return the hidden states after the last layer of the network with these weights."""
         x = functional.embedding(tokens, weights[EMBED]).bfloat16()
         for i in range(sum(name.endswith("q_proj.weight") for name in weights)):
             x = self.layer(x, tuple(weights[f"model.layers.{i}.{name}.weight"] for name in LAYER))
         return x
 
     def gradients(self, tokens: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-        """The loss on some windows and its gradients; with a teacher, it sets three quarters of the goal."""
+        """Return the loss on some windows and its gradients; a teacher's loss has the weight 0.75."""
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
         end = self.hidden(self.weights, inputs), self.weights[NORM], self.weights[EMBED]
         loss = self.token_loss(*end, targets)
@@ -172,7 +172,7 @@ class Trainer:
         return loss.item(), torch.autograd.grad(loss, list(self.weights.values()))
 
     def step(self, tokens: Tensor, scale: float) -> float:
-        """Update the weights once, at scale times the full learning rate."""
+        """Update the weights once at ``scale`` times the full learning rate, and return the loss."""
         shares = list(self.pool.map(self.gradients, tokens.split(self.args.micro)))
         for i, weight in enumerate(self.weights.values()):
             weight.grad = torch.stack([gradients[i] for _, gradients in shares]).mean(0)
@@ -186,7 +186,7 @@ class Trainer:
         """Train for the given time and return the number of steps."""
         args = self.args
         source = batches(files, args.window, args.batch, random.Random(args.seed))
-        self.gradients(next(source)[: args.micro])  # compile before there are threads
+        self.gradients(next(source)[: args.micro])  # compile before threads start
         start = saved = time.monotonic()
         steps, mean = 0, 0.0
         while (done := (time.monotonic() - start) / 60 / args.minutes) < 1 and steps != args.max_steps:
@@ -203,7 +203,7 @@ class Trainer:
 
 
 def write_model(folder: Path, config: LlamaConfig, weights: Weights, tokenizer: Tokenizer) -> None:
-    """Write bf16 weights, configuration and tokenizer; the weights appear at once or not at all."""
+    """Write bf16 weights, configuration and tokenizer; the weights are replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.detach().bfloat16().contiguous() for name, weight in weights.items()}
     save_file(tensors, folder / "model.part", metadata={"format": "pt"})
@@ -217,9 +217,9 @@ def write_model(folder: Path, config: LlamaConfig, weights: Weights, tokenizer: 
 
 
 def held_out_loss(model: LlamaForCausalLM, files: list[Tensor], window: int = 512) -> float:
-    """Mean loss over every token of some files.
+    """Return the mean loss over every token of some files.
 
-    Windows advance by half their length; a token counts once, in the first window that reaches it.
+    Windows advance by half their length. A token counts once, in the first window that contains it.
     """
     stream, total, counted = torch.cat(files), 0.0, 1
     for start in range(0, len(stream), window // 2):
@@ -236,14 +236,14 @@ def held_out_loss(model: LlamaForCausalLM, files: list[Tensor], window: int = 51
 
 
 def complete(model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, tokens: int = 80) -> str:
-    """Continue a prompt with the likeliest tokens."""
+    """Return a prompt and its greedy continuation."""
     ids = torch.tensor([[BOS, *tokenizer.encode(prompt).ids]])
     out = model.generate(ids, max_new_tokens=tokens, do_sample=False, repetition_penalty=1.1)
     return str(tokenizer.decode(out[0].tolist()))
 
 
 def model_card(name: str, model: LlamaForCausalLM, tokenizer: Tokenizer, facts: dict[str, str]) -> str:
-    """The text of the model card."""
+    """Return the text of the model card."""
     c = model.config
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
     samples = "\n\n".join(f"```python\n{complete(model, tokenizer, prompt)}\n```" for prompt in PROMPTS)
@@ -286,40 +286,47 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
   train_demo_model.py --out draft --minutes 12 --teacher small \\
       --hidden 128 --layers 3 --heads 2 --kv-heads 1 --ff 384
 
-A paused process loses steps and nothing else: the learning rate follows the clock. On Linux,
+The learning rate follows the clock, so a paused process only does fewer steps. On Linux,
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment makes training about 1.6 times as fast.""",
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to write")
     add("--minutes", type=float, default=60, help="time to train for (default %(default)s)")
     add("--init", type=Path, help="continue from this folder's weights, sizes and tokenizer")
-    add("--teacher", type=Path, help="learn this folder's predictions too; a new network takes its tokenizer")
-    add("--tokenizer", type=Path, help="take this folder's tokenizer for a new network")
+    add("--teacher", type=Path, help="distill this folder's predictions; a new network uses its tokenizer")
+    add("--tokenizer", type=Path, help="use this folder's tokenizer for a new network")
     sizes = {"hidden": 256, "layers": 8, "heads": 4, "kv-heads": 2, "ff": 768, "vocab": 4096}
     for name, value in sizes.items():
         add(f"--{name}", type=int, default=value, help="size of a new network (default %(default)s)")
-    add("--context", type=int, default=1024, help="longest text of a new network (default %(default)s)")
+    add("--context", type=int, default=1024, help="context length of a new network (default %(default)s)")
     add("--window", type=int, default=512, help="tokens per training window (default %(default)s)")
     add("--batch", type=int, default=12, help="windows per step, all threads together (default %(default)s)")
-    add("--micro", type=int, default=2, help="windows a thread takes at a time (default %(default)s)")
+    add("--micro", type=int, default=2, help="windows per thread at a time (default %(default)s)")
     add(
         "--repeat", type=int, default=5, help="uses per epoch of files other than tests (default %(default)s)"
     )
-    add("--cut", type=float, default=0.04, help="share of lines to cut the text at (default %(default)s)")
+    add(
+        "--cut", type=float, default=0.04, help="fraction of lines to split the text at (default %(default)s)"
+    )
     add("--lr", type=float, default=3e-3, help="full learning rate (default %(default)s)")
-    add("--warmup", type=int, default=100, help="steps in which the rate rises (default %(default)s)")
-    add("--decay", type=float, default=0.5, help="last part of the time, when it falls (default %(default)s)")
-    add("--max-steps", type=int, default=-1, help="stop after so many steps, for tests (default: no limit)")
-    add("--max-files", type=int, help="read only so many files of each kind, for tests (default: all)")
+    add("--warmup", type=int, default=100, help="steps of the rising learning rate (default %(default)s)")
+    add(
+        "--decay",
+        type=float,
+        default=0.5,
+        help="fraction of the time with a falling learning rate (default %(default)s)",
+    )
+    add("--max-steps", type=int, default=-1, help="maximum number of steps, for tests (default: no limit)")
+    add("--max-files", type=int, help="maximum number of files of each kind, for tests (default: all)")
     add("--save-every", type=float, default=5, help="minutes between checkpoints (default %(default)s)")
     add("--threads", type=int, default=2, help="cores to train on (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of weights and order (default %(default)s)")
-    add("--no-compile", action="store_true", help="do without torch.compile, which needs a C++ compiler")
+    add("--no-compile", action="store_true", help="do not use torch.compile, which needs a C++ compiler")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train, write, measure and describe a model."""
+    """Train a model, write it, measure its held-out loss and write its model card."""
     args = parse(argv)
     held, library, others = read_sources()
     held, library, others = (texts[: args.max_files] for texts in (held, library, others))

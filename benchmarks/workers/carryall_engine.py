@@ -1,8 +1,8 @@
-"""carryall's engine: continuous and static batching, latency beside a long prompt, its own overhead.
+"""Measure carryall's engine: continuous and static batching, latency next to a long prompt, and overhead.
 
-The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,max_slots=NUMBER,OPTION=TEXT``, the
-options being the provider's own; ``max_step_slowdown=inf`` lets prompts go first, as peers without smooth
-streams do.
+The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,max_slots=NUMBER,OPTION=TEXT`` with
+options of the provider. ``max_step_slowdown=inf`` runs prompts first, as engines without a limit of the step
+time do.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Latency:
-    """Inter-token latencies of the running streams, in ms, without and beside a long prompt."""
+    """Inter-token latencies of running streams in milliseconds, without and with a long prompt."""
 
     undisturbed_p95: float
     disturbed_p95: float
     disturbed_max: float
-    first_token_s: float  # of the long prompt
+    first_token_s: float  # seconds to the long prompt's first token
     generated: int = 0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Milliseconds of one decode step: in the model, and in all else."""
+    """Milliseconds of one decode step in the model and outside of it, and the fraction outside."""
 
     model_ms: float
     rest_ms: float
@@ -53,7 +53,7 @@ class Overhead:
 
 @dataclass
 class Bench:
-    """One engine, and a name for each request."""
+    """One engine, and a counter for the ids of its requests."""
 
     engine: Engine
     names: int = 0
@@ -68,12 +68,12 @@ class Bench:
         return request
 
     def drain(self) -> None:
-        """Run until nothing is left."""
+        """Run all queued requests to their end."""
         while self.engine.has_work:
             self.engine.step()
 
     def served(self, trace: Trace) -> Served:
-        """Time a trace."""
+        """Run a trace and return its time."""
         self.engine.clear_prefix_cache()
         asks = trace.asks()
         groups = trace.static_batches() if trace.batch else [asks]
@@ -91,7 +91,7 @@ class Bench:
         return Served(seconds, sum(ask.new_tokens for ask in asked))
 
     def latency(self, trace: Trace) -> Latency:
-        """Streams decode; then a long prompt arrives."""
+        """Measure the latency of decoding streams before and while a long prompt runs."""
         self.engine.clear_prefix_cache()
         rng = np.random.default_rng(trace.seed)
         streams = [self.add(Ask(rng.integers(2, 7000, 64), 3000)) for _ in range(trace.requests)]
@@ -110,7 +110,7 @@ class Bench:
         return Latency(p95[0], p95[1], max(busy) * 1e3, first)
 
     def _gaps(self, steps: int) -> list[float]:
-        """Seconds between tokens of the running streams: each step gives every one of them a token."""
+        """Return seconds between tokens of the running streams: each step yields a token for every stream."""
         gaps = []
         for _ in range(steps):
             start = time.perf_counter()
@@ -119,7 +119,7 @@ class Bench:
         return gaps
 
     def overhead(self, trace: Trace) -> Overhead:
-        """How much of a decode step is not the model."""
+        """Measure the part of a decode step outside of the model."""
         self.engine.clear_prefix_cache()
         rng = np.random.default_rng(trace.seed)
         requests = [self.add(Ask(rng.integers(2, 7000, 32), 3000)) for _ in range(trace.requests)]
@@ -145,7 +145,7 @@ class Bench:
 
 
 def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
-    """Load the model; give the engine's name and its measuring function."""
+    """Load the model and return the engine's name and its measuring function."""
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
@@ -167,7 +167,7 @@ def load(argument: str) -> tuple[str, Callable[[Trace], object]]:
 
 
 def _values(options: dict[str, str]) -> dict[str, object]:
-    """Numbers and ``true`` or ``false`` as JSON has them; all else is text."""
+    """Parse option values: numbers, ``true`` and ``false`` as in JSON, everything else as text."""
     values: dict[str, object] = {}
     for name, text in options.items():
         try:

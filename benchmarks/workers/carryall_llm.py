@@ -1,7 +1,7 @@
-"""carryall itself: LLM over a package or a Hugging Face folder.
+"""Measure carryall's ``LLM`` on a package or a Hugging Face folder.
 
-The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,OPTION=TEXT``, the options being the
-provider's own; ``max_step_slowdown=inf`` lets prompts go first, as peers without smooth streams do.
+The model is ``PATH`` or ``PATH,provider=NAME,max_step_slowdown=NUMBER,OPTION=TEXT`` with options of the
+provider. ``max_step_slowdown=inf`` runs prompts first, as engines without a limit of the step time do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from carryall.runtime.engine.config import EngineConfig
 
 
 def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
-    """Load the model; give the engine's name and its measuring function."""
+    """Load the model and return the engine's name and its measuring function."""
     path, *settings = argument.split(",")
     options = dict(setting.split("=", 1) for setting in settings)
     provider = options.pop("provider", "cpu")
-    stretch = options.pop("max_step_slowdown", None)
-    config = EngineConfig() if stretch is None else EngineConfig(max_step_slowdown=float(stretch))
+    slowdown = options.pop("max_step_slowdown", None)
+    config = EngineConfig() if slowdown is None else EngineConfig(max_step_slowdown=float(slowdown))
     llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options, engine_config=config)
 
     def generate(work: Work, new_tokens: int) -> tuple[float, int]:
@@ -33,7 +33,7 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
         return time.perf_counter() - start, sum(len(output.outputs[0].token_ids) for output in outputs)
 
     def measure(work: Work) -> Timing:
-        """As for peers that do not tell when a first token came: prompts with one new token, then all."""
+        """Measure prompts with one new token, then with all, as for engines without a first-token time."""
         first, _ = generate(work, 1)
         whole, generated = generate(work, work.new_tokens)
         return Timing(first, whole - first, generated)

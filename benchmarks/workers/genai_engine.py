@@ -1,4 +1,4 @@
-"""onnxruntime-genai on a trace: static batches of eight, its only batching on a CPU."""
+"""Measure onnxruntime-genai on a trace in static batches of eight, its only batching on a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = 8
 
 
 def load(path: str) -> tuple[str, Callable[[Trace], Served]]:
-    """Load the model; give the engine's name and its measuring function."""
+    """Load the model and return the engine's name and its measuring function."""
     model = og.Model(og.Config(path))
 
     def measure(trace: Trace) -> Served:
@@ -28,7 +28,7 @@ def load(path: str) -> tuple[str, Callable[[Trace], Served]]:
 
 
 def _generate(model: og.Model, group: list[Ask]) -> None:
-    """Run a group, padded to the same lengths."""
+    """Run a group of requests that are padded to the same lengths."""
     length = len(group[0].tokens) + group[0].new_tokens
     params = og.GeneratorParams(model)
     params.set_search_options(

@@ -1,4 +1,4 @@
-"""Hugging Face transformers, eager, in the checkpoint's own dtype."""
+"""Measure Hugging Face transformers, eager, in the checkpoint's dtype."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import transformers
 from worker import Timing, Work, serve
 
 
-def load(path: str):  # noqa: ANN201 -- no types for the peer's library
-    """Load the model; give the engine\'s name and its measuring function."""
+def load(path: str):  # noqa: ANN201 -- the engine's library has no types
+    """Load the model and return the engine's name and its measuring function."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
 
     def generate(work: Work, new_tokens: int) -> float:

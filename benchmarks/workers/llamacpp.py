@@ -1,4 +1,4 @@
-"""llama.cpp through its C interface (llama-cpp-python) over a GGUF file."""
+"""Measure llama.cpp on a GGUF file through its C interface (llama-cpp-python)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from worker import Timing, Work, serve
 
 
-def load(path: str):  # noqa: ANN201 -- no types for the peer's library
-    """Load the model; give the engine\'s name and its measuring function."""
+def load(path: str):  # noqa: ANN201 -- the engine's library has no types
+    """Load the model and return the engine's name and its measuring function."""
     llama.llama_backend_init()
     model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
     vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))

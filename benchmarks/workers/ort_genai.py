@@ -1,4 +1,4 @@
-"""onnxruntime-genai: its Generator over a model folder made by its own builder."""
+"""Measure onnxruntime-genai's Generator on a model folder of its builder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnxruntime_genai as og
 from worker import Timing, Work, serve
 
 
-def load(path: str):  # noqa: ANN201 -- no types for the peer's library
-    """Load the model; give the engine\'s name and its measuring function."""
+def load(path: str):  # noqa: ANN201 -- the engine's library has no types
+    """Load the model and return the engine's name and its measuring function."""
     model = og.Model(og.Config(path))
 
     def measure(work: Work) -> Timing:

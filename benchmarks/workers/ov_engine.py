@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous-batching pipeline on a trace; its prefix cache serves the shared one.
+"""Measure OpenVINO GenAI's continuous-batching pipeline on a trace, with its prefix cache for shared traces.
 
-The model is ``PATH`` or ``PATH,PROPERTY=VALUE,...`` with properties of OpenVINO, such as
-``DYNAMIC_QUANTIZATION_GROUP_SIZE=128``, in place of its defaults.
+The model is ``PATH`` or ``PATH,PROPERTY=VALUE,...`` with OpenVINO properties that replace its defaults, such
+as ``DYNAMIC_QUANTIZATION_GROUP_SIZE=128``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker import serve
 
 
 def load(argument: str) -> tuple[str, Callable[[Trace], Served]]:
-    """Load the model; give the engine's name and its measuring function."""
+    """Load the model and return the engine's name and its measuring function."""
     path, *given = argument.split(",")
     properties = dict(text.split("=", 1) for text in given)
     pipelines: dict[bool, og.ContinuousBatchingPipeline] = {}
@@ -48,7 +48,7 @@ def _pipeline(path: str, prefix_caching: bool, properties: dict[str, str]) -> og
     scheduler.max_num_seqs = 32
     scheduler.enable_prefix_caching = prefix_caching
     pipeline = og.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
-    _generate(pipeline, [Ask(np.arange(2, 66), 4)] * 2)  # its kernels are compiled by the first run
+    _generate(pipeline, [Ask(np.arange(2, 66), 4)] * 2)  # the first run compiles the kernels
     return pipeline
 
 
@@ -61,7 +61,8 @@ def _generate(pipeline: og.ContinuousBatchingPipeline, asks: list[Ask]) -> None:
     results = pipeline.generate([ov.Tensor(ask.tokens[None].astype(np.int64)) for ask in asks], configs)
     generated = sum(len(result.m_generation_ids[0]) for result in results)
     if generated != sum(ask.new_tokens for ask in asks):
-        raise RuntimeError(f"generated {generated} tokens, not what was asked")
+        wanted = sum(ask.new_tokens for ask in asks)
+        raise RuntimeError(f"generated {generated} tokens instead of {wanted}")
 
 
 serve(load, Trace)

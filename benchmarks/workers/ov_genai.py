@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: its continuous-batching pipeline over an exported IR folder."""
+"""Measure OpenVINO GenAI's continuous-batching pipeline on an exported IR folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import openvino_genai as og
 from worker import Timing, Work, serve
 
 
-def load(path: str):  # noqa: ANN201 -- no types for the peer's library
-    """Load the model; give the engine\'s name and its measuring function."""
+def load(path: str):  # noqa: ANN201 -- the engine's library has no types
+    """Load the model and return the engine's name and its measuring function."""
     scheduler = og.SchedulerConfig()
     scheduler.cache_size = 4
     scheduler.max_num_batched_tokens = 512

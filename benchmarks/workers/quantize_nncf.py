@@ -1,8 +1,8 @@
-"""Quantize a portable graph by NNCF, on OpenVINO, in an environment of its own.
+"""Quantize a portable graph with NNCF on OpenVINO, in a separate environment.
 
 python quantize_nncf.py MODEL.onnx OUT.xml WINDOWS.npz METHOD [GROUP_SIZE]
 
-METHOD is int8, ptq, or int4 with options behind plus signs: int4+scale_estimation+gptq.
+METHOD is int8, ptq, or int4 with options after plus signs: int4+scale_estimation+gptq.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import openvino.opset13 as opset
 
 
 def transpose_weights(model: Any) -> None:
-    """Store weights [out, in], as converted PyTorch models have them: GPTQ and scale estimation need that."""
+    """Store weights as [out, in] like converted PyTorch models, as GPTQ and scale estimation require."""
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul" or node.get_attributes()["transpose_b"]:
             continue
         weight = node.input_value(1).get_node()
         if weight.get_type_name() == "Constant":
-            turned = opset.constant(np.ascontiguousarray(weight.data.T))
-            product = opset.matmul(node.input_value(0), turned, False, True)
+            transposed = opset.constant(np.ascontiguousarray(weight.data.T))
+            product = opset.matmul(node.input_value(0), transposed, False, True)
             product.set_friendly_name(node.get_friendly_name())
             node.output(0).replace(product.output(0))
 
 
 def dataset(model: Any, path: Path) -> Any:
-    """Return every window of a text as a sequence of its own, with an empty KV cache."""
+    """Return a dataset in which every window of a text is a sequence with an empty KV cache."""
     pasts = {
         value.any_name: value.partial_shape
         for value in model.inputs

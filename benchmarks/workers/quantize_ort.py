@@ -1,4 +1,4 @@
-"""Quantize a portable graph by onnxruntime's own tools, in an environment of its own.
+"""Quantize a portable graph with onnxruntime's tools, in a separate environment.
 
 python quantize_ort.py MODEL.onnx OUT.onnx WINDOWS.npz METHOD [BLOCK_SIZE]
 """
@@ -24,11 +24,11 @@ from onnxruntime.quantization import (
 
 
 class Windows(CalibrationDataReader):  # type: ignore[misc]
-    """Feeds every window of a text as a sequence of its own.
+    """Calibration samples: every window of a text is a sequence with an empty KV cache.
 
     Args:
-        model: whose inputs say how an empty KV cache looks.
-        path: arrays of tokens [n].
+        model: model whose inputs give the shapes of the KV cache.
+        path: .npz file of token arrays [n].
     """
 
     def __init__(self, model: Path, path: Path) -> None:
@@ -42,7 +42,7 @@ class Windows(CalibrationDataReader):  # type: ignore[misc]
         self._next = 0
 
     def get_next(self) -> dict[str, Any] | None:
-        """Return the next feed, None behind the last."""
+        """Return the next feed, or None after the last."""
         if self._next == len(self._windows):
             return None
         tokens = self._windows[self._next]
@@ -54,26 +54,28 @@ class Windows(CalibrationDataReader):  # type: ignore[misc]
         } | {name: np.zeros((1, dims[1], 0, dims[3]), np.float32) for name, dims in self._past.items()}
 
     def rewind(self) -> None:
-        """Start anew."""
+        """Restart at the first window."""
         self._next = 0
 
 
 def dynamic(model: Path, out: Path) -> None:
-    """Write MatMulInteger with one scale a column of the weights."""
+    """Write a MatMulInteger graph with one scale per column of the weights."""
     loaded = onnx.load(model)
     tensors = {tensor.name: tensor for tensor in loaded.graph.initializer}
     for node in loaded.graph.node:
-        if node.op_type == "Gemm":  # the tool transposes the weight in place, also for who shares it
+        if (
+            node.op_type == "Gemm"
+        ):  # the tool transposes the weight in place, also for other nodes that share it
             own = onnx.TensorProto()
             own.CopyFrom(tensors[node.input[1]])
             own.name = node.input[1] = f"{own.name}.head"
             loaded.graph.initializer.append(own)
-    kinds = ["MatMul", "Gather"]  # the tool takes the standard Attention for onnxruntime's own
+    kinds = ["MatMul", "Gather"]  # the tool mistakes the standard Attention for onnxruntime's Attention
     quantize_dynamic(loaded, out, kinds, per_channel=True, use_external_data_format=True)
 
 
 def static(model: Path, out: Path, windows: Path, calibrator: str) -> None:
-    """Write Q/DQ with one scale a column of the weights."""
+    """Write a Q/DQ graph with one scale per column of the weights."""
     quantize_static(
         model,
         out,
@@ -89,7 +91,7 @@ def static(model: Path, out: Path, windows: Path, calibrator: str) -> None:
 
 
 def weight_only(model: Path, out: Path, windows: Path, algorithm: str, block_size: int) -> None:
-    """Write MatMulNBits."""
+    """Write a graph with MatMulNBits."""
     tools = matmul_nbits_quantizer
     names = [node.name for node in onnx.load(model, load_external_data=False).graph.node]
     bits = 8 if algorithm == "int8" else 4

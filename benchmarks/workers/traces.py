@@ -1,4 +1,4 @@
-"""What the engine benchmark asks of every engine: the same requests, made of the same seed."""
+"""Traces of the engine benchmark: every engine gets the same requests of the same seed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Trace:
     """One measurement.
 
     Args:
-        kind: ``mixed`` (prompts of 32-511 tokens, 16-255 new ones), ``shared`` (a common beginning of 1,024
-            tokens, 32 own, 32 new), or one that only some engines know.
-        requests: how many.
-        seed: another seed is another trace.
-        scale: lengths of the mixed trace are multiplied with it.
-        batch: requests of a static batch; 0 is continuous batching.
+        kind: ``mixed`` (prompts of 32-511 tokens, 16-255 new tokens), ``shared`` (a common prefix of 1,024
+            tokens, then 32 different tokens and 32 new ones), or a kind that only some engines support.
+        requests: number of requests.
+        seed: seed of the tokens and lengths.
+        scale: factor of the lengths of the mixed trace.
+        batch: number of requests in a static batch; 0 is continuous batching.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Trace:
     batch: int = 0
 
     def asks(self) -> list[Ask]:
-        """The requests; those of a shared trace begin with one that warms the prefix cache."""
+        """Return the requests; the first of a shared trace fills the prefix cache."""
         rng = np.random.default_rng(self.seed)
         if self.kind == "shared":
             prefix = _tokens(rng, PREFIX_TOKENS)
@@ -49,13 +49,13 @@ class Trace:
         return [Ask(_tokens(rng, max(1, int(p))), max(1, int(n))) for p, n in zip(prompts, news, strict=True)]
 
     def static_batches(self) -> list[list[Ask]]:
-        """Groups of ``batch`` requests, each padded to its longest prompt and most new tokens.
+        """Return groups of ``batch`` requests, each padded to its longest prompt and most new tokens.
 
-        That is batching by request, as Orca (Yu et al., OSDI 2022) describes what it replaces: rows that are
-        done are computed on until the longest of their batch is, and nobody joins before. Only tokens that
-        were asked for count as generated.
+        This is request-level batching (Orca, Yu et al., OSDI 2022): finished rows are computed until the
+        longest row of the batch is finished, and no request joins before. Only requested tokens count as
+        generated.
 
-        Padding is random: equal paddings would be a prefix that an engine's cache serves.
+        Padding is random, because equal padding would be a prefix in an engine's cache.
         """
         asks, groups, rng = self.asks(), [], np.random.default_rng(self.seed)
         for first in range(0, len(asks), self.batch):
@@ -69,7 +69,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds for the whole trace, and the tokens that were asked for."""
+    """Seconds of the whole trace, and the number of requested tokens."""
 
     seconds: float
     generated: int

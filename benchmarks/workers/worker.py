@@ -1,8 +1,8 @@
-"""The loop every benchmark worker runs: one JSON request a line in, one JSON answer a line out.
+"""The loop of every benchmark worker: one JSON request per line on stdin, one JSON answer per line on stdout.
 
-A worker lives in its own environment (the peers' wheels overwrite each other), loads its model once, and then
-measures on command, so that the driver can interleave engines round by round. Only the standard library and
-numpy may be imported here.
+A worker runs in its own environment, because the engines' wheels overwrite each other. It loads its model
+once and then measures on request, so that the driver can alternate engines by round. This file imports only
+the standard library and numpy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Work:
     seed: int = 0
 
     def prompts(self) -> np.ndarray:
-        """Token ids [batch, prompt_tokens], never a special token."""
+        """Return int64 token ids [batch, prompt_tokens] without special tokens."""
         return np.random.default_rng(self.seed).integers(2, 7000, (self.batch, self.prompt_tokens))
 
 
@@ -41,16 +41,16 @@ class Timing:
 
     prefill_s: float
     decode_s: float
-    generated: int  # tokens over all rows, so that a short answer cannot pass for a fast one
+    generated: int  # tokens over all rows; the driver refuses a wrong number
 
 
 def serve(load: Callable[[str], tuple[str, Callable[[W], Any]]], work: Callable[..., W] = Work) -> None:
-    """Load the model named in argv, announce it, and answer measuring requests until stdin closes.
+    """Load the model of argv, send a line with its name, and answer requests until stdin is closed.
 
     Args:
-        load: takes the model path; gives the engine's name with version, and the measuring function, whose
-            result is a dataclass.
-        work: makes the measuring function's argument of a request's fields.
+        load: takes the model path and returns the engine's name with version, and the measuring function,
+            whose result is a dataclass.
+        work: creates the measuring function's argument from a request's fields.
     """
     replies = _take_stdout()
     started = time.perf_counter()
@@ -63,12 +63,12 @@ def serve(load: Callable[[str], tuple[str, Callable[[W], Any]]], work: Callable[
 
 
 def peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MB."""
+    """Return the peak resident memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def _take_stdout() -> TextIO:
-    """Keep stdout for replies; anything a library prints goes to stderr."""
+    """Return the stdout stream for replies, and redirect prints of libraries to stderr."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return replies

@@ -28,7 +28,7 @@ from ..sections import SectionedCommand
 from .batch_jobs import cancel, merge, report, retry_failed, status
 
 json_events_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print events as lines of JSON, the last one with the sums."
+    "--json", "as_json", is_flag=True, help="Print events as lines of JSON, the last one with the totals."
 )
 
 
@@ -45,30 +45,30 @@ def command(ctx: click.Context) -> None:
 @click.argument("sources", metavar="IN...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="OUT", required=True,
               help="Results, as JSON lines or .parquet: a file, a URL, or '-' (stdout).")  # fmt: skip
-@click.option("--errors", metavar="FILE", help="Failed lines; OUT with '.errors' in its name by default.")
-@click.option("--job", metavar="DIR", help="The job's journal; OUT.job by default.")
-@click.option("--restart", is_flag=True, help="Drop the answers there are, and OUT, and begin anew.")
+@click.option("--errors", metavar="FILE", help="File for failed lines; by default OUT with '.errors'.")
+@click.option("--job", metavar="DIR", help="Folder of the job's journal; OUT.job by default.")
+@click.option("--restart", is_flag=True, help="Delete all answers and OUT, and start again.")
 @click.option("--worker", "providers", metavar="PROVIDER", multiple=True,
-              help="Run a worker process on PROVIDER, in place of --provider; may be repeated.")  # fmt: skip
-@click.option("--ray", metavar="ADDRESS", help="Run workers on a Ray cluster; 'local' starts one here.")
+              help="Run a worker process on PROVIDER, in place of --provider. May be repeated.")  # fmt: skip
+@click.option("--ray", metavar="ADDRESS", help="Run workers on a Ray cluster; 'local' starts one.")
 @click.option("--ray-workers", type=click.IntRange(1), default=1, show_default=True,
-              help="How many there; each is an actor that holds the model.")  # fmt: skip
-@click.option("--endpoint", type=click.Choice(URLS), help="Refuse lines that ask for another url.")
+              help="Number of Ray workers; each is an actor that holds the model.")  # fmt: skip
+@click.option("--endpoint", type=click.Choice(URLS), help="Refuse lines with another url.")
 @click.option("--template", metavar="TEXT|@FILE",
-              help="Jinja template that makes the prompt of a record: 'Summarize: {{ text }}'.")  # fmt: skip
+              help="Jinja template for the prompt of a record: 'Summarize: {{ text }}'.")  # fmt: skip
 @click.option("--as", "kind", type=click.Choice(["prompt", "chat", "embedding"]), default="prompt",
-              show_default=True, help="What the template's text is.")  # fmt: skip
-@click.option("--system", metavar="TEXT|@FILE", help="System message, with --as chat; a template too.")
+              show_default=True, help="How the template's text is used.")  # fmt: skip
+@click.option("--system", metavar="TEXT|@FILE", help="System message for --as chat; also a template.")
 @click.option("--id-column", metavar="NAME", help="Column with the custom_id.")
+@click.option("--keep", metavar="NAME", multiple=True, help="Column to copy to the output. May be repeated.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Default for lines without max_tokens.")
 @click.option(
-    "--keep", metavar="NAME", multiple=True, help="Column that the output repeats; may be repeated."
+    "--temperature", type=click.FloatRange(0), help="Default for lines without temperature; 0 is greedy."
 )
-@click.option("--max-tokens", type=click.IntRange(1), help="For lines that do not state it.")
-@click.option("--temperature", type=click.FloatRange(0), help="For lines that do not state it; 0 is greedy.")
-@click.option("--json-schema", metavar="TEXT|@FILE", help="Schema of the answers of all lines.")
-@click.option("--choice", metavar="TEXT", multiple=True, help="A possible answer; repeat it for each.")
+@click.option("--json-schema", metavar="TEXT|@FILE", help="JSON schema of all answers.")
+@click.option("--choice", metavar="TEXT", multiple=True, help="A possible answer. May be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True,
-              help="From which lines without a seed derive their own.")  # fmt: skip
+              help="Seed from which lines without one derive theirs.")  # fmt: skip
 @json_events_option
 @quiet_option
 def run(
@@ -90,10 +90,9 @@ def run(
     are decompressed. JSON lines are OpenAI's batch lines (custom_id, method, url, body), or just the body:
     {"prompt": "..."}, {"messages": [...]}, {"input": "..."}. Records of tables need --template.
 
-    The answers are kept in OUT.job until OUT is written at the end. After an interruption of any kind, run
-    the same command again: answered lines are kept. A changed input, model or option is refused, unless
-    --restart drops the answers. Failed lines go to a file of their own, and the exit code is 1 if there are
-    any.
+    Answers are stored in OUT.job until OUT is written at the end. After any interruption, run the same
+    command again: answered lines are kept. A changed input, model or option is refused; --restart deletes
+    the answers instead. Failed lines go to a separate file, and the exit code is then 1.
 
     \b
     Examples:
@@ -136,7 +135,7 @@ def stopping() -> Iterator[Any]:
     """Let Ctrl-C and SIGTERM stop a job between two steps; a second Ctrl-C ends it at once.
 
     Yields:
-        The event that is set, and a function that gives the exit code of the signal, 0 if there was none.
+        The event that the signals set, and a function that returns the exit code, 0 without a signal.
     """
     stop = threading.Event()
     received: list[int] = []
@@ -211,15 +210,15 @@ def _show(spec: BatchSpec, outcome: Outcome, display: BatchProgress, *, as_json:
     totals = outcome.totals
     if not outcome.finished:
         click.echo(
-            f"stopped: {totals.answered} lines are answered; the same command goes on, "
-            f"'carryall batch merge {outcome.folder} -o FILE' writes what there is",
+            f"stopped: {totals.answered} lines are answered; run the same command to continue, or "
+            f"'carryall batch merge {outcome.folder} -o FILE' to write these answers",
             err=True,
         )
     elif not quiet:
         reasons = ", ".join(f"{count} {code}" for code, count in sorted(totals.errors.items()))
         lines = f"{totals.completed} completed, {totals.failed} failed" + (f" ({reasons})" if reasons else "")
         if outcome.answered_before == totals.answered:
-            click.echo(f"{spec.output} is finished: {lines}; nothing was left to do", err=True)
+            click.echo(f"{spec.output} was already finished: {lines}", err=True)
         else:
             seconds, rate = facts["seconds"], facts["tokens_per_second"]
             click.echo(f"{lines}; {seconds:.1f} s, {rate:.0f} tokens/s", err=True)

@@ -1,4 +1,4 @@
-"""The verbs of ``carryall batch`` that work on a job's folder, from any terminal."""
+"""The verbs of ``carryall batch`` that work on the folder of a job."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ job_argument = click.argument("job")
 @job_argument
 @json_option
 def status(job: str, as_json: bool) -> None:
-    """Say how far JOB is: a job's folder, or its output.
+    """Show the progress of JOB, given as its folder or its output.
 
-    With --json it is OpenAI's batch object, with the names of files in place of their ids.
+    --json prints OpenAI's batch object, with file names in place of file ids.
     """
     found = job_status(job)
     if as_json:
@@ -33,7 +33,7 @@ def status(job: str, as_json: bool) -> None:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """A job's state in words."""
+    """Return the state of a job as text."""
     counts, usage = found["request_counts"], found["usage"]
     answered = counts["completed"] + counts["failed"]
     of = "" if counts["total"] is None else f" of {counts['total']}"
@@ -58,7 +58,7 @@ def describe(found: dict[str, Any]) -> str:
 def cancel(job: str) -> int:
     """Ask the process that works on JOB to stop.
 
-    What is answered is kept: the command that began the job goes on with it.
+    Answers are kept; the command that started the job continues it.
     """
     running = ask_to_cancel(job)
     click.echo(f"{job} will stop" if running else f"no process works on {job}", err=True)
@@ -70,10 +70,7 @@ def cancel(job: str) -> int:
 @click.option("-o", "--output", metavar="OUT", required=True, help="The file to write; it must not exist.")
 @click.option("--errors", metavar="FILE", help="Write failed lines too.")
 def merge(jobs: tuple[str, ...], output: str, errors: str | None) -> None:
-    """Write the answers that JOBs have so far, finished or not, to one file.
-
-    Jobs of the parts of an input give their lines in the order in which the jobs are named.
-    """
+    """Write the answers of JOBs, finished or not, to one file, in the order of the JOBs."""
     count = merge_jobs(jobs, output, errors)
     click.echo(f"{output}: {count} results", err=True)
 
@@ -83,7 +80,7 @@ def merge(jobs: tuple[str, ...], output: str, errors: str | None) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="report.html",
               show_default=True, help="The page to write.")  # fmt: skip
 def report(job: str, output: Path) -> None:
-    """Write a page on JOB: lengths, latencies, finish reasons, slowest and failed lines."""
+    """Write a report of JOB: lengths, latencies, finish reasons, slowest and failed lines."""
     write_report(job, output)
     click.echo(str(output), err=True)
 
@@ -93,7 +90,7 @@ def report(job: str, output: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
 @quiet_option
 def retry_failed(job: str, as_json: bool, quiet: bool) -> int:
-    """Answer the failed lines of JOB again, and write its output anew.
+    """Answer the failed lines of JOB again, and rewrite its output.
 
     \b
     Example:

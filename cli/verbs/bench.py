@@ -17,7 +17,7 @@ from ..sections import SectionedCommand
 def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:
     parts = value.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"'{value}' is no list of batch sizes such as 1,8")
+        raise click.BadParameter(f"'{value}' is not a list of batch sizes such as 1,8")
     return [int(part) for part in parts]
 
 
@@ -26,7 +26,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     without=("max_slots", "max_queue", "chat_template"), prefix_cache=False, max_step_slowdown=math.inf
 )
 @click.option(
-    "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Requests that run together."
+    "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Batch sizes to measure."
 )
 @click.option(
     "--prompt-tokens",
@@ -40,7 +40,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     type=click.IntRange(2),
     default=64,
     show_default=True,
-    help="Tokens generated for each.",
+    help="Tokens generated for each prompt.",
 )
 @click.option(
     "--repeats",
@@ -60,12 +60,12 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure how fast a model runs here.
+    """Measure the prefill and decode speed of a model.
 
-    Random prompts go through the same engine that serves requests, several at a time. Prefill is the speed
-    of reading prompts, decode that of writing tokens. Each decoding step reads all weights and the KV cache,
-    so memory speed is its limit: the last column tells how near it comes. Figures are medians, with the
-    least and largest in brackets.
+    Random prompts run in the engine that serves requests. Prefill is the speed of prompt tokens, decode that
+    of generated tokens. Each decode step reads all weights and the KV cache, so memory bandwidth limits it:
+    the last column is the share of the measured bandwidth. Figures are medians, with minimum and maximum in
+    brackets.
 
     \b
     Examples:

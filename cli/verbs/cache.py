@@ -21,7 +21,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., float | None]:
-    """The callback of an option that takes a number and a unit, such as ``10GB`` or ``30d``."""
+    """Return the callback of an option that takes a number with a unit, such as ``10GB`` or ``30d``."""
     factors = {unit.upper(): factor for unit, factor in units.items()}
 
     def read(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -31,7 +31,7 @@ def _amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., 
         if found is None or found[2].upper() not in factors:
             known = ", ".join(filter(None, units))
             raise click.BadParameter(
-                f"'{text}' is no {name}: give a number and one of {known}, such as {example}"
+                f"'{text}' is not a valid {name}: give a number and one of {known}, such as {example}"
             )
         return float(found[1]) * factors[found[2].upper()]
 
@@ -40,17 +40,17 @@ def _amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., 
 
 @click.group("cache")
 def command() -> None:
-    """List, prune or clear what was prepared for the next time.
+    """List, prune or clear the cache of prepared models.
 
-    The cache holds exported packages, graphs lowered for a provider, and measurements. It lies in
-    $CARRYALL_CACHE, by default the user's cache folder, and can always be made again.
+    The cache holds exported packages, graphs lowered for a provider, and measurements. Its folder is
+    $CARRYALL_CACHE, by default the user's cache folder. Deleted entries are created again when needed.
     """
 
 
 @command.command("list")
 @json_option
 def show(as_json: bool) -> None:
-    """Show what is in the cache: kind, size, age, and what it was made of.
+    """Show the entries of the cache: kind, size, age, and model.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def show(as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
-    """Delete everything in the cache. It asks first, unless --yes is given.
+    """Delete all entries of the cache, after a question unless --yes is given.
 
     \b
     Example:
@@ -91,19 +91,19 @@ def clear(yes: bool, as_json: bool) -> None:
     "--max-size",
     metavar="SIZE",
     callback=_amount("size", _BYTES, "10GB"),
-    help="Delete what was used longest ago until the rest is at most this large, such as 10GB.",
+    help="Delete the least recently used entries until the rest is at most this large: 10GB.",
 )
 @click.option(
     "--older-than",
     metavar="AGE",
     callback=_amount("age", _SECONDS, "30d"),
-    help="Delete what was not used for this long, such as 30d, 12h.",
+    help="Delete entries that were not used for this long: 30d, 12h.",
 )
 @json_option
 def prune_entries(max_size: float | None, older_than: float | None, as_json: bool) -> None:
-    """Delete what was used longest ago. What was used within the last hour stays.
+    """Delete the least recently used entries. Those used within the last hour stay.
 
-    Without an option, the cache shrinks to $CARRYALL_CACHE_GB gigabytes, by default 32.
+    Without an option, the cache is reduced to $CARRYALL_CACHE_GB gigabytes, by default 32.
 
     \b
     Examples:

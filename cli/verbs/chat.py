@@ -24,7 +24,7 @@ PROMPT = "> "
 @click.command("chat", cls=SectionedCommand)
 @config_options(without=("max_queue",), max_slots=1)
 @sampling_options(without=("n", "best_of", "logprobs"))
-@click.option("--system", help="Instructions for the model, before the first message.")
+@click.option("--system", help="System message with instructions for the model.")
 @quiet_option
 def command(
     chosen: Chosen,
@@ -32,11 +32,11 @@ def command(
     quiet: bool,
     **sampling: Any,
 ) -> None:
-    """Talk with a model.
+    """Chat with a model.
 
-    Each line is a message; the answer appears as it is generated. Ctrl-C stops an answer, /reset forgets the
-    conversation, /exit or Ctrl-D ends it. Messages may also be piped in, one a line. Where the
-    model comes without a chat template, give one with --chat-template; to continue plain text, use
+    Each line is a message, and the answer is printed while it is generated. Ctrl-C stops an answer, /reset
+    starts a new conversation, /exit or Ctrl-D ends the program. Messages may also be piped in, one per line.
+    If the model has no chat template, give one with --chat-template; to continue plain text, use
     'carryall run'.
 
     \b
@@ -48,9 +48,8 @@ def command(
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
-    RequestFactory(loaded).chat_prompt(
-        [*opening, {"role": "user", "content": "?"}]
-    )  # fails early without a template
+    # Fails early if there is no chat template.
+    RequestFactory(loaded).chat_prompt([*opening, {"role": "user", "content": "?"}])
     with LLM(loaded, engine_config=chosen.engine) as llm:
         conversation = Conversation(llm, RequestFactory(loaded), params, opening)
         for message in _messages():
@@ -61,7 +60,7 @@ def command(
 
 
 class Conversation:
-    """Messages so far, and the model that answers them."""
+    """The messages of a conversation, and the model that answers them."""
 
     def __init__(
         self, llm: LLM, requests: RequestFactory, params: SamplingParams, opening: list[dict[str, str]]
@@ -70,11 +69,11 @@ class Conversation:
         self.messages = list(opening)
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Drop all messages except the system message."""
         self.messages = list(self._opening)
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer piece by piece; what was said so far is remembered even if it is cut short."""
+        """Yield the answer in pieces; a partial answer is kept in the conversation too."""
         asked = [*self.messages, {"role": "user", "content": message}]
         said: list[str] = []
         try:
@@ -89,7 +88,7 @@ class Conversation:
 
 
 def _answer(conversation: Conversation, message: str) -> None:
-    """Print an answer; at a terminal, neither Ctrl-C nor a message that is too long ends the conversation."""
+    """Print an answer; on a terminal, Ctrl-C and invalid messages do not end the conversation."""
     try:
         for piece in conversation.answer(message):
             click.echo(piece, nl=False)
@@ -105,11 +104,11 @@ def _answer(conversation: Conversation, message: str) -> None:
 
 
 def _messages() -> Iterator[str]:
-    """Yield what the user writes, until the end of the input."""
+    """Yield the user's messages until the end of the input."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin if line.strip())
         return
-    import readline  # noqa: F401 -- gives input() its line editing
+    import readline  # noqa: F401 -- adds line editing to input()
 
     while True:
         try:

@@ -19,7 +19,7 @@ from ...runtime.api.llm import LLM
 from ...runtime.models.loading import check_available
 from ...runtime.types.outputs import RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
-from ..demo_steps import Step, travel
+from ..demo_steps import Step, run_steps
 from ..generation import open_model, speed, stream_text
 from ..options import human_bytes, json_option, print_json
 
@@ -29,13 +29,13 @@ OPERATORS_SHOWN = 9
 
 
 @click.command("demo")
-@click.option("--prompt", default=PROMPT, help="What the model continues; it has learned Python.")
+@click.option("--prompt", default=PROMPT, help="The prompt; the model was trained on Python.")
 @json_option
 def command(prompt: str, as_json: bool) -> None:
-    """Take the embedded model all the way: export, quantize to int4, optimize for the CPU, generate.
+    """Export the embedded model, quantize it to int4, optimize it for the CPU, and generate.
 
-    It takes a few seconds, needs no network, and works in a temporary folder that is deleted afterwards. The
-    same steps for a checkpoint of yours: 'carryall export', 'quantize', 'optimize', 'run'.
+    It takes a few seconds, needs no network, and works in a temporary folder that is deleted afterwards. For
+    your own checkpoint, use 'carryall export', 'quantize', 'optimize' and 'run'.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def command(prompt: str, as_json: bool) -> None:
     check_available("cpu")
     console = Console(highlight=False, quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
-        steps = travel(Path(folder), quiet=as_json)
+        steps = run_steps(Path(folder), quiet=as_json)
         _show_steps(console, steps)
         loaded = open_model(str(steps[-1].package), quiet=True)
         with LLM(loaded) as llm:
@@ -54,13 +54,13 @@ def command(prompt: str, as_json: bool) -> None:
 
 
 def _show_steps(console: Console, steps: Sequence[Step]) -> None:
-    journey = Table(
+    table = Table(
         "step", "result", "nodes", "weights", "seconds", box=None, pad_edge=False, header_style="dim"
     )
     for step in steps:
         size = human_bytes(step.weight_bytes)
-        journey.add_row(step.name, step.result, str(step.nodes), size, f"{step.seconds:.1f}")
-    console.print(Padding(journey, (1, 0)))
+        table.add_row(step.name, step.result, str(step.nodes), size, f"{step.seconds:.1f}")
+    console.print(Padding(table, (1, 0)))
     before, after = steps[0], steps[-1]
     graphs = [
         _operators(before, f"before: {before.nodes} nodes"),
@@ -84,15 +84,15 @@ def _operators(step: Step, title: str) -> Table:
 
 def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
     """Print the text while it is generated, then the speed."""
-    llm.generate(prompt, SamplingParams(max_tokens=8))  # the first run of a process is slower
-    console.print(Rule("the model writes"))
+    llm.generate(prompt, SamplingParams(max_tokens=8))  # warm-up: the first run of a process is slower
+    console.print(Rule("generated text"))
     console.print(Text(prompt, style="bold"), end="")
     for piece, state in stream_text(llm, prompt, PARAMS):
         console.out(piece, end="")
         output = state
     found, count = speed(output), len(output.outputs[0].token_ids)
     console.print("\n", Rule(), sep="")
-    wait = f"the first after {1e3 * found['time_to_first_token']:.0f} ms"
+    wait = f"first token after {1e3 * found['time_to_first_token']:.0f} ms"
     console.print(
         f"[bold green]{found['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
     )

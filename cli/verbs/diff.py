@@ -14,12 +14,12 @@ from ..options import json_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
-    """Show how the graphs of two models differ.
+    """Compare the graphs of two models.
 
-    Nodes are matched by what they compute and what they read, not by name: a graph whose nodes and values are
-    renamed, or listed in another order, is the same. Exit code 0 if there is no difference, 1 if there is one
-    or the comparison failed, 2 for wrong use. Differences that recur in every layer are shown once; --json
-    lists each of them.
+    Nodes are matched by operator, attributes and inputs, not by name: a graph with renamed nodes and values,
+    or in another order, is the same. Exit code 0 if there is no difference, 1 if there is one or the
+    comparison failed, 2 for wrong use. Differences that recur in every layer are shown once; --json lists all
+    of them.
 
     \b
     Examples:

@@ -15,29 +15,29 @@ from ...providers.host.doctor import Diagnosis, ProviderReport, diagnose
 from ...providers.host.selftest import SelftestReport
 from ..options import human_bytes, json_option, print_json, quiet_option
 
-_PROMPT = range(300, 316)  # tokens that the demo model knows
+_PROMPT = range(300, 316)  # token ids in the vocabulary of the demo model
 
 
 @click.command("doctor")
 @click.option("--provider", help="The provider to test, with --selftest.  [default: cpu]")
+@click.option("--device", help="The provider's name of the device to test, with --selftest: 1, GPU.1.")
 @click.option(
-    "--device", help="Which of the provider's devices, with --selftest: 1, GPU.1, as it calls them."
+    "--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare it with the CPU."
 )
-@click.option("--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare.")
 @json_option
 @quiet_option
 @click.pass_context
 def command(
     ctx: click.Context, provider: str | None, device: str | None, testing: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Check this machine: what it is, what is installed, and which providers work.
+    """Check this machine: hardware, installed packages, and which providers work.
 
-    Every provider that can load computes a tiny model, and the result is checked. Where something is missing,
-    the line says what to install; the last lines repeat it for the devices that this machine has. Exit code 0
-    if at least one provider works and no wheels are installed over each other, else 1.
+    Every available provider runs a tiny model, and its result is checked. For others, the line says what to
+    install; the last lines repeat it for the devices of this machine. Exit code 0 if at least one provider
+    works and no onnxruntime wheels conflict, else 1.
 
     With --selftest, a provider generates text with the demo model; logits and tokens are compared with the
-    CPU's, and its speed is shown. Exit code 0 if it computes the model, else 1.
+    CPU's, and its speed is shown. Exit code 0 if the differences are within the tolerances, else 1.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def command(
             report = _selftest(provider, device)
         print_json(report.to_dict()) if as_json else _show_selftest(report)
         ctx.exit(0 if report.passed else 1)
-    with console.status("looking") as status:
+    with console.status("checking") as status:
         found = diagnose(lambda step: status.update(step))
     if as_json:
         print_json(found.to_dict())
@@ -74,7 +74,7 @@ def _selftest(name: str, device: str | None) -> SelftestReport:
     provider = get_provider(name)
     reason = provider.available()
     if reason is not None:
-        raise ProviderUnavailableError(f"provider '{name}' cannot run here: {reason}")
+        raise ProviderUnavailableError(f"provider '{name}' is not available: {reason}")
     config = RunnerConfig() if device is None else with_device(RunnerConfig(), name, device)
     return selftest(
         provider, get_provider("cpu"), lambda: export_model(demo_path()), _PROMPT, options=config.options
@@ -85,12 +85,12 @@ def _show_selftest(report: SelftestReport) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "provider": report.provider,
-        "tokens": f"{report.agreement:.0%} of {report.tokens} as {report.reference} chooses them",
-        "logits": f"differ by {report.worst:.2%} of the largest at most",
+        "tokens": f"{report.agreement:.0%} of {report.tokens} equal to {report.reference}",
+        "logits": f"differ by at most {report.worst:.2%} of the largest",
         "loading": f"{report.load_seconds:.2f} s, and {report.first_prompt_seconds:.2f} s for the first text",
         "prompt": f"{report.prompt_tokens_per_second:.0f} tokens/s",
         "decoding": f"{report.decode_tokens_per_second:.0f} tokens/s",
-        "verdict": "passed" if report.passed else "FAILED: it computes something else than the model",
+        "result": "passed" if report.passed else "FAILED: outputs differ from the reference",
     }
     for label, text in rows.items():
         table.add_row(Text(label, style="bold"), Text(text))
@@ -98,7 +98,7 @@ def _show_selftest(report: SelftestReport) -> None:
 
 
 def show(found: Diagnosis) -> None:
-    """Print a diagnosis for a person."""
+    """Print a diagnosis as tables."""
     console = Console(highlight=False)
     console.print(Padding(_machine(found), (0, 0, 1, 0)))
     providers = Table("provider", "", "", box=None, pad_edge=False, header_style="bold")
@@ -114,8 +114,8 @@ def show(found: Diagnosis) -> None:
     packages.add_row(Text("installed", style="bold"), ", ".join(installed))
     packages.add_row(Text("missing", style="bold"), ", ".join(missing) or "nothing")
     console.print(Padding(packages, (0, 0, 1, 0)))
-    nothing = "nothing: every device that was found has a provider that works"
-    console.print(Text("what to do next", style="bold"))
+    nothing = "nothing: every device has a working provider"
+    console.print(Text("next steps", style="bold"))
     for step in found.next_steps or [nothing]:
         console.print(Text(f"  {step}", style="red" if found.next_steps else ""))
 
@@ -127,7 +127,7 @@ def _machine(found: Diagnosis) -> Table:
     memory = [
         human_bytes(machine.memory_total),
         f"{human_bytes(machine.memory_available)} free",
-        f"reads at {found.memory_bandwidth:.0f} GB/s",
+        f"bandwidth {found.memory_bandwidth:.0f} GB/s",
     ]
     rows = {
         "machine": machine.system,
@@ -151,5 +151,5 @@ def _loadable(libraries: Mapping[str, bool]) -> list[str]:
 
 def _mark(report: ProviderReport) -> tuple[str, str]:
     if not report.counts:
-        return ("stand-in" if report.works else "takes a name"), "dim"
+        return ("for tests" if report.works else "needs a name"), "dim"
     return ("works", "green") if report.works else ("no", "red")

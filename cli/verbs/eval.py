@@ -14,7 +14,7 @@ from ..options import MOST_TOKENS, json_option, quiet_option, tell_notes
 from ..progress import phases
 from ..sections import SectionedCommand
 
-# Texts go through the runner itself: there is no engine, and nothing is proposed or chatted.
+# Evaluation uses the runner without an engine, so these options do not apply.
 _NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template")
 
 
@@ -23,7 +23,7 @@ _NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", 
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
-    help="Text to predict, best one the model never saw.  [default for the demo: its held-out text]",
+    help="Text to evaluate on, not part of the training data.  [default for the demo: its held-out text]",
 )
 @click.option(
     "--reference", metavar="MODEL", help="Compare with this model, such as the one before quantization."
@@ -31,7 +31,7 @@ _NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", 
 @click.option(
     "--window",
     type=click.IntRange(2, MOST_TOKENS),
-    help="Tokens seen at once.  [default: the context, at most 1024]",
+    help="Tokens of a window.  [default: the context length, at most 1024]",
 )
 @click.option(
     "--stride",
@@ -41,21 +41,21 @@ _NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", 
 @click.option(
     "--max-tokens",
     type=click.IntRange(1, MOST_TOKENS),
-    help="Score no more than the first tokens of the text.",
+    help="Maximum number of tokens of the text.",
 )
 @click.option(
     "--prompts",
     type=click.IntRange(0, 4096),
     default=8,
     show_default=True,
-    help="With --reference: places of the text that both continue greedily.",
+    help="With --reference: number of prompts from the text whose greedy outputs are compared.",
 )
 @click.option(
     "--new-tokens",
     type=click.IntRange(1, MOST_TOKENS),
     default=32,
     show_default=True,
-    help="Length of those continuations.",
+    help="Length of those outputs, in tokens.",
 )
 @json_option
 @quiet_option
@@ -71,12 +71,12 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure how well a model predicts a text, and how near it is to a reference.
+    """Measure the perplexity of a model, and its divergence from a reference.
 
-    Perplexity is exp of the mean negative log-likelihood per token, lower is better; the text is read in
-    overlapping windows that score every token once. With --reference come the Kullback-Leibler divergence
-    from its predictions, how often both find the same token likeliest, and how far their greedy continuations
-    agree.
+    Perplexity is exp of the mean negative log-likelihood per token; lower is better. The text is scored in
+    overlapping windows, every token once. --reference adds the Kullback-Leibler divergence from the
+    reference's predictions, the share of positions with the same most likely token, and the agreement of
+    greedy outputs.
 
     \b
     Examples:

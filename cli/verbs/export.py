@@ -21,24 +21,24 @@ from ..progress import phases
     type=click.Choice(["none", *METHODS]),
     default="none",
     show_default=True,
-    help="How to store the weights; 'carryall quantize' has more settings.",
+    help="Quantization method of the weights; 'carryall quantize' has more settings.",
 )
 @click.option(
     "--via",
     type=click.Choice(["optimum"]),
-    help="Let Optimum trace the model with torch, for families without an exporter of their own.",
+    help="Trace the model with Optimum and torch, for families without an exporter.",
 )
 @json_option
 @quiet_option
 def command(
     source: str, out: Path, quantize: str, via: Literal["optimum"] | None, as_json: bool, quiet: bool
 ) -> None:
-    """Turn a Hugging Face checkpoint into a portable ONNX package.
+    """Convert a Hugging Face checkpoint to a portable ONNX package.
 
     SRC is a checkpoint folder (config.json, *.safetensors, tokenizer.json), a hub id, or "demo". DST is the
-    package, a new folder: model.onnx made of standard operators only, its weights, and the checkpoint's
-    tokenizer and configuration. Weights are read, changed and written one by one, so that a model larger
-    than the memory is no trouble. If anything fails, DST is not there.
+    package, a new folder: model.onnx with standard operators only, its weights, and the checkpoint's
+    tokenizer and configuration. Weights are read, changed and written one by one, so the model may be larger
+    than the memory. If the export fails, DST does not exist.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from ..options import json_option, print_json
 def command(as_json: bool) -> None:
     """List the model families that can be exported.
 
-    A family is known by the "model_type" in a checkpoint's config.json. Its exporter is one file,
+    A family is identified by "model_type" in a checkpoint's config.json. Its exporter is the file
     exporter/models/MODEL_TYPE.py.
 
     \b
@@ -30,7 +30,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json([{"model_type": name, "about": text} for name, text in about.items()])
         return
-    table = Table("model_type", "what it is", box=None, pad_edge=False)
+    table = Table("model_type", "description", box=None, pad_edge=False)
     for name, text in about.items():
         table.add_row(name, Text(text))
     Console().print(table)

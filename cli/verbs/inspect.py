@@ -29,11 +29,11 @@ _LAYER = re.compile(r"\.\d+\.")
 @model_argument
 @json_option
 def command(model: str, as_json: bool) -> None:
-    """Show what is inside a model, without running it.
+    """Show operators, weights, KV cache and sizes of a model, without running it.
 
-    Operators and how often each occurs, the weights by type and the largest of them, how the weights are
-    quantized, the layers and heads of the KV cache and what a token costs there, inputs, outputs, sizes on
-    disk. MODEL is a package, an ONNX file, or a checkpoint, which is shown as export would write it.
+    It shows the count of each operator, the weights by dtype and the largest weights, their quantization, the
+    layers, heads and bytes per token of the KV cache, inputs, outputs, and file sizes. MODEL is a package, an
+    ONNX file, or a checkpoint, which is shown as exported.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def command(model: str, as_json: bool) -> None:
 
 
 def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, Any]:
-    """Return the facts that ``--json`` prints."""
+    """Return the document that ``--json`` prints."""
     record = package.record if package else None
     path = locate_model(name)
     folder = path if path.is_dir() else path.parent
@@ -74,7 +74,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
 
 
 def _kv_cache(model: ir.Model) -> dict[str, Any] | None:
-    """Return the cache's sizes, None for a graph without one."""
+    """Return the sizes of the KV cache, None for a graph without one."""
     try:
         signature = DecoderSignature.of(model)
     except GraphError:
@@ -93,7 +93,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def show(name: str, facts: dict[str, Any]) -> None:
-    """Print the facts for a person."""
+    """Print the document as tables."""
     console = Console()
     summary = Table(box=None, show_header=False, pad_edge=False)
     for label, text in _summary(facts):
@@ -120,7 +120,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         heads = (
             f"{cache['layers']} layers x {cache['kv_heads']} heads x {cache['head_dim']}, {cache['dtype']}"
         )
-        rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} a token"))
+        rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} per token"))
     quantization = facts["quantization"]
     rows.append(("quantized", _quantization(quantization) if quantization else "no"))
     rows.append(("passes", ", ".join(facts["passes"]) or "none"))
@@ -136,11 +136,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _quantization(record: dict[str, Any]) -> str:
-    """Return the record in words: the recipe only repeats what was asked for."""
+    """Return the record as text, without the recipe, which repeats it."""
     return ", ".join(f"{name} {value}" for name, value in record.items() if name != "recipe")
 
 
 def _signatures(values: list[dict[str, Any]]) -> str:
-    """Return the values in words, the caches of all layers as one."""
+    """Return the values as text, with one line for the caches of all layers."""
     texts = [f"{value['name']} {value['dtype']} [{', '.join(map(str, value['shape']))}]" for value in values]
     return "\n".join(dict.fromkeys(_LAYER.sub(".N.", text) for text in texts))

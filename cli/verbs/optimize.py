@@ -24,15 +24,13 @@ from ..verify_options import bars_options, inputs_option
 @click.option(
     "--target", default=PORTABLE, show_default=True, help=f"'{PORTABLE}', or a provider, such as 'cpu'."
 )
-@click.option("--explain", is_flag=True, help="Also list what was left alone, and why.")
+@click.option("--explain", is_flag=True, help="Also list nodes that were not changed, and why.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write what each pass did: a page if it ends in .html, else JSON.",
+    help="Write a report of the passes: a page if it ends in .html, else JSON.",
 )
-@click.option(
-    "--reference", help="The float original of a quantized IN, for the report's error of each layer."
-)
+@click.option("--reference", help="The float original of a quantized IN, to report the error of each layer.")
 @click.option("--verify", is_flag=True, help="Compare the results with IN's; write nothing if they differ.")
 @inputs_option
 @bars_options
@@ -42,26 +40,26 @@ from ..verify_options import bars_options, inputs_option
     "passes",
     multiple=True,
     metavar="PASS",
-    help="Run a pass of your own, 'package.module.Class', or one that an installed package offers by name. "
-    "May be repeated.",
+    help="Run your own pass, 'package.module.Class', or a pass that an installed package registers. May be "
+    "repeated.",
 )
 @click.option(
     "--context-length",
     type=click.IntRange(1, MOST_TOKENS * 64),
-    help="Longest sequence; the model's own by default.",
+    help="Maximum tokens of a sequence; the model's own by default.",
 )
 @click.option(
-    "--debug", is_flag=True, help="Check the graph after every pass, and name the one that broke it."
+    "--debug", is_flag=True, help="Check the graph after every pass, and name the pass that broke it."
 )
 @json_option
 @quiet_option
 def command(source: str, out: Path, explain: bool, as_json: bool, quiet: bool, **settings: Any) -> None:
-    """Rewrite a model's graph for a target, and show what changed.
+    """Optimize a model's graph for a target, and show what changed.
 
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
-    With the target "portable", the graph keeps to standard operators and runs everywhere. With a provider as
-    the target, it gets that provider's own kernels; run, chat and serve do so by themselves, in a cache.
-    Exit code 0 if OUT was written; 1 if a pass, or --verify, failed, and then nothing was; 2 for wrong use.
+    With the target "portable", the graph has standard operators only and runs everywhere. With a provider as
+    the target, it uses the provider's kernels; run, chat and serve do this automatically, in the cache.
+    Exit code 0 if OUT was written; 1 if a pass or --verify failed, and nothing was written; 2 for wrong use.
 
     \b
     Examples:
@@ -79,7 +77,7 @@ def command(source: str, out: Path, explain: bool, as_json: bool, quiet: bool, *
 
 @contextlib.contextmanager
 def working_folder_on_path() -> Iterator[None]:
-    """Let modules be imported from the working folder, as ``python -m`` does."""
+    """Allow imports from the working folder, as ``python -m`` does."""
     sys.path.insert(0, "")
     try:
         yield

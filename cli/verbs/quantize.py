@@ -25,7 +25,7 @@ from ..recipe_options import recipe_options
     "--report",
     "report_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Measure what it costs and brings: a page if it ends in .html, else JSON.",
+    help="Measure quality and speed before and after: a page if it ends in .html, else JSON.",
 )
 @json_option
 @quiet_option
@@ -38,12 +38,12 @@ def command(
     quiet: bool,
     **any_model: Any,
 ) -> None:
-    """Make a model smaller and faster by storing its weights, and its KV cache, in few bits.
+    """Quantize the weights of a model, and optionally its KV cache.
 
     IN is a package, a checkpoint, or an ONNX file; OUT is a new folder, or an ONNX file if it ends in .onnx.
-    The result keeps to standard operators (QuantizeLinear and DequantizeLinear) and runs everywhere.
-    --report shows what it costs and brings: the error of every layer, predictions compared with IN's, size
-    and speed before and after. 'carryall eval OUT --text FILE --reference IN' takes a text of your own.
+    The result uses standard operators only (QuantizeLinear and DequantizeLinear) and runs everywhere.
+    --report measures the error of every layer, the predictions compared with IN's, and size and speed before
+    and after. 'carryall eval OUT --text FILE --reference IN' uses your own text.
 
     \b
     Examples:

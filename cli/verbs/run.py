@@ -23,7 +23,7 @@ from ..sections import SectionedCommand
 
 
 class RunCommand(SectionedCommand):
-    """A command whose only argument is the prompt where a file or a variable tells the model."""
+    """A command whose only argument is the prompt if a file or a variable names the model."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -38,9 +38,9 @@ class RunCommand(SectionedCommand):
 @config_options(without=("max_queue",), max_slots=1)
 @click.argument("prompt", required=False)
 @sampling_options()
-@click.option("--chat", is_flag=True, help="PROMPT is a message: write it as the model's chat template says.")
+@click.option("--chat", is_flag=True, help="PROMPT is a message: render it with the model's chat template.")
 @click.option(
-    "--tools", type=READABLE, help="With --chat: a JSON file, the list of functions the model may call."
+    "--tools", type=READABLE, help="With --chat: a JSON file with a list of functions the model may call."
 )
 @json_option
 @quiet_option
@@ -55,9 +55,9 @@ def command(
 ) -> None:
     """Generate text from one prompt.
 
-    The text that follows PROMPT goes to stdout as it is generated. With "-" as PROMPT, it is read from stdin.
-    The first run of a model prepares it for the provider and keeps the result in a cache
-    ($CARRYALL_CACHE, by default the user's cache folder).
+    The generated text is printed to stdout as it is generated. If PROMPT is "-", it is read from stdin. The
+    first run of a model prepares it for the provider and caches the result ($CARRYALL_CACHE, by default the
+    user's cache folder).
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def command(
     written: Prompt = text
     if chat:
         asked = _written(loaded, text, tools)
-        written = asked if as_json else asked.token_ids  # a reader sees all that the model writes
+        written = asked if as_json else asked.token_ids  # streamed text includes reasoning and calls
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
         streamed = params.n == 1 and params.best_of is None and not as_json
@@ -112,9 +112,9 @@ def _functions(path: Path) -> list[dict[str, Any]]:
     try:
         functions = json.loads(path.read_text())
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from error
+        raise UsageError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(functions, list) or not all(isinstance(each, dict) for each in functions):
-        raise UsageError(f"{path} must hold a list of objects, a function each")
+        raise UsageError(f"{path} must hold a list of objects, one per function")
     return functions
 
 

@@ -40,6 +40,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve --config service.toml
     """
     try:
+        from ...runtime.batch.online.routes import BatchService
         from ...runtime.service.serve import Addresses, serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
@@ -68,9 +69,11 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
     if chosen.server.models is not None:
         models = ModelRepository(models_in(chosen.server.models, chosen.model, chosen.engine))
+    folder = chosen.server.batch_folder
+    parts = [BatchService(folder, models, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(models, chosen.server, on_ready))
+        drained = asyncio.run(serve(models, chosen.server, on_ready, parts))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

@@ -18,16 +18,20 @@ from ..verify_options import bars_options, inputs_option
 @click.command("verify")
 @click.argument("a")
 @click.argument("b", required=False)
-@click.option("--prompt", help="Text to compare on, by A's tokenizer. Default: random tokens.")
+@click.option("--prompt", help="Text to compare on, tokenized with A's tokenizer. Default: random tokens.")
 @inputs_option
 @click.option(
-    "--steps", default=16, show_default=True, type=click.IntRange(1, 100_000), help="Tokens after the prompt."
+    "--steps",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Number of greedy tokens after the prompt.",
 )
 @bars_options
 @click.option(
     "--integrity",
     is_flag=True,
-    help="Read every file of the package A, and compare it with what was recorded.",
+    help="Read all files of the package A, and compare them with its record.",
 )
 @json_option
 def command(
@@ -40,15 +44,15 @@ def command(
     integrity: bool,
     as_json: bool,
 ) -> None:
-    """Check that two models give the same results, or that a package is whole.
+    """Compare the results of two models, or check the files of a package.
 
-    A and B run on the same inputs, on the CPU. Decoders run on tokens: a prompt with A's greedy continuation,
-    a sequence in pieces, a padded batch, and a long KV cache; one may be portable and the other lowered.
-    Their next-token distributions must stay within --max-kl. Where both compute in float32 and --max-kl is
-    not given, logits and caches must stay within --max-error too. Other graphs run on several made-up inputs,
-    or on those of --inputs, and each of their outputs must stay within its bar.
+    A and B run on the same inputs, on the CPU. Decoders run on tokens: a prompt with A's greedy output, a
+    sequence in pieces, a padded batch, and a long KV cache; one may be portable and the other lowered. Their
+    next-token distributions must stay within --max-kl. If both compute in float32 and --max-kl is not given,
+    logits and caches must stay within --max-error too. Other graphs run on several generated inputs, or on
+    those of --inputs, and each output must stay within its bar (tolerance).
 
-    A quantized model differs from its float original by design: give such a pair a wider bar.
+    A quantized model differs from its float original by design: set a larger bar for such a pair.
 
     Exit code 0 if B is within the bars; 1 if it is not, or if a model cannot be read or run; 2 for wrong use.
 
@@ -61,7 +65,7 @@ def command(
     """
     if integrity:
         if b is not None:
-            raise UsageError("--integrity is about one package; leave B out")
+            raise UsageError("--integrity checks one package; omit B")
         check_integrity(a, as_json=as_json)
         return
     if b is None:

@@ -1,9 +1,7 @@
-"""Small real language models that travel with the project.
+"""Two small trained language models that ship with the package, for examples, tests and benchmarks.
 
-Both were trained by ``tools/train_demo_model.py`` on CPython's standard library
-and share one tokenizer, so ``draft`` can propose tokens for ``pycoder`` to check.
-They exist so that examples, tests and benchmarks can run a model that has learned
-something without downloading anything.
+Both were trained by ``tools/train_demo_model.py`` on CPython's standard library. They share one tokenizer, so
+that ``draft`` can propose tokens for ``pycoder``.
 """
 
 from pathlib import Path
@@ -12,13 +10,17 @@ __all__ = ["CALIBRATION_TEXT", "NAMES", "demo_path"]
 
 NAMES = ("pycoder", "draft")
 
-# For calibration where the user gives no text: from CPython's library and its documentation (PSF licence).
-# None of it is in a model's heldout.txt.
+# Calibration text if the user gives none: from CPython's library and its documentation (PSF licence).
+# It does not overlap with the models' heldout.txt.
 CALIBRATION_TEXT = Path(__file__).resolve().parent / "calibration" / "text.txt"
 
 
 def demo_path(name: str = "pycoder") -> Path:
-    """Return the folder (Hugging Face layout) of the demo model called ``name``."""
+    """Return the Hugging Face folder of the demo model ``name``.
+
+    Raises:
+        ValueError: no demo model has that name.
+    """
     if name not in NAMES:
-        raise ValueError(f"no demo model is called {name!r}; the known names are {', '.join(NAMES)}")
+        raise ValueError(f"no demo model is named {name!r}; the names are {', '.join(NAMES)}")
     return Path(__file__).resolve().parent / name

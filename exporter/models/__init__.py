@@ -1,1 +1,1 @@
-"""One file a model family; the file name is config.json's model_type."""
+"""One file per model family; the file name is config.json's ``model_type``."""

@@ -1,4 +1,4 @@
-"""Gemma 3 checkpoints that also see: their text decoder, without the vision tower."""
+"""Gemma 3 multimodal checkpoints: their text decoder, without the vision tower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
     text = raw.get("text_config")
     if not isinstance(text, dict):
-        raise CheckpointError("config.json of a gemma3 must hold a 'text_config'")
+        raise CheckpointError("config.json of model_type 'gemma3' must hold an object 'text_config'")
     return gemma3_text.config({"model_type": "gemma3_text", **text})
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3, text: local and global layers with a rope each, four norms a layer, a scaled embedding."""
+"""Gemma 3, text: local and global layers with different ropes, four norms per layer, a scaled embedding."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
-    """Grouped-query self-attention, queries and keys normalised head by head."""
+    """Grouped-query self-attention with RMSNorm of each query and key head."""
     c = net.config
     with net.scope("self_attn"):
         q, k, v = layers.qkv(net, x, bias=c.attention_bias)
@@ -89,10 +89,10 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
 
 
 def norm(net: Decoder, name: str, x: ir.Value) -> ir.Value:
-    """Root mean square normalisation, whose weight is stored less one."""
+    """RMSNorm; the checkpoint stores the weight minus 1."""
     return layers.rms_norm(net, name, x, view=one_plus)
 
 
 def one_plus(weight: Array) -> Array:
-    """What the stored norm weight stands for."""
+    """Return the norm's weight: the stored weight plus 1, float32."""
     return weight.astype(np.float32) + np.float32(1)

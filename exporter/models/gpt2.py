@@ -18,10 +18,10 @@ DEFAULTS: RawConfig = {
 
 
 def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json, which has names of its own."""
+    """Normalise config.json, whose keys have other names than Llama's."""
     raw = with_defaults(raw, DEFAULTS)
     if raw.get("add_cross_attention"):
-        raise UnsupportedModelError("GPT-2 with cross attention is no plain decoder")
+        raise UnsupportedModelError("GPT-2 with add_cross_attention is not supported")
     if raw.get("scale_attn_by_inverse_layer_idx"):
         raise UnsupportedModelError("GPT-2 with scale_attn_by_inverse_layer_idx is not supported")
     width, num_layers = integer(raw, "n_embd"), integer(raw, "n_layer")
@@ -42,7 +42,7 @@ def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
     c = net.config
     net.checkpoint.ignore(".attn.bias", ".attn.masked_bias")  # causal masks, stored by old versions
-    # The first checkpoints have no prefix.
+    # The original checkpoints have no prefix.
     prefix = "" if "wte.weight" in net.checkpoint else "transformer."
     x = layers.embedding(net, f"{prefix}wte")
     with net.scope(f"{prefix}wpe"):

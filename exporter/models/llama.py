@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and the many checkpoints that took its shape."""
+"""Llama 1 to 3, and checkpoints of other models with the same architecture."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ __all__ = ["build", "config"]
 
 
 def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json. A window of null means none; a missing one 4096."""
+    """Normalise config.json. A ``sliding_window`` of null means none; a missing one means 4096."""
     window = raw.get("sliding_window", 4096)
     return decoder_config(
         raw,

@@ -19,7 +19,7 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
     raw = with_defaults(raw, DEFAULTS)
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    # The first checkpoints called it by other names.
+    # The first checkpoints name longrope "su" or "yarn".
     if parameters.get("rope_type", parameters.get("type")) in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
     num_layers = integer(raw, "num_hidden_layers")

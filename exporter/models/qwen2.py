@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: biases on queries, keys and values; a sliding window in the upper layers if switched on."""
+"""Qwen 2 and 2.5: biases on queries, keys and values; an optional sliding window in the upper layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def config(raw: RawConfig) -> DecoderConfig:
 
 
 def windows(raw: RawConfig) -> list[int | None]:
-    """Each layer's window: by ``layer_types``, in older files by ``max_window_layers``."""
+    """Return each layer's window, read from ``layer_types`` or, in older files, ``max_window_layers``."""
     window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window") else None
     raw = with_defaults(raw)
     first = integer(raw, "max_window_layers", 28)

@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with mixtures of experts, one of which all tokens ask."""
+"""Qwen 1.5 and 2 with a sparse mixture of experts and a shared expert."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def config(raw: RawConfig) -> DecoderConfig:
 
 
 def experts(raw: RawConfig) -> list[ExpertsConfig | None]:
-    """Each layer's mixture of experts, None where it has one feed-forward layer."""
-    # transformers 5 may write the number of experts under its other name
+    """Return each layer's mixture of experts, None for a dense feed-forward layer."""
+    # transformers 5 may write num_experts as num_local_experts.
     count = integer(raw, "num_local_experts", integer(raw, "num_experts"))
     sparse = ExpertsConfig(
         scope="mlp",
@@ -74,7 +74,7 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
 
 
 def _layer_types(raw: RawConfig) -> Sequence[str]:
-    """By ``layer_types``; without them, as transformers does, every other of the lower layers slides."""
+    """Return ``layer_types``, by default those of transformers: even layers below max_window_layers slide."""
     if raw.get("layer_types"):
         types: Sequence[str] = raw["layer_types"]
         return types

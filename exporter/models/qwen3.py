@@ -1,4 +1,4 @@
-"""Qwen 3: queries and keys are normalised head by head."""
+"""Qwen 3: RMSNorm of each query and key head."""
 
 from __future__ import annotations
 

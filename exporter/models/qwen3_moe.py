@@ -1,4 +1,4 @@
-"""Qwen 3 with mixtures of experts, in all layers or in some."""
+"""Qwen 3 with a sparse mixture of experts in some or all layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS: RawConfig = {
 
 
 def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json. A window, where switched on, is that of every layer."""
+    """Normalise config.json. If ``use_sliding_window`` is set, every layer has the window."""
     raw = with_defaults(raw, DEFAULTS)
     window = integer(raw, "sliding_window", 4096) if raw.get("use_sliding_window") else None
     return decoder_config(raw, windows=[window] * integer(raw, "num_hidden_layers"), experts=experts(raw))

@@ -1,1 +1,1 @@
-"""What holds of a graph: shapes, masks, axes and values, found by evaluation."""
+"""Facts about a graph, found by evaluation: shapes, masks, axes and values."""

@@ -1,4 +1,4 @@
-"""What a region of a graph computes, said as attention: its scale, its cap, and what its mask means."""
+"""Prove that a region of a graph computes attention, and find its scale, softcap and kind of mask."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .region import Array, Region, close, region
 
 
 class MaskKind(Enum):
-    """How a mask says which keys a token sees."""
+    """How a mask encodes the keys that a token attends to."""
 
-    SEEN = "true where it sees"
-    HIDDEN = "true where it does not"
-    ADDED = "a number to add"
-    ONES = "1 where it sees, else 0"
+    SEEN = "true for visible keys"
+    HIDDEN = "true for hidden keys"
+    ADDED = "added to the scores"
+    ONES = "1 for visible keys, else 0"
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Attention of ``query`` on ``key`` and ``value`` [batch, heads, length, head_dim]."""
+    """Candidate: attention of ``query`` on ``key`` and ``value``, all [batch, heads, length, head_dim]."""
 
     query: ir.Value
     key: ir.Value
@@ -38,23 +38,23 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """With what a proposal is attention: softmax(cap(scale * q k) + masks) v."""
+    """The parameters of softmax(softcap(scale * q k) + masks) v; softcap 0 means none."""
 
     scale: float
     softcap: float
     masks: tuple[MaskKind, ...]
 
 
-Heads = tuple[int, int]  # how many, of which size
+Heads = tuple[int, int]  # number of heads, head_dim
 
 
 def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
-    """Return with what scale, cap and masks a proposal is attention, or why it is none."""
+    """Return the scale, softcap and masks with which a candidate is attention, or why it is not."""
     part = region([found.query, found.key, found.value, *found.masks], found.output)
     if isinstance(part, str):
         return part
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
-        return f"{query[0]} heads of size {query[1]} cannot share {key[0]} of size {key[1]}"
+        return f"{query[0]} query heads of size {query[1]} cannot share {key[0]} key heads of size {key[1]}"
     rng = np.random.default_rng(0)
     sizes = ((query, 5 if found.causal else 3), (key, 5), (value, 5))
     arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
@@ -70,12 +70,12 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
         for scale, cap in _factors(query[1], _numbers(part)):
             if close(result, _attention(arrays, seen, bias, scale, cap)):
                 return Meaning(scale, cap, tuple(form.kind for form in chosen))
-    return "what surrounds its softmax is no attention of q on k and v by a known scale"
+    return "the nodes around its softmax do not compute attention with a known scale and mask"
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A mask of one kind: what it holds, what it lets a token see, and what it adds there."""
+    """A random mask of one kind: its content, the visible pairs, and the bias of visible pairs."""
 
     kind: MaskKind
     content: Array
@@ -84,7 +84,7 @@ class _Form:
 
 
 def _forms(mask: ir.Value, rng: np.random.Generator, tokens: int) -> Iterator[_Form]:
-    """Yield each way in which a mask of this type may say what is seen."""
+    """Yield a random mask of each kind that the mask's type allows."""
     seen = rng.random((2, 1, tokens, 5)) < 0.7
     seen[..., 0] = True
     nothing, bias = np.zeros(seen.shape, np.float32), rng.standard_normal(seen.shape).astype(np.float32)
@@ -97,7 +97,7 @@ def _forms(mask: ir.Value, rng: np.random.Generator, tokens: int) -> Iterator[_F
 
 
 def _numbers(part: Region) -> list[float]:
-    """Return the numbers that a region computes with: constants, and attributes of an Attention in it."""
+    """Return the scalar constants of a region, and the attributes scale and softcap of its nodes."""
     contents = [value.const_value.numpy() for value in part.constants if value.const_value is not None]
     stated = [node.attributes.get(name) for node in part.nodes for name in ("scale", "softcap")]
     return [
@@ -107,7 +107,7 @@ def _numbers(part: Region) -> list[float]:
 
 
 def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:
-    """Yield the scales and caps to try: the usual, and those made of the constants in the region."""
+    """Yield scales and softcaps to try: the usual ones, and those derived from the region's constants."""
     scales = [float(size**-0.5), 1.0]
     for number in numbers:
         scales += [number, number * number, 1 / number if number else 1.0]

@@ -1,4 +1,4 @@
-"""Operators that multiply every channel by one constant and add another to it."""
+"""Recognise operators that multiply each channel by a constant or add a constant to it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..graph.edit import constant, float_attribute, int_attribute, weight
 from ..graph.lazy import shape_of
 
 Vector = npt.NDArray[np.float64]
-_BEFORE_CHANNELS = 1  # axes in front of the channels of a BatchNormalization
+_BEFORE_CHANNELS = 1  # axes in front of the channel axis of a BatchNormalization
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Where a value has its channels.
+    """The channel axis of a value.
 
     Attributes:
-        count: how many channels it has.
-        behind: how many axes follow that of the channels.
-        rank: how many axes it has, at least.
+        count: number of channels.
+        behind: number of axes after the channel axis.
+        rank: minimum number of axes of the value.
     """
 
     count: int
@@ -30,7 +30,7 @@ class Channels:
     rank: int
 
     def vector(self, value: ir.Value | None) -> Vector | None:
-        """Return a constant as one number a channel; None if it is another, or may widen what it meets."""
+        """Return a constant as one number per channel; None if it varies or broadcasts along other axes."""
         tensor = weight(value)
         if tensor is None or tensor.size not in (1, self.count):
             return None
@@ -43,7 +43,7 @@ class Channels:
 
 
 def change_of_channels(node: ir.Node, value: ir.Value, channels: Channels) -> tuple[Vector, Vector] | None:
-    """Return by what factor and term a node changes each channel of ``value``; None if it does more."""
+    """Return factor and term, [channels] each, of a node that computes value * factor + term, else None."""
     if node.domain:
         return None
     if node.op_type == "BatchNormalization":
@@ -68,7 +68,7 @@ def change_of_channels(node: ir.Node, value: ir.Value, channels: Channels) -> tu
 
 def _normalization(node: ir.Node, channels: Channels) -> tuple[Vector, Vector] | None:
     if int_attribute(node, "training_mode", 0) or channels.rank - channels.behind != _BEFORE_CHANNELS + 1:
-        return None  # its channels are the second axis, whatever the rank
+        return None  # the channel axis of BatchNormalization is always 1
     contents = [constant(value) for value in node.inputs[1:5]]
     if any(content is None or content.shape != (channels.count,) for content in contents):
         return None

@@ -1,4 +1,4 @@
-"""The inputs and the mask that every canonical decoder shares, made where an exporter left them out."""
+"""The inputs and causal mask of canonical decoders, added where an exporter omitted them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _SHAPES = {ATTENTION_MASK: ["batch", "total"], POSITION_IDS: ["batch", "sequence
 
 
 def is_decoder(graph: ir.Graph) -> bool:
-    """Return whether a graph turns token ids into logits."""
+    """Return whether a graph has the input ``input_ids`` and the output ``logits``."""
     ids = any(value.name == INPUT_IDS for value in graph.inputs)
     return ids and any(value.name == LOGITS for value in graph.outputs)
 
 
 def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
-    """Return the graph's input of this name."""
+    """Return the graph input ``name``, None if there is none."""
     return next((value for value in graph.inputs if value.name == name), None)
 
 
 def first_cache(graph: ir.Graph) -> ir.Value | None:
-    """Return the first cache among a graph's inputs; all are of one length."""
+    """Return the first KV cache input, None if there is none; all have the same length."""
     return next((value for value in graph.inputs if is_past(value.name)), None)
 
 
 def fixed_tokens(graph: ir.Graph) -> str | None:
-    """Say that a decoder takes a fixed number of tokens, and what to do, or return None."""
+    """Return an error text if a decoder accepts only a fixed number of tokens, else None."""
     tokens = static_size(find_input(graph, INPUT_IDS), 1) if is_decoder(graph) else None
     if tokens is None:
         return None
     return (
-        f"the graph takes exactly {tokens} token{'s' * (tokens > 1)}, so it cannot be continued; "
-        "export it with a sequence axis that is dynamic"
+        f"the graph accepts exactly {tokens} token{'s' * (tokens > 1)}, so it cannot generate; "
+        "export it with a dynamic sequence axis"
     )
 
 
 def decoder_input(graph: ir.Graph, name: str) -> ir.Value:
-    """Return ``attention_mask`` or ``position_ids``, added to the graph where it has none."""
+    """Return the input ``attention_mask`` or ``position_ids``; add it to the graph if it is missing."""
     found = find_input(graph, name)
     if found is None:
         found = ir.val(name, ir.DataType.INT64, _SHAPES[name])
@@ -49,7 +49,7 @@ def decoder_input(graph: ir.Graph, name: str) -> ir.Value:
 
 
 class CausalMasks:
-    """The additive masks of a graph, made on demand, one for each window.
+    """Write the additive causal masks of a graph, one per window, on first use.
 
     Args:
         graph: a decoder graph.
@@ -63,20 +63,20 @@ class CausalMasks:
         self._real: ir.Value | None = None
 
     def additive(self, window: int | None = None) -> ir.Value:
-        """Return the mask [batch, 1, sequence, total]: 0 where a token may look, else the lowest float."""
+        """Return the mask [batch, 1, sequence, total]: 0 where a token attends, else the lowest float32."""
         if window not in self._additive:
             seen = self._op("And", self.visible(window), self.real())
             self._additive[window] = self.as_numbers(seen)
         return self._additive[window]
 
     def as_numbers(self, seen: ir.Value, before: ir.Node | None = None) -> ir.Value:
-        """Return a mask of booleans as numbers to add."""
+        """Convert a boolean mask into an additive one."""
         zero = shared_constant(self._graph, "mask.zero", np.array(0, np.float32))
         made = insert(before or self._first, "Where", [seen, zero, self._lowest()]).outputs[0]
         return _annotated(made, ["batch", 1, "sequence", "total"], ir.DataType.FLOAT)
 
     def where_seen(self, bias: ir.Value, mask: ir.Value, before: ir.Node) -> ir.Value:
-        """Return ``bias`` where an additive mask lets a token see, else the lowest float."""
+        """Return ``bias`` where the additive ``mask`` is 0, else the lowest float32."""
         made = insert(before, "Max", [insert(before, "Add", [bias, mask]).outputs[0], self._lowest()])
         return _annotated(made.outputs[0], ["batch", 1, "sequence", "total"], ir.DataType.FLOAT)
 
@@ -84,13 +84,13 @@ class CausalMasks:
         return shared_constant(self._graph, "mask.lowest", np.array(LOWEST, np.float32))
 
     def visible(self, window: int | None = None) -> ir.Value:
-        """Return which keys [sequence, total] a token may see by their order alone."""
+        """Return the causal or window mask [sequence, total], boolean, without padding."""
         if window not in self._visible:
             self._visible[window] = self._write(window)
         return self._visible[window]
 
     def real(self) -> ir.Value:
-        """Return which keys are no padding, [batch, 1, 1, total]."""
+        """Return which keys are not padding, boolean [batch, 1, 1, total]."""
         if self._real is None:
             given = decoder_input(self._graph, ATTENTION_MASK)
             axes = shared_constant(self._graph, "mask.axes", np.array([1, 2], np.int64))
@@ -99,7 +99,7 @@ class CausalMasks:
         return self._real
 
     def _write(self, window: int | None) -> ir.Value:
-        """Query i of the new tokens stands at index past + i."""
+        """Write the mask of ``visible``. Query i of the new tokens has cache index past + i."""
         ids = find_input(self._graph, INPUT_IDS)
         if ids is None:
             raise ValueError("the graph has no input_ids")

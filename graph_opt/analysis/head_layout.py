@@ -1,6 +1,6 @@
-"""Between [batch, heads, sequence, head_dim] and the canonical [batch, sequence, heads * head_dim].
+"""Convert between [batch, heads, sequence, head_dim] and the canonical [batch, sequence, heads * head_dim].
 
-What is inserted here cancels with the transposes and reshapes around it (``simplify_shapes.py``).
+``simplify_shapes.py`` cancels the inserted transposes and reshapes with those around them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SWAP = [0, 2, 1, 3]
 
 
 def head_sizes(value: ir.Value | None) -> tuple[int, int] | None:
-    """Return heads and head_dim of a value [batch, heads, sequence, head_dim], if they are fixed."""
+    """Return heads and head_dim of a value [batch, heads, sequence, head_dim], None if they are not fixed."""
     if value is None or value.shape is None or len(value.shape) != 4:
         return None
     heads, size = static_size(value, 1), static_size(value, 3)
@@ -22,16 +22,16 @@ def head_sizes(value: ir.Value | None) -> tuple[int, int] | None:
 
 
 def join_heads(before: ir.Node, value: ir.Value) -> ir.Value:
-    """Return a value [batch, heads, sequence, head_dim] as [batch, sequence, heads * head_dim]."""
+    """Convert [batch, heads, sequence, head_dim] into [batch, sequence, heads * head_dim]."""
     sizes = head_sizes(value)
     if sizes is None:
-        raise ValueError(f"{value.name} has no fixed heads")
+        raise ValueError(f"{value.name} has no fixed number of heads and head_dim")
     swapped = insert(before, "Transpose", [value], {"perm": _SWAP}).outputs[0]
     return _reshape(before, swapped, [0, 0, sizes[0] * sizes[1]])
 
 
 def split_heads(before: ir.Node, value: ir.Value, heads: int, size: int) -> ir.Value:
-    """Return a value [batch, sequence, heads * head_dim] as [batch, heads, sequence, head_dim]."""
+    """Convert [batch, sequence, heads * head_dim] into [batch, heads, sequence, head_dim]."""
     split = _reshape(before, value, [0, 0, heads, size])
     return insert(before, "Transpose", [split], {"perm": _SWAP}).outputs[0]
 
@@ -39,7 +39,7 @@ def split_heads(before: ir.Node, value: ir.Value, heads: int, size: int) -> ir.V
 def _reshape(before: ir.Node, value: ir.Value, shape: list[int]) -> ir.Value:
     graph = before.graph
     if not isinstance(graph, ir.Graph):
-        raise TypeError(f"node {before.name} belongs to no graph")
+        raise TypeError(f"node {before.name} does not belong to a graph")
     name = "shape." + "_".join(map(str, shape))
     target = shared_constant(graph, name, np.array(shape, np.int64))
     return insert(before, "Reshape", [value, target]).outputs[0]

@@ -1,7 +1,8 @@
-"""Blocked weights as onnxruntime's kernels keep them -> DequantizeLinear in blocks.
+"""Convert blocked weights in onnxruntime's kernel layout into a blocked DequantizeLinear.
 
-The kernels keep a weight [N, K / block, bytes of a block], unsigned around a zero point in the middle of the
-range or one of its own. The canonical weight is [K, N]; an embedding, with the head tied to it, [N, K].
+The kernels store a weight as [N, K / block, bytes per block], unsigned, with zero points or with the implicit
+zero point 2^(bits - 1). The canonical weight is [K, N]; that of an embedding, and of the head tied to it,
+[N, K].
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..graph.lazy import Array, lazy, pack_nibbles, packed_bytes, unpack_nibbles
 
 @dataclass(frozen=True, slots=True)
 class KernelBlocks:
-    """The tensors of a kernel's weight of N outputs and K inputs.
+    """The tensors of a weight of N outputs and K inputs in kernel layout.
 
-    A kernel's last block may reach beyond K: what it holds there is nobody's.
+    The last block may extend beyond K; its padding is ignored.
     """
 
     stem: str
@@ -34,18 +35,18 @@ class KernelBlocks:
 
     @property
     def blocks(self) -> int:
-        """Blocks of an output, the last one perhaps not full."""
+        """Number of blocks per output; the last one may be partial."""
         return -(-self.inputs // self.block_size)
 
     @property
     def dtype(self) -> ir.DataType:
-        """Signed where the zero point is in the middle of the range."""
+        """The type of the canonical weight: signed if the zero point is implicit."""
         if self.zero_points is None:
             return ir.DataType.INT4 if self.bits == 4 else ir.DataType.INT8
         return ir.DataType.UINT4 if self.bits == 4 else ir.DataType.UINT8
 
     def values(self) -> Array:
-        """Return the weight [N, K], as patterns of its type."""
+        """Return the weight [N, K] as uint8 bit patterns of ``dtype``, one value per element."""
         raw = packed_bytes(self.packed).reshape(self.outputs, -1)
         shape = (self.outputs, raw.shape[1] * 8 // self.bits)
         unsigned = unpack_nibbles(raw, shape) if self.bits == 4 else raw
@@ -53,26 +54,26 @@ class KernelBlocks:
         return unsigned[:, : self.inputs] ^ middle
 
     def points(self) -> Array:
-        """Return the zero points [N, blocks]; every row of the kernel's is padded to whole bytes."""
+        """Return the zero points [N, blocks] as uint8; in kernel layout each row is padded to whole bytes."""
         if self.zero_points is None:
-            raise AssertionError("unreachable: asked only where there are some")
+            raise AssertionError("unreachable: called only if there are zero points")
         rows = self.zero_points.numpy().reshape(self.outputs, -1)
         if self.bits == 4:
             return unpack_nibbles(rows, (self.outputs, 2 * rows.shape[1]))[:, : self.blocks]
         return rows
 
 
-def _as_it_is(array: Array) -> Array:
+def _unchanged(array: Array) -> Array:
     return array
 
 
-def _turned(array: Array) -> Array:
+def _transposed(array: Array) -> Array:
     return np.ascontiguousarray(array.T)
 
 
 def dequantized(graph: ir.Graph, before: ir.Node, found: KernelBlocks, axis: int) -> ir.Value:
-    """Return the weight as a value: [N, K] with its blocks along ``axis`` 1, or [K, N] along 0."""
-    order: Callable[[Array], Array] = _as_it_is if axis else _turned
+    """Insert a DequantizeLinear and return its output: [N, K] for ``axis`` 1, or [K, N] for ``axis`` 0."""
+    order: Callable[[Array], Array] = _unchanged if axis else _transposed
     shape, blocks = (found.outputs, found.inputs), (found.outputs, found.blocks)
     if axis == 0:
         shape, blocks = shape[::-1], blocks[::-1]

@@ -1,4 +1,4 @@
-"""What the mask of an Attention lets a token see, found by evaluating all that says so at once."""
+"""Find out by evaluation which keys the mask of an Attention hides, and combine its masks into one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..graph.edit import insert, int_attribute, shared_constant
 from . import probe
 from .decoder_inputs import LOWEST, CausalMasks, find_input, first_cache
 
-_SHORT = 64  # tokens; the length at which masks without numbers in them are evaluated
-_ENDLESS = 1 << 30  # as an end in a Slice
-_LARGEST_WINDOW = 4096  # masks with larger numbers stay as they are written: evaluating them costs too much
+_SHORT = 64  # tokens; the length at which masks without integer constants are evaluated
+_UNBOUNDED = 1 << 30  # larger constants mean "to the end", as in a Slice
+_LARGEST_WINDOW = 4096  # masks with larger constants are not evaluated: that would be too slow
 
 
 def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
-    """Return the meaning of a mask of numbers or booleans, or why it is none of the known ones.
+    """Return the meaning of an additive or boolean mask, or why it is unknown.
 
-    It must hide padding where the graph has an ``attention_mask`` that says what is.
+    If the graph has an input ``attention_mask``, the mask must hide padding.
     """
-    numbers = numbers_above(mask)
+    numbers = integers_upstream(mask)
     if any(number > _LARGEST_WINDOW for number in numbers):
-        return f"its mask computes with {max(numbers)}, too large to evaluate"
+        return f"its mask uses the constant {max(numbers)}; the limit for evaluation is {_LARGEST_WINDOW}"
     length, padded = max([_SHORT, *(n + 2 for n in numbers)]), find_input(graph, ATTENTION_MASK) is not None
     try:
         return probe.mask_meaning(graph, mask, length, padded=padded)
@@ -31,8 +31,8 @@ def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
         return str(error)
 
 
-def numbers_above(mask: ir.Value) -> list[int]:
-    """Return the whole numbers that a mask may be made with, as the size of its window."""
+def integers_upstream(mask: ir.Value) -> list[int]:
+    """Return the integer constants upstream of a mask; one of them may be its window."""
     found: set[int] = set()
     seen: set[ir.Value] = set()
     waiting = [mask]
@@ -44,24 +44,27 @@ def numbers_above(mask: ir.Value) -> list[int]:
         tensor, node = value.const_value, value.producer()
         if tensor is not None and tensor.size == 1 and tensor.dtype.is_integer():
             number = abs(int(tensor.numpy().item()))
-            found |= {number} if 1 < number < _ENDLESS else set()
+            found |= {number} if 1 < number < _UNBOUNDED else set()
         elif node is not None:
             waiting += [operand for operand in node.inputs if operand is not None]
     return sorted(found)
 
 
 def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: bool) -> ir.Value | None:
-    """Return one additive mask that says all that an Attention's operand, attribute and graph say.
+    """Return one additive mask for an Attention's mask operand, ``is_causal`` and the graph's padding.
 
-    ``is_causal`` and a mask intersect, whatever the mask's number of rows: query i sees key j where
-    j <= past + i and the mask allows it (ONNX's text; its reference implementation reads the diagonal off the
-    rows of the mask, and onnxruntime refuses masks of fewer rows than queries).
+    ``is_causal`` and a mask are intersected: query i sees key j if j <= past + i and the mask allows it.
+    This is ONNX's specification. Its reference implementation takes the diagonal from the rows of the mask
+    instead, and onnxruntime refuses masks with fewer rows than queries.
 
     Args:
-        graph: of the node.
-        masks: of the graph.
+        graph: the node's graph.
+        masks: the graph's causal masks.
         node: an Attention.
-        padding: whether to hide padding too, where the mask does not.
+        padding: whether to hide padding if the mask does not.
+
+    Returns:
+        The mask; None if the Attention has neither a mask nor ``is_causal``.
     """
     given = node.inputs[3] if len(node.inputs) > 3 else None
     causal = bool(int_attribute(node, "is_causal", 0))
@@ -85,19 +88,19 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: 
     return mask
 
 
-def is_one_way(graph: ir.Graph, mask: ir.Value) -> bool:
-    """Return whether a mask is what ``CausalMasks`` would write of the graph's inputs."""
+def is_canonical_mask(graph: ir.Graph, mask: ir.Value) -> bool:
+    """Return whether a mask is computed exactly as ``CausalMasks`` would write it."""
     inputs = [find_input(graph, INPUT_IDS), find_input(graph, ATTENTION_MASK), first_cache(graph)]
     copies = [ir.val(str(x.name), x.dtype, x.shape) for x in inputs if x is not None]
     if len(copies) < len(inputs):
         return False
-    aside = ir.Graph(copies, [], nodes=[ir.node("Identity", copies[:1])], opset_imports=graph.opset_imports)
-    masks = CausalMasks(aside)
-    return any(same_computation(mask, masks.additive(window)) for window in (None, *numbers_above(mask)))
+    scratch = ir.Graph(copies, [], nodes=[ir.node("Identity", copies[:1])], opset_imports=graph.opset_imports)
+    masks = CausalMasks(scratch)
+    return any(same_computation(mask, masks.additive(window)) for window in (None, *integers_upstream(mask)))
 
 
 def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Return whether two values are computed alike from inputs of the same names."""
+    """Return whether two values are computed by equal nodes from inputs of the same names."""
     if a is None or b is None:
         return a is b
     one, other = a.producer(), b.producer()

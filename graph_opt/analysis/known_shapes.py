@@ -1,4 +1,4 @@
-"""Shapes of the operators that traces are full of, without asking ONNX's slower inference."""
+"""Shape inference of the most frequent operators; ONNX's own inference is slower."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _BOOLEAN = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual
 
 
 def shape_of_result(node: ir.Node, shapes: Sequence[Shape]) -> Shape | None:
-    """Return the shape of the only output from those of all inputs; None if the operator is another.
+    """Return the shape of the output from the shapes of all inputs; None if the operator is not supported.
 
     Raises:
-        ValueError: the inputs do not fit one another.
+        ValueError: the shapes do not match each other.
     """
     infer = _RULES.get(node.op_type)
     return None if infer is None else infer(node, shapes)
 
 
 def type_of_result(node: ir.Node, types: Sequence[int]) -> int:
-    """Return the element type of the only output of an operator that ``shape_of_result`` knows."""
+    """Return the element type of the output of an operator that ``shape_of_result`` supports."""
     if node.op_type in _SAME_TYPE:
         return types[0]
     if node.op_type in _BOOLEAN:

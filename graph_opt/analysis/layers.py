@@ -1,10 +1,10 @@
-"""A range of a decoder's layers as a graph of its own, so that several targets can share a model.
+"""Cut a range of a decoder's layers into a graph of its own, to split a model over several targets.
 
     whole    ids -> embedding -> layer 0 .. layer k-1 -> layer k .. -> head -> logits
-    first    ids -> embedding -> layer 0 .. layer k-1 -> hidden states, under the name ``logits``
+    first    ids -> embedding -> layer 0 .. layer k-1 -> hidden states, named ``logits``
     second   ``hidden_states`` -> layer k .. -> head -> logits
 
-Each part keeps ``input_ids`` for its shape, so every lowering and runner takes it for a decoder.
+Each part keeps the input ``input_ids`` for its shape, so that lowerings and runners treat it as a decoder.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class LayerRange:
 
 
 def num_layers(graph: ir.Graph) -> int:
-    """Layers with a KV cache."""
+    """Return the number of layers with a KV cache."""
     return len(_attentions(graph))
 
 
 class KeepLayersPass(GraphPass):
-    """Cut a canonical decoder graph down to some of its layers; goes in front of a lowering.
+    """Keep only a range of layers of a canonical decoder graph; runs before a lowering.
 
     Args:
-        layers: which. The first part also embeds, the last one also gives logits.
+        layers: the range. The first part keeps the embedding, the last part the head.
 
     Raises:
-        UsageError: the graph has no such layers.
-        GraphError: more than one value flows from one layer to the next.
+        UsageError: the graph does not have these layers.
+        GraphError: more than one value connects a layer to the next.
     """
 
     def __init__(self, layers: LayerRange) -> None:
@@ -57,24 +57,26 @@ class KeepLayersPass(GraphPass):
         self.name = f"KeepLayers {layers.first}-{layers.last}"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, and drop what only other layers need."""
+        """Rewrite the main graph, and remove nodes that only other layers need."""
         result = super().call(model)
         common.RemoveUnusedNodesPass()(model)
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace what comes before by an input, and what comes after by an output."""
+        """Replace earlier layers by an input, and later ones by an output."""
         attentions = _attentions(graph)
         first, last = self.layers.first, self.layers.last
         if not 0 <= first <= last < len(attentions):
-            raise UsageError(f"there are no layers {first}-{last}; the model has 0-{len(attentions) - 1}")
-        begin = None if first == 0 else _entrance(graph, attentions, first)
-        end = None if last == len(attentions) - 1 else _entrance(graph, attentions, last + 1)
+            raise UsageError(
+                f"layers {first}-{last} do not exist; the model has layers 0-{len(attentions) - 1}"
+            )
+        begin = None if first == 0 else _layer_input(graph, attentions, first)
+        end = None if last == len(attentions) - 1 else _layer_input(graph, attentions, last + 1)
         if end is not None:
-            _give_out(graph, end)
+            _make_output(graph, end)
         if begin is not None:
-            _take_in(graph, begin)
-        _measure_kept_cache(graph, self.layers)
+            _make_input(graph, begin)
+        _redirect_cache_shapes(graph, self.layers)
         for values in (graph.inputs, graph.outputs):
             for value in list(values):
                 cache = _CACHE.fullmatch(str(value.name))
@@ -83,8 +85,8 @@ class KeepLayersPass(GraphPass):
         self.fired += 1
 
 
-def _measure_kept_cache(graph: ir.Graph, layers: LayerRange) -> None:
-    """Let what takes the sizes of a cache take those of one that stays: masks want its batch and length."""
+def _redirect_cache_shapes(graph: ir.Graph, layers: LayerRange) -> None:
+    """Make Shape nodes read a cache that stays: masks need its batch and length."""
     caches = {value: _CACHE.fullmatch(str(value.name)) for value in graph.inputs}
     found = [(value, int(match[1]) in layers) for value, match in caches.items() if match is not None]
     kept = next(value for value, stays in found if stays)
@@ -95,67 +97,73 @@ def _measure_kept_cache(graph: ir.Graph, layers: LayerRange) -> None:
 
 
 def _attentions(graph: ir.Graph) -> list[ir.Node]:
-    """The attention of each layer, by the number of the cache it reads."""
+    """Return the Attention of each layer, ordered by the layer number of its cache."""
     found = {}
     for node in nodes_of(graph, "Attention"):
         past = node.inputs[4] if len(node.inputs) > 4 else None
         cache = None if past is None else _CACHE.fullmatch(str(past.name))
         if cache is None:
-            raise GraphError(f"attention {node.name} reads no cache, so its layer has no number")
+            raise GraphError(f"attention {node.name} does not read a cache, so its layer number is unknown")
         found[int(cache[1])] = node
     if sorted(found) != list(range(len(found))):
-        raise GraphError(f"the layers with caches are {sorted(found)}, not one after the other")
+        raise GraphError(
+            f"the layers with caches are {sorted(found)}; they must be numbered from 0 without gaps"
+        )
     return [found[layer] for layer in sorted(found)]
 
 
-def _entrance(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.Value:
-    """The hidden states that enter ``layer``: the last lone value between the attentions around it."""
-    entrance, inside = None, False
-    for node, alive in _alive(graph):
+def _layer_input(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.Value:
+    """Return the hidden states that enter ``layer``.
+
+    That is the last value between the two attentions that is the only live one.
+    """
+    hidden_states, inside = None, False
+    for node, live in _live_values(graph):
         if node is attentions[layer]:
             break
         inside = inside or node is attentions[layer - 1]
-        if inside and len(alive) == 1:
-            entrance = next(iter(alive))
-    if entrance is None:
-        raise GraphError(f"more than one value flows from layer {layer - 1} to layer {layer}")
-    return entrance
+        if inside and len(live) == 1:
+            hidden_states = next(iter(live))
+    if hidden_states is None:
+        raise GraphError(f"more than one value connects layer {layer - 1} to layer {layer}")
+    return hidden_states
 
 
-def _alive(graph: ir.Graph) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
-    """After each node: the values made from the embedding that later nodes read."""
-    flowing: dict[ir.Value, int] = {}  # and how many uses are to come
+def _live_values(graph: ir.Graph) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
+    """Yield each node with the live values after it: computed from the embedding and read by later nodes."""
+    uses_left: dict[ir.Value, int] = {}
     for node in graph:
         looked_up = node.op_type == "Gather" and any(_is_ids(value) for value in node.inputs)
-        flows = looked_up or any(value in flowing for value in node.inputs if value is not None)
+        depends = looked_up or any(value in uses_left for value in node.inputs if value is not None)
         for value in node.inputs:
-            if value is not None and value in flowing:
-                flowing[value] -= 1
-        if flows:
-            flowing |= {value: len(value.uses()) for value in node.outputs}
-        yield node, {value for value, uses in flowing.items() if uses}
+            if value is not None and value in uses_left:
+                uses_left[value] -= 1
+        if depends:
+            uses_left |= {value: len(value.uses()) for value in node.outputs}
+        yield node, {value for value, uses in uses_left.items() if uses}
 
 
 def _is_ids(value: ir.Value | None) -> bool:
     return value is not None and value.is_graph_input() and value.name == INPUT_IDS
 
 
-def _give_out(graph: ir.Graph, states: ir.Value) -> None:
-    """Let ``states`` be the graph's output ``logits``, in fp32."""
+def _make_output(graph: ir.Graph, states: ir.Value) -> None:
+    """Make ``states`` the graph output ``logits``, in fp32."""
     logits = next((value for value in graph.outputs if value.name == LOGITS), None)
     producer = None if logits is None else logits.producer()
     if logits is None or producer is None:
-        raise GraphError("the graph has no output 'logits'; only decoder graphs have layers")
+        raise GraphError("the graph has no output 'logits'; only decoder graphs can be split by layers")
     size = _size(states)
     if states.dtype not in (None, ir.DataType.FLOAT):
         states = insert(producer, "Cast", [states], {"to": int(ir.DataType.FLOAT)}).outputs[0]
-    given = insert(producer, "Identity", [states]).outputs[0]  # in the head's place, for lowerings to find
+    # Lowerings expect a node in the place of the head.
+    given = insert(producer, "Identity", [states]).outputs[0]
     given.type, given.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", "sequence", size])
     replace(logits, given)
 
 
-def _take_in(graph: ir.Graph, states: ir.Value) -> None:
-    """Let ``states`` come from the input ``hidden_states``, in fp32."""
+def _make_input(graph: ir.Graph, states: ir.Value) -> None:
+    """Replace ``states`` by the graph input ``hidden_states``, in fp32."""
     shape = ir.Shape(["batch", "sequence", _size(states)])
     taken = ir.Value(name=HIDDEN_STATES, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
     graph.inputs.append(taken)
@@ -165,7 +173,7 @@ def _take_in(graph: ir.Graph, states: ir.Value) -> None:
 
 
 def _size(states: ir.Value) -> int:
-    """The hidden size: known of the value itself, or of the scale of a norm that reads it."""
+    """Return the hidden size, from the value's shape or from the scale of a norm that reads it."""
     size = static_size(states, -1)
     if size is not None:
         return size

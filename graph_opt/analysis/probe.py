@@ -1,6 +1,6 @@
-"""Find out what a part of a graph means by evaluating it, never by matching how it is written.
+"""Find out what a part of a graph computes by evaluating it on probe inputs, not by matching patterns.
 
-Masks and rope tables have endless written forms; their values on probe inputs are few.
+Exporters write masks and rope tables in many ways, but their values on probe inputs are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEED = 0
 
 
 class Probe:
-    """A part of a graph, cut out between the graph's inputs and one value."""
+    """The part of a graph that computes one value from the graph's inputs, ready to be evaluated."""
 
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
         self.name, self.inputs = value.name, inputs_of(value)
@@ -40,10 +40,10 @@ class Probe:
         return {str(value.name) for value in self.inputs}
 
     def __call__(self, feed: Mapping[str, Array]) -> Array:
-        """Evaluate on ``feed``, of which only the needed inputs are used.
+        """Evaluate on ``feed``, which may hold more inputs than needed.
 
         Raises:
-            GraphError: the feed does not fit what is evaluated.
+            GraphError: the evaluation fails on these inputs.
         """
         needed = {name: feed[name] for name in self.input_names}
         try:
@@ -81,15 +81,16 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
     probe = Probe(graph, value)
     if probe.input_names - {POSITION_IDS}:
         raise GraphError(
-            f"rope table '{value.name}' depends on {sorted(probe.input_names)}, not on positions only"
+            f"rope table '{value.name}' depends on {sorted(probe.input_names)}; it may depend on "
+            f"{POSITION_IDS} only"
         )
     positions = np.arange(context_length, dtype=np.int64)[None]
     try:
         table = probe({POSITION_IDS: positions}).astype(np.float32)
     except GraphError as error:
         raise GraphError(
-            f"rope table '{value.name}' cannot be made for {context_length} positions; if the model stores a "
-            f"shorter one, choose a context length that it covers ({error})"
+            f"rope table '{value.name}' cannot be computed for {context_length} positions; if the model "
+            f"stores a shorter table, choose a context length within it ({error})"
         ) from error
     if table.ndim == 3 and table.shape[:2] == (1, context_length):
         return table.reshape(table.shape[1:])
@@ -98,21 +99,21 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
 
 @dataclass(frozen=True, slots=True)
 class MaskMeaning:
-    """What an additive attention mask lets a token see: at most ``window`` tokens up to itself."""
+    """A causal mask, in which a token sees at most the last ``window`` tokens, itself included."""
 
     window: int | None = None  # None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One probe: padding on the left per row, cached tokens, new tokens."""
+    """One probe: left padding per row, number of cached tokens, number of new tokens."""
 
     padding: Sequence[int]
     past: int
     new: int
 
     def unpadded(self) -> _Case:
-        """Return the same without padding."""
+        """Return the same case without padding."""
         return _Case([0] * len(self.padding), self.past, self.new)
 
     def feed(self, inputs: Sequence[ir.Value]) -> dict[str, Array]:
@@ -128,7 +129,7 @@ class _Case:
         return feed
 
     def visible(self, window: int | None) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return which (query, key) pairs should see each other, and which queries are real tokens."""
+        """Return which keys each query should see, [batch, new, total], and which queries are not padding."""
         query = self.past + np.arange(self.new)[:, None]
         key = np.arange(self.past + self.new)[None]
         near = (key <= query) & (key > query - (window or self.past + self.new + 1))
@@ -139,20 +140,20 @@ class _Case:
 def mask_meaning(
     graph: ir.Graph, mask: ir.Value, context_length: int, *, padded: bool = True
 ) -> MaskMeaning | str:
-    """Say what an additive mask [batch, 1, new, total] means, or why it is none of the known kinds.
+    """Return the meaning of an additive mask [batch, 1, new, total], or why it is unknown.
 
-    The window is read off the last row of the longest context; then every entry of several probes, with
-    random left padding, must be as that meaning predicts. A graph without caches is probed without a past,
-    and one for a fixed number of new tokens with that many.
+    The window is read from the last row of the longest context. Then every entry of several probes with
+    random left padding must be as that window predicts. A graph without caches is probed without past
+    tokens, and one with a fixed number of new tokens with that number.
 
     Args:
         graph: a decoder graph.
-        mask: a value of it.
-        context_length: most tokens of a probe.
-        padded: whether the mask must hide padding too.
+        mask: the mask, a value of the graph.
+        context_length: maximum number of tokens of a probe.
+        padded: whether the mask must hide padding.
     """
-    if _is_of_activations(mask):
-        return "the mask is computed from what the model computes, or takes its sizes from there"
+    if _depends_on_activations(mask):
+        return "the mask depends on activations, or on their shapes"
     probe = Probe(graph, mask)
     unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not CACHE.fullmatch(n)}
     if unknown:
@@ -175,7 +176,7 @@ def mask_meaning(
     return MaskMeaning(window)
 
 
-def _is_of_activations(mask: ir.Value) -> bool:
+def _depends_on_activations(mask: ir.Value) -> bool:
     seen: set[ir.Node] = set()
     waiting = [mask.producer()]
     while waiting:
@@ -190,7 +191,7 @@ def _is_of_activations(mask: ir.Value) -> bool:
 
 
 def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
-    """Return whether a condition on the rows of a mask, computed with no weights, holds for no real token."""
+    """Return whether a condition on the rows of a mask is false for every token that is not padding."""
     probe = Probe(graph, condition)
     if {name for name in probe.input_names if name not in _KNOWN_INPUTS and not CACHE.fullmatch(name)}:
         return False
@@ -203,7 +204,7 @@ def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
         if axes:
             shape = [case.new if axis == axes[0] else 1 for axis in range(1, found.ndim)]
             if len(found) not in (1, len(real)):
-                return False  # its first axis is not that of the rows
+                return False  # its first axis is not the batch
             found = found & real.reshape(len(real), *shape)
         if found.any():
             return False
@@ -214,17 +215,17 @@ _KNOWN_INPUTS = frozenset({ATTENTION_MASK, POSITION_IDS, INPUT_IDS})
 
 
 def has_caches(graph: ir.Graph) -> bool:
-    """Return whether a decoder takes a past."""
+    """Return whether a decoder has KV cache inputs."""
     return any(CACHE.fullmatch(str(value.name)) for value in graph.inputs)
 
 
 def fixed_tokens(graph: ir.Graph) -> int | None:
-    """Return how many new tokens a graph was traced for, if it takes no other number."""
+    """Return the fixed number of new tokens that a graph accepts, None if it is dynamic."""
     return next((static_size(value, 1) for value in graph.inputs if value.name == INPUT_IDS), None)
 
 
 def sample_lengths(graph: ir.Graph) -> tuple[int, int]:
-    """Return numbers of cached and of new tokens that a decoder takes, seven together."""
+    """Return numbers of cached and new tokens that a decoder accepts, 7 in total."""
     new = fixed_tokens(graph) or (3 if has_caches(graph) else 7)
     return (7 - new if has_caches(graph) else 0), new
 
@@ -246,7 +247,7 @@ def _cases(window: int | None, context_length: int, cached: bool, fixed: int | N
 
 
 def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:
-    """Evaluate one case. Returns which pairs see each other [batch, new, total], or why it cannot be said."""
+    """Evaluate one case and return which keys each query sees [batch, new, total], or why it is unknown."""
     values = probe(case.feed(probe.inputs))
     if values.dtype == np.bool_:
         values = np.where(values, 0.0, 2 * _BLOCKED)
@@ -254,7 +255,7 @@ def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:
     try:
         values = np.broadcast_to(values, shape)[:, 0]
     except ValueError:
-        return f"the mask has shape {values.shape} where {shape} was expected (one mask for all heads)"
+        return f"the mask has shape {values.shape} instead of {shape} (one mask for all heads)"
     hidden = values <= _BLOCKED
     if not np.all(hidden | (values == 0)):
         return "the mask adds a bias to visible keys"

@@ -1,8 +1,10 @@
-"""Concrete sizes of a graph's dynamic axes, to learn from what the graph computes for them.
+"""Concrete sizes of a graph's dynamic axes, with which its shapes are computed.
 
-The sizes are odd and unrelated, so that no two different expressions agree on all of them. One set is the
-smallest possible, no axis but the past taken to be empty, and the last is larger than every number that a
-graph may compare its sizes with: a graph that keeps the last 4095 tokens does nothing to 1000.
+The sizes are odd and unrelated, so that two different expressions do not agree on all sets. The first set is
+the smallest: every axis is 1, and the past is 0. The last set is larger than every constant that the graph
+may
+    compare
+sizes with: a graph that keeps the last 4095 tokens behaves differently only beyond 4095.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import onnx_ir as ir
 from ...contract import INPUT_IDS
 from ..graph.edit import static_size
 from ..graph.lazy import bits_of
-from .small_contents import MAX_CONTENT
+from .constant_evaluation import MAX_CONTENT
 
-_ENDLESS = 1 << 24  # larger numbers stand for no bound at all
-_NARROWEST = 8  # bits
+_UNBOUNDED = 1 << 24  # larger constants mean "no bound"
+_MIN_BITS = 8
 _CACHE_RANK = 4
+_STEP = 24  # sizes are multiples of it, and of these remainders
+_REMAINDERS = (1, 0, -1, 14)
+_SPARE = 8  # multiples more than there are axes
 _PICTURE = 61  # the least size of an axis of a picture
 _CLOSE = 53  # cached tokens
 _FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
@@ -41,7 +46,7 @@ class Sizes:
         return self.past + self.sequence
 
     def named(self) -> dict[str, int]:
-        """Return the sizes by their names in the contract."""
+        """Return the sizes by the contract's axis names."""
         return {"batch": self.batch, "sequence": self.sequence, "total": self.total, "past": self.past}
 
 
@@ -49,16 +54,16 @@ PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
 
 
 class Reach(Enum):
-    """How large the sizes are, the largest first."""
+    """How large the sizes are, in the order in which they are tried."""
 
-    BEYOND = "the last set is beyond every number in the graph"
-    USUAL = "about a thousand tokens"
-    CLOSE = "less than a hundred, for graphs with tables no longer than a few hundred"
-    LARGE = "none below sixty, for graphs that shrink pictures; only where axes are no tokens"
+    BEYOND = "the last set is larger than every constant in the graph"
+    USUAL = "up to about 1000 tokens"
+    CLOSE = "less than 100 tokens, for graphs with tables of a few hundred rows"
+    LARGE = "at least 61, for graphs that downsample images; not for decoders"
 
 
 def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
-    """Return the sizes to try on a decoder: nothing is past without caches, and what a trace fixed stays."""
+    """Return the sizes to try on a decoder; the past is 0 without caches, and fixed sizes are kept."""
     ids = next(value for value in graph.inputs if value.name == INPUT_IDS)
     cached = any(value.shape is not None and len(value.shape) == _CACHE_RANK for value in graph.inputs)
     batch, new = static_size(ids, 0), static_size(ids, 1)
@@ -73,16 +78,17 @@ def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
 
 
 def axis_name(value: ir.Value, axis: int) -> str:
-    """Return what an axis of an input is called; one that is not named is called by its place."""
+    """Return the name of an input's axis, or ``value.axis`` if it has none."""
     dim = value.shape[axis] if value.shape is not None else None
     named = None if dim is None or isinstance(dim, int) else dim.value
     return str(named) if named else f"{value.name}.{axis}"
 
 
 def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
-    """Return sizes for the dynamic axes of a graph's inputs, by ``axis_name``.
+    """Return four sets of sizes of the dynamic axes of a graph's inputs, by ``axis_name``.
 
-    All are 1 in the first set, and differ in the others; large ones are odd.
+    All are 1 in the first set, and differ in the others. Divided by 2, 3 or 4, each leaves every remainder
+    in some set, so that lengths rounded up and down are told apart.
     """
     names = list(
         dict.fromkeys(
@@ -93,25 +99,24 @@ def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
         )
     )
     rng = np.random.default_rng(0)
+    first = _PICTURE if reach is Reach.LARGE else 1
+    multiples = _STEP * np.arange(-(-first // _STEP) + 1, len(names) + _SPARE)
+    rows = np.array([rng.permutation(multiples)[: len(names)] + rest for rest in _REMAINDERS])
     if reach is Reach.LARGE:
-        numbers = rng.permutation(np.arange(_PICTURE, _PICTURE + 8 * len(names) + 200, 2))
-        large = numbers[: 4 * len(names)].reshape(4, -1)
-        return [dict(zip(names, row, strict=True)) for row in large.tolist()]
-    numbers = rng.permutation(np.arange(2, 4 * len(names) + 200))
-    rows = numbers[: 3 * len(names)].reshape(3, -1)
+        return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0
-    rows[-1] += largest * np.arange(1, len(names) + 1)
-    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows.tolist())]
+    rows[-1] += -(-largest // _STEP) * _STEP * np.arange(1, len(names) + 1)
+    return [dict(zip(names, row, strict=True)) for row in ([1] * len(names), *rows[1:].tolist())]
 
 
 def _largest_number(graph: ir.Graph) -> int:
-    """Return the largest whole number that a graph computes with, those beyond all bounds excepted."""
+    """Return the largest integer among a graph's small constants, "no bound" constants excluded."""
     largest = 0
     for value in graph.initializers.values():
         tensor = value.const_value
         whole = tensor is not None and (tensor.dtype.is_integer() or tensor.size == 1)
-        if tensor is None or not whole or tensor.size > MAX_CONTENT or bits_of(tensor.dtype) < _NARROWEST:
+        if tensor is None or not whole or tensor.size > MAX_CONTENT or bits_of(tensor.dtype) < _MIN_BITS:
             continue
         numbers = np.abs(tensor.numpy().astype(np.float64))
-        largest = max(largest, int(np.max(numbers, initial=0, where=numbers < _ENDLESS)))
+        largest = max(largest, int(np.max(numbers, initial=0, where=numbers < _UNBOUNDED)))
     return largest

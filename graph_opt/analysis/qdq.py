@@ -1,4 +1,4 @@
-"""What QuantizeLinear and DequantizeLinear do, and where their axis goes when values move."""
+"""The parameters of QuantizeLinear and DequantizeLinear, and how moving a node changes their axis."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOVERS = RESHAPES | {"Transpose", "Slice", "Gather", "Concat", "Split", "MaxPool
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Scale, zero point and what else decides what a node computes.
+    """The quantization parameters of a node.
 
     Attributes:
-        scale: one in all, or one for each index of an axis.
-        zero_point: of the quantized type; None is 0.
-        axis: what several scales lie along, None for one in all.
-        dtype: the quantized type, None if it is not known.
+        scale: a scalar, or one scale per index of ``axis``.
+        zero_point: a value of the quantized type; None means 0.
+        axis: the axis of per-axis scales, None for a scalar scale.
+        dtype: the quantized type, None if unknown.
     """
 
     scale: ir.Value
@@ -36,46 +36,49 @@ class Parameters:
     dtype: ir.DataType | None
 
     def equals(self, other: Parameters) -> bool:
-        """Return whether both certainly map the same numbers to each other."""
+        """Return whether both are known to define the same mapping."""
         if self.dtype is None or (self.dtype, self.axis) != (other.dtype, other.axis):
             return False
         pairs = ((self.scale, other.scale), (self.zero_point, other.zero_point))
         return all(a is b or _same_content(a, b) for a, b in pairs)
 
     def loses_digits(self) -> str | None:
-        """Return why quantizing what was dequantized might give other numbers, None if it never does.
+        """Return why QuantizeLinear(DequantizeLinear(x)) may differ from x, None if it never does.
 
-        x * scale and the division are off by half a unit in the last place each, which must stay below 1/2.
+        The product x * scale and the division by scale have a relative error of half a unit in the last place
+        each; their sum must stay below half a quantization step.
         """
         scale, kind = constant(self.scale), _type_of(self.scale)
         digits = None if kind is None else _DIGITS.get(kind)
         if scale is None or digits is None:
-            return "its scale is computed"
+            return "its scale is not a constant float"
         if self.dtype not in _INTEGERS or self.dtype is None:
-            return "it does not quantize to integers of 4 to 16 bits"
+            return "it does not quantize to an integer type of 4 to 16 bits"
         bits = self.dtype.bitwidth
         if bits + 2 >= digits:
-            return f"numbers of type {kind} have too few digits for {bits} bits"
+            return f"{kind} has too few mantissa bits for {bits}-bit values"
         with np.errstate(over="ignore"):
             largest = scale * scale.dtype.type(2**bits)
-        return None if (scale > 0).all() and np.isfinite(largest).all() else "its scale is no usable number"
+        return (
+            None if (scale > 0).all() and np.isfinite(largest).all() else "its scale is not a usable number"
+        )
 
 
 def parameters(node: ir.Node) -> Parameters | str:
-    """Describe a QuantizeLinear or DequantizeLinear, or say why nothing can be said about it."""
+    """Return the parameters of a QuantizeLinear or DequantizeLinear, or why they are unknown."""
     scale, zero_point = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     rank = _rank(scale)
     if scale is None or rank is None:
-        return "the rank of its scale is not known"
+        return "the rank of its scale is unknown"
     if int_attribute(node, "block_size", 0):
-        return "its scales are those of blocks"
+        return "its scales are per block"
     if int_attribute(node, "precision", 0):
-        return "it divides in a precision of its own"
+        return "its attribute precision is set"
     axis = int_attribute(node, "axis", 1)
     if axis < 0:
         axis += _rank(node.inputs[0]) or _rank(node.outputs[0]) or 0
     if rank and axis < 0:
-        return "its axis is counted from the end, and its rank is not known"
+        return "its axis is negative and its rank is unknown"
     return Parameters(scale, zero_point, axis if rank else None, _dtype(node, zero_point))
 
 
@@ -102,7 +105,7 @@ def _dtype(node: ir.Node, zero_point: ir.Value | None) -> ir.DataType | None:
 
 def _same_content(a: ir.Value | None, b: ir.Value | None) -> bool:
     left, right = (None if value is None else constant(value) for value in (a, b))
-    if left is None or right is None:  # a zero point that is not there is 0
+    if left is None or right is None:  # a missing zero point is 0
         given = right if a is None else left if b is None else None
         return given is not None and not np.any(np.asarray(given).astype(np.int64))
     return _identity(left) == _identity(right)
@@ -113,26 +116,26 @@ def _identity(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def cannot_move(node: ir.Node, found: Parameters) -> str | None:
-    """Return why an operator among ``MOVERS`` does not do the same to quantized values, None if it does."""
+    """Return why an operator of ``MOVERS`` does not commute with quantization, None if it does."""
     if node.op_type in RESHAPES or node.op_type == "Transpose":
         return None
     if node.op_type == "MaxPool":
         scale = constant(found.scale)
         if scale is None or not (scale > 0).all():
-            return "MaxPool keeps no order if the scale is not positive"
+            return "MaxPool needs positive scales"
         if len(node.outputs) > 1 and node.outputs[1].uses():
-            return "MaxPool returns indices too"
-        return None if found.dtype in _BYTES else "MaxPool takes only integers of 8 bits"
-    return None if found.dtype in _WHOLE_BYTES else f"{node.op_type} takes no values of this type"
+            return "the indices that MaxPool returns are used"
+        return None if found.dtype in _BYTES else "MaxPool supports 8-bit integers only"
+    return None if found.dtype in _WHOLE_BYTES else f"{node.op_type} does not support this type"
 
 
 def moved_axis(node: ir.Node, axis: int, *, backward: bool = False) -> int | None:
-    """Return which axis of the result an axis of the operand becomes, None if it does not stay one.
+    """Return the axis of the result that an axis of the operand becomes, None if there is none.
 
     Args:
-        node: one of ``MOVERS``.
-        axis: of the operand, not negative; of the result if ``backward``.
-        backward: ask the other way round.
+        node: a node of an operator in ``MOVERS``.
+        axis: axis of the operand, not negative; of the result if ``backward``.
+        backward: return the operand's axis of the result's ``axis`` instead.
     """
     source, result = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or result.shape is None:
@@ -154,7 +157,7 @@ def moved_axis(node: ir.Node, axis: int, *, backward: bool = False) -> int | Non
 
 
 def _aligned(before: list[Any], after: list[Any], axis: int) -> int | None:
-    """Return the axis of ``after`` up to which, or from which on, all sizes are those of ``before``."""
+    """Return the axis of ``after`` up to which, or from which on, all sizes equal those of ``before``."""
     rest = len(before) - axis
     if _certainly_equal(before[: axis + 1], after[: axis + 1]):
         return axis
@@ -166,7 +169,7 @@ def _certainly_equal(a: list[Any], b: list[Any]) -> bool:
 
 
 def _touched(node: ir.Node, rank: int) -> set[int]:
-    """Return the axes along which a node drops, joins or compares elements; all if that is not known."""
+    """Return the axes along which a node selects, joins or compares elements; all if unknown."""
     if node.op_type == "MaxPool":
         return set(range(2, rank))
     if node.op_type in ("Concat", "Split"):

@@ -1,7 +1,7 @@
-"""A few nodes between some values and one result, evaluated to learn what they compute.
+"""Regions: the nodes between some input values and one result, evaluated to find out what they compute.
 
-A fusion proposes a region and an operator; the region is replaced only when both give the same numbers on
-random inputs. So the written form of the region does not matter, and a wrong proposal does no harm.
+A fusion proposes a region and an operator. The region is replaced only if both give the same numbers on
+random inputs. So the region may be written in any way, and a wrong proposal is rejected.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..graph.edit import hold_in_memory, weight
 Array = npt.NDArray[Any]
 _GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _MAX_NODES = 96
-_MAX_CONSTANT = 1 << 16  # elements; a region multiplies with no weight matrix
+_MAX_CONSTANT = 1 << 16  # elements; excludes weight matrices
 
 
 class Region:
-    """What lies between ``inputs`` and ``output``. Make one with ``region``."""
+    """The nodes between ``inputs`` and ``output``; created by ``region``."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class Region:
         self.failure: str | None = None
 
     def __call__(self, *arrays: Array) -> Array:
-        """Evaluate the region on one array for each input.
+        """Evaluate the region on one array per input.
 
         Returns:
-            The result; an empty array, and the reason in ``failure``, where those inputs do not fit it.
+            The result. If the evaluation fails, an empty array, and ``failure`` holds the reason.
         """
         try:
             return _evaluate([self], arrays)[0]
-        except Exception as error:  # noqa: BLE001 -- the evaluator's operators raise whatever numpy does
+        except Exception as error:  # noqa: BLE001 -- the evaluator raises numpy's errors of any type
             self.failure = f"it cannot be evaluated on probe inputs: {error}".splitlines()[0]
             return np.empty(0, np.float32)
 
 
 def evaluate_together(parts: Sequence[Region], *arrays: Array) -> list[Array]:
-    """Evaluate regions of the same inputs at once; empty where these inputs do not fit one of them."""
+    """Evaluate regions with the same inputs; return [] if the evaluation of one fails."""
     try:
         return _evaluate(parts, arrays) if parts else []
     except Exception:  # noqa: BLE001 -- as above
@@ -76,12 +76,12 @@ def _evaluate(parts: Sequence[Region], arrays: Sequence[Array]) -> list[Array]:
 
 
 def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MAX_NODES) -> Region | str:
-    """Return what lies between values and a result, or why it cannot be cut out.
+    """Return the region between ``inputs`` and ``output``, or why there is none.
 
     Args:
-        inputs: the only values, besides constants, that the result may depend on.
+        inputs: the only values, besides small constants, that the result may depend on.
         output: the result.
-        max_nodes: larger regions are refused.
+        max_nodes: maximum number of nodes.
     """
     ends = set(inputs)
     order: dict[ir.Node, None] = {}
@@ -109,12 +109,12 @@ def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MA
             stack.append((value, True))
             stack.extend((operand, False) for operand in node.inputs if operand is not None)
     if not order:
-        return "there is nothing in it"
+        return "it is empty"
     return Region(inputs, output, list(order), list(constants))
 
 
 def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:
-    """Return whether two results are the same computation in float32, up to the order of its additions."""
+    """Return whether two float32 results are equal up to rounding: shape, and values within ``tolerance``."""
     if found.shape != expected.shape:
         return False
     return bool(

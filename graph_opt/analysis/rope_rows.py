@@ -1,4 +1,4 @@
-"""The rows of a cos or sin table at each token's position: the canonical operands of RotaryEmbedding."""
+"""Gather the rows of cos and sin tables at each token's position, as RotaryEmbedding needs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 6
 
 
 class RopeRows:
-    """Reads tables at positions, once each.
+    """Gathers rows of tables, once per table and positions.
 
     Args:
         graph: a decoder graph.
@@ -27,12 +27,12 @@ class RopeRows:
         self._rows: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
 
     def at(self, before: ir.Node, table: ir.Value, positions: ir.Value | None) -> ir.Value:
-        """Return [batch, sequence, rotary / 2] of a table [length, rotary / 2].
+        """Return the rows [batch, sequence, rotary_dim / 2] of a table [length, rotary_dim / 2].
 
         Args:
             before: a node that reads the rows.
-            table: cos or sin.
-            positions: [batch, sequence]; the graph's ``position_ids`` if None.
+            table: the cos or sin table.
+            positions: [batch, sequence]; by default the graph's ``position_ids``.
         """
         positions = positions if positions is not None else decoder_input(self._graph, POSITION_IDS)
         key = (table, positions)
@@ -41,7 +41,7 @@ class RopeRows:
         return self._rows[key]
 
     def _unflattened(self, table: ir.Value, positions: ir.Value) -> ir.Value | None:
-        """Return the rows that were made into a table only to be read one after the other."""
+        """Return the 3-D rows from which the table was reshaped, if gathering them gives the same result."""
         value: ir.Value | None = table
         for _ in range(_STEPS):
             node = value.producer() if value is not None else None

@@ -1,8 +1,8 @@
-"""Shapes and small contents of every value, for several concrete sizes of the inputs at once.
+"""Compute the shape of every value, and the content of small ones, for several sets of input sizes.
 
-Traces compute shapes in endless written forms. Nothing here matches them: the graph is walked once with every
-dynamic axis set to a number, a small content is computed, everything else keeps its shape only, and what
-holds for all sets of sizes (``probe_sizes.py``) is taken as a fact.
+Traces compute shapes in many ways, so patterns are not matched. The graph is evaluated with concrete sizes
+of its dynamic axes: small values are computed, of larger ones only the shape. What holds for all sets of
+sizes (``probe_sizes.py``) is taken as a fact.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnx.defs import SchemaError
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ..graph.lazy import bits_of
+from .constant_evaluation import MAX_CONTENT, content_of
 from .known_shapes import shape_of_result, type_of_result
 from .probe_sizes import PROBES, Reach, axis_name, decoder_sizes, sizes_of_names
-from .small_contents import MAX_CONTENT, content_of
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
@@ -33,14 +33,14 @@ _CACHE_AXES = ("batch", "heads", "past", "head_dim")
 
 
 class ShapeFacts:
-    """What is known about the values of a graph.
+    """Shapes, types and small contents of the values of a graph.
 
     Args:
-        graph: a decoder whose inputs follow the portable contract; of any other graph, axes of one name are
-            taken to be of one size.
-        far: whether to try sizes beyond all numbers in the graph. Where the graph does not run with those,
-            as with more tokens than it has a table for, smaller ones must do.
-        decoder: whether inputs of the contract's names have the contract's axes.
+        graph: a decoder whose inputs follow the portable contract. In any other graph, axes with the same
+            name have the same size.
+        far: whether to try sizes beyond all constants in the graph first. If the graph does not run with
+            those, for example because a table has fewer rows than tokens, smaller sizes are used.
+        decoder: whether inputs with the contract's names have the contract's axes.
 
     Attributes:
         probes: the sets of sizes of a decoder.
@@ -56,15 +56,15 @@ class ShapeFacts:
         self._version = graph.opset_imports.get("", 1)
         last = Reach.CLOSE if self._axes else Reach.LARGE
         for reach in list(Reach)[0 if far else 1 : list(Reach).index(last) + 1]:
-            self._walk(graph, reach)
+            self._evaluate(graph, reach)
             if self._fits:
                 return
-        self._walk(graph, Reach.USUAL)
+        self._evaluate(graph, Reach.USUAL)
 
-    def _walk(self, graph: ir.Graph, reach: Reach) -> None:
+    def _evaluate(self, graph: ir.Graph, reach: Reach) -> None:
         self.probes = decoder_sizes(graph, reach) if self._axes else ()
         self._sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, reach)
-        self._fits = True  # whether no sizes are beyond what the graph runs with
+        self._fits = True  # whether the graph runs with all sizes
         self._shapes: dict[ir.Value, Shapes] = {}
         self._types: dict[ir.Value, int] = {}
         self._contents: dict[ir.Value, tuple[Array, ...]] = {}
@@ -77,26 +77,26 @@ class ShapeFacts:
             self._learn_node(node)
 
     def shapes(self, value: ir.Value | None) -> Shapes | None:
-        """Return the shape of a value under each set of sizes."""
+        """Return the shape of a value for each set of sizes, None if unknown."""
         return None if value is None else self._shapes.get(value)
 
     def content(self, value: ir.Value | None) -> Array | None:
-        """Return the content of a small value that is the same whatever the sizes are."""
+        """Return the content of a small value if it is the same for all sizes, else None."""
         contents = self.contents(value)
         if not contents or any(not _same(contents[0], other) for other in contents[1:]):
             return None
         return contents[0]
 
     def contents(self, value: ir.Value | None) -> tuple[Array, ...] | None:
-        """Return the content of a small value under each set of sizes."""
+        """Return the content of a small value for each set of sizes, None if unknown."""
         return None if value is None else self._contents.get(value)
 
     def dtype(self, value: ir.Value | None) -> int | None:
-        """Return the element type, as ONNX numbers them."""
+        """Return the element type as ONNX's number, None if unknown."""
         return None if value is None else self._types.get(value)
 
     def symbolic(self, value: ir.Value) -> ir.Shape | None:
-        """Return the shape with numbers where fixed, the contract's names where they fit, else unnamed."""
+        """Return the shape: fixed sizes as numbers, sizes of a known axis by its name, others unnamed."""
         shapes = self.shapes(value)
         if shapes is None:
             return None
@@ -126,7 +126,7 @@ class ShapeFacts:
         self._shapes[value], self._types[value] = tuple(shapes), int(value.dtype)
 
     def _names(self, value: ir.Value) -> list[str]:
-        """Return what the axes of an input are called: by the contract in a decoder, else as it says."""
+        """Return the axis names of an input: the contract's in a decoder, else the graph's."""
         if value.shape is None:
             return []
         rank = len(value.shape)
@@ -159,27 +159,27 @@ class ShapeFacts:
             self._infer(node)
 
     def _note(self, output: ir.Value, shapes: Shapes, element: int) -> bool:
-        """Keep what an output is, unless its rank depends on the sizes, as that of a Squeeze may."""
+        """Record shape and type of an output, unless its rank depends on the sizes, as with some Squeezes."""
         of_one_rank = len({len(shape) for shape in shapes}) == 1
         if of_one_rank:
             self._shapes[output], self._types[output] = shapes, element
         return of_one_rank
 
     def _learn_target(self, node: ir.Node) -> None:
-        """Take a Reshape's word for its result where what it reads depends on data, as experts' tokens do."""
+        """Use a Reshape's target as the shape of its result if the shape of its input depends on data."""
         target = self._contents.get(node.inputs[1]) if node.op_type == "Reshape" and node.inputs[1] else None
         output = node.outputs[0]
         if target is not None and output.dtype is not None and all((sizes > 0).all() for sizes in target):
             self._note(output, tuple(tuple(map(int, sizes)) for sizes in target), int(output.dtype))
 
     def _apply_rule(self, node: ir.Node) -> bool:
-        """Find shapes and type by a rule of our own, if there is one."""
+        """Infer shapes and type by ``known_shapes``; return whether that was possible."""
         operands = [value for value in node.inputs if value is not None]
         shapes, misfits = [], 0
         for column in zip(*(self._shapes[value] for value in operands), strict=True):
             try:
                 shapes.append(shape_of_result(node, column))
-            except (IndexError, ValueError):  # the sizes tried do not fit, as where two inputs must agree
+            except (IndexError, ValueError):  # these sizes do not match, for example those of two inputs
                 misfits += 1
         if misfits:
             self._fits &= misfits == len(PROBES)
@@ -201,12 +201,14 @@ class ShapeFacts:
         return None if contents is None else contents[index]
 
     def _infer(self, node: ir.Node) -> None:
-        """Ask ONNX's own shape inference, once for every set of sizes."""
+        """Infer shapes by ONNX's shape inference, once per set of sizes."""
         try:
             schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
         except SchemaError:
             return
         proto = ir.serde.serialize_node(node)
+        if node.op_type == "STFT" and "onesided" not in node.attributes:
+            proto.attribute.append(onnx.AttributeProto(name="onesided", type=onnx.AttributeProto.INT, i=1))
         results = [self._infer_once(node, schema, proto, index) for index in range(len(PROBES))]
         self._fits &= all(results) or not any(results)
         for output in node.outputs:
@@ -241,7 +243,7 @@ class ShapeFacts:
             RuntimeError,
             ValueError,
         ):
-            return {}  # an operator that ONNX cannot infer: its outputs stay unknown
+            return {}  # ONNX has no shape inference for this operator
 
 
 def _type_of(element: int, shape: Sequence[int]) -> onnx.TypeProto:

@@ -1,1 +1,1 @@
-"""Comparing two graphs by what they compute."""
+"""Compare two graphs, by their results and by their structure."""

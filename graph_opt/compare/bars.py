@@ -1,4 +1,4 @@
-"""The bars of a comparison, and what they follow from: the arithmetic that a graph is written in."""
+"""The tolerances of a comparison ("bars"), which depend on the arithmetic of the graphs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import onnx_ir as ir
 from ...contract import is_past
 from ..graph.lazy import Array
 
-# Above what another order of float32 sums costs: 1e-7 a sum, times depth and conditioning of a network.
+# Above the error of summing float32 in another order: 1e-7 per sum, times depth and conditioning of the
+# network.
 MAX_ERROR = 1e-3
-# The embedded model in int4, on kernels that round activations to 8 bits, has 7e-3 at the worst of
-# 1,100 positions (`carryall verify`, random tokens).
+# The embedded model in int4, on kernels that round activations to 8 bits, has at most 7e-3 over 1,100
+# positions (`carryall verify`, random tokens).
 MAX_KL_ROUNDED = 2e-2
-# Errors of 1e-2 in all logits, 1e-3 of a standard deviation of 10, cost a KL divergence of 5e-5 (e^2 / 2).
+# Errors of 1e-2 in all logits, 1e-3 of a standard deviation of 10, cause a KL divergence of 5e-5 (e^2 / 2).
 MAX_KL_FLOAT = 1e-4
 
-_WIDEST = 0.25  # whatever the element type, an error of a quarter of the range is an error
-_ROUNDINGS = 8  # how many roundings of its own type an output may differ by
+_WIDEST = 0.25  # upper limit of the relative tolerance for any element type
+_ROUNDINGS = 8  # allowed difference in rounding errors of the output's type
 _ROUNDING_OPERATORS = frozenset(
     {
         "DynamicQuantizeLinear",
@@ -37,13 +38,13 @@ _HALF_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """What a comparison must not exceed.
+    """The tolerances of a comparison.
 
     Attributes:
-        max_kl: KL divergence in nats of next-token distributions; None chooses ``MAX_KL_FLOAT`` if both
-            graphs compute in float32, and ``MAX_KL_ROUNDED`` if one rounds activations.
-        max_error: largest error of a float output, relative to how far the reference's values range; None
-            takes ``MAX_ERROR``. Outputs of 16 bits and fewer are allowed 8 of their own roundings.
+        max_kl: KL divergence of next-token distributions in nats; None for ``MAX_KL_FLOAT`` if both graphs
+            compute in float32, and ``MAX_KL_ROUNDED`` if one rounds activations.
+        max_error: largest error of a float output, relative to the range of the reference's values; None for
+            ``MAX_ERROR``. Outputs of 16 bits or fewer may differ by 8 rounding errors of their type.
         max_mismatch: share of the elements of an integer, boolean or string output that may differ.
     """
 
@@ -52,18 +53,18 @@ class Bars:
     max_mismatch: float = 0.0
 
     def relative(self, epsilon: float) -> float:
-        """Return the bar for an output of an element type with this rounding error."""
+        """Return the relative tolerance for an output whose type has the machine epsilon ``epsilon``."""
         bar = MAX_ERROR if self.max_error is None else self.max_error
         return max(bar, min(_ROUNDINGS * epsilon, _WIDEST))
 
 
 def epsilon(array: Array) -> float:
-    """Return the distance from 1 to the next number of an array's float type."""
+    """Return the machine epsilon of an array's float type."""
     return float(ml_dtypes.finfo(array.dtype).eps)
 
 
 def is_float(array: Array) -> bool:
-    """Return whether an array holds floating-point numbers, those of ml_dtypes included."""
+    """Return whether an array holds floating-point numbers, including those of ml_dtypes."""
     if array.dtype.kind != "V":
         return array.dtype.kind == "f"
     try:

@@ -1,4 +1,4 @@
-"""What differences of logits do to the next token."""
+"""Compare logits by the KL divergence of next-token distributions and by greedy tokens."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .report import TokenResult
 
 @dataclass(slots=True)
 class TokenTally:
-    """Adds up what is compared of the logits of several runs."""
+    """Accumulates comparisons of logits over several runs."""
 
     _kl: list[npt.NDArray[np.float64]] = field(default_factory=list)
     _agree: list[list[bool]] = field(default_factory=list)
 
     def add(self, left: Array, right: Array) -> None:
-        """Compare logits [n, vocab] of the reference with those of the candidate."""
+        """Compare logits [n, vocab] of the reference (``left``) with those of the candidate (``right``)."""
         with np.errstate(invalid="ignore"):
             self._kl.append(divergence(left, right))
         self._agree[-1].append(bool(left[-1].argmax() == right[-1].argmax()))
 
     def start(self) -> None:
-        """Begin with another sequence."""
+        """Start another sequence."""
         self._agree.append([])
 
     def result(self) -> TokenResult:
-        """Return the worst and the mean over everything; the greedy tokens of all sequences are counted."""
+        """Return maximum and mean KL divergence over all positions, and the equal greedy tokens."""
         kl = np.concatenate(self._kl)
         return TokenResult(
             kl=float(kl.max()),
@@ -40,11 +40,11 @@ class TokenTally:
 
 
 def divergence(left: Array, right: Array) -> npt.NDArray[np.float64]:
-    """Return the KL divergence [n] in nats of the distributions of ``right`` [n, vocab] from ``left``'s."""
+    """Return KL(left || right) of the distributions of logits [n, vocab], [n] in nats."""
     if left.shape != right.shape:
         return np.full(1, np.inf)
     p, q = (_log_softmax(side.astype(np.float64)) for side in (left, right))
-    # A token that the reference rules out adds nothing, whatever the candidate says of it.
+    # A token with probability 0 in the reference contributes nothing.
     terms = np.multiply(np.exp(p), p - q, where=~np.isneginf(p), out=np.zeros_like(p))
     found: npt.NDArray[np.float64] = terms.sum(-1)
     return found

@@ -1,4 +1,4 @@
-"""Compares two decoders by what they make of the same tokens, whichever contract each follows."""
+"""Compare two decoders on the same tokens; each may follow any of the contracts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .report import VerifyReport
 from .runners import GraphRunner, Logits, Tokens
 from .tally import OutputResult, Tally
 
-_CUTS = (11, 13, 26)  # where a sequence is cut into pieces
-_BATCH = (0.2, 0.55, 1.0)  # lengths of sequences in a batch, as shares of the longest
+_CUTS = (11, 13, 26)  # positions at which a sequence is split into pieces
+_BATCH = (0.2, 0.55, 1.0)  # lengths of the sequences of a batch, relative to the longest
 _BATCH_STEPS = 3
 _CACHED_TOKENS = 256
 _AFTER_CACHE = 8
 
 
 class Decoder(Protocol):
-    """What generates logits: a ``GraphRunner``, or anything that runs a graph by other means."""
+    """The interface of ``GraphRunner``, for other ways to run a graph."""
 
     @property
     def vocab_size(self) -> int | str:
@@ -41,20 +41,20 @@ class Decoder(Protocol):
         """See ``GraphRunner``."""
 
     def cache(self, row: int) -> dict[str, Array]:
-        """See ``GraphRunner``; empty where it cannot be read."""
+        """See ``GraphRunner``; {} if the cache cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What two decoders run on.
+    """The runs of a comparison.
 
     Attributes:
-        prompts: token ids, each a sequence of its own.
-        steps: greedy tokens of the reference that follow each.
-        others: random tokens for pieces, batches and caches; empty where the caller chose tokens.
-        reach: how many tokens back a mask can look, as far as the graphs say.
-        context_length: most tokens of a sequence; None where nothing says.
-        width: how many tokens a graph takes at a time, None for any number.
+        prompts: token ids, each prompt a separate sequence.
+        steps: number of greedy tokens of the reference after each prompt.
+        others: random tokens for pieces, batches and caches; empty if the caller gave tokens.
+        reach: upper bound of the masks' windows, as far as the graphs state it.
+        context_length: maximum tokens of a sequence; None if unknown.
+        width: number of tokens that a graph accepts at a time, None for any number.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -66,14 +66,14 @@ class Plan:
 
     @property
     def cached(self) -> int:
-        """How many tokens of a cache are made up; 0 where the context is not known, or too short."""
+        """Number of tokens of the synthetic cache; 0 if the context length is unknown or too short."""
         if self.context_length is None or not self.others:
             return 0
         return max(min(self.context_length - _AFTER_CACHE, max(_CACHED_TOKENS, self.reach + _AFTER_CACHE)), 0)
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum tokens of a sequence."""
         prompts = max(map(len, self.prompts)) + self.steps
         batches = max(map(len, self.others[1:]), default=0) + self.batch_steps
         longest = len(self.others[0]) if self.others else 0
@@ -81,23 +81,23 @@ class Plan:
 
     @property
     def batch_steps(self) -> int:
-        """How many greedy tokens follow a batch."""
+        """Number of greedy tokens after a batch."""
         return min(_BATCH_STEPS, self.steps)
 
     @property
     def slots(self) -> int:
-        """How many sequences there are."""
+        """Number of sequences."""
         return len(self.prompts) + (2 + 2 * len(_BATCH) if self.others else 0)
 
 
 @dataclass(slots=True)
 class Comparer:
-    """Runs both and adds up what differs.
+    """Runs both decoders and accumulates the differences.
 
     Args:
         first: the reference.
         second: the candidate.
-        width: how many tokens a graph takes at a time, None for any number.
+        width: number of tokens that a graph accepts at a time, None for any number.
     """
 
     first: Decoder
@@ -110,7 +110,7 @@ class Comparer:
     notes: list[str] = field(default_factory=list)
 
     def run(self, plan: Plan, progress: Progress | None = None) -> None:
-        """Run all of a plan."""
+        """Run the whole plan."""
         rows = iter(range(plan.slots))
         work: list[Callable[[], None]] = []
         for prompt in plan.prompts:
@@ -126,11 +126,11 @@ class Comparer:
                 progress(number + 1, len(work), "")
 
     def _prompt(self, row: int, prompt: Sequence[int], steps: int) -> None:
-        self.inputs.append(f"{len(prompt)} tokens and {steps} greedy tokens that follow")
+        self.inputs.append(f"{len(prompt)} tokens and {steps} greedy tokens after them")
         self._sequence(row, [np.array(prompt, np.int64)], steps)
 
     def _pieces(self, row: int, tokens: Sequence[int]) -> None:
-        """Run a sequence in pieces, so that several tokens follow a cache."""
+        """Run a sequence in pieces, to test several tokens on a cache."""
         cuts = sorted({0, len(tokens), *(cut for cut in _CUTS if cut < len(tokens))})
         pieces = [np.array(tokens[start:end], np.int64) for start, end in itertools.pairwise(cuts)]
         self.inputs.append(f"{len(tokens)} tokens in pieces of {', '.join(str(len(one)) for one in pieces)}")
@@ -147,20 +147,22 @@ class Comparer:
         self._add_caches(row)
 
     def _batch(self, rows: Sequence[int], alone: Sequence[int], plan: Plan) -> None:
-        """Run sequences of different lengths together: padded, where a graph's mask hides padding."""
+        """Run sequences of different lengths in one batch, padded if a graph's mask hides padding."""
         lengths = [max(round(len(plan.others[-1]) * share), 1) for share in _BATCH]
         sequences = [
             np.array(one[:length], np.int64) for one, length in zip(plan.others[-3:], lengths, strict=True)
         ]
         step = {row: sequences[number] for number, row in enumerate(rows)}
         if self.width is not None:
-            self.notes.append(f"no batches were compared: a graph takes {self.width} tokens at a time")
+            self.notes.append(f"no batches were compared: a graph accepts {self.width} tokens at a time")
             return
         left = self.first.forward_together(step)
         for number, row in enumerate(alone):
             expected = self.first.forward({row: sequences[number]})[row]
             if not _near(left[rows[number]], expected):
-                self.notes.append("no batches were compared: the reference itself gives other results in one")
+                self.notes.append(
+                    "no batches were compared: the reference gives different results in a batch"
+                )
                 return
         self.inputs.append(f"{len(rows)} sequences of {', '.join(map(str, lengths))} tokens in one batch")
         for number in range(plan.batch_steps + 1):
@@ -175,7 +177,7 @@ class Comparer:
             self._add_caches(row)
 
     def _cached(self, row: int, plan: Plan) -> None:
-        """Start from a long cache, its content repeated from one that the reference computed."""
+        """Start from a long synthetic cache of repeated entries that the reference computed."""
         content = self.first.cache(0)
         if not plan.cached or not content or not isinstance(self.first, GraphRunner):
             return
@@ -188,7 +190,7 @@ class Comparer:
             for side in (self.first, self.second):
                 side.fill(row, content)
         except UsageError as error:
-            self.notes.append(f"no run started from a long cache: {error}")
+            self.notes.append(f"a long cache was not tested: {error}")
             return
         tokens = np.array(plan.others[0][:_AFTER_CACHE], np.int64)
         self.inputs.append(f"{len(tokens)} tokens after {plan.cached} cached ones")
@@ -212,15 +214,15 @@ class Comparer:
 
 
 def decoder_report(comparer: Comparer, names: tuple[str, str], bars: Bars, *, rounded: bool) -> VerifyReport:
-    """Judge what a comparer found.
+    """Judge the results of a comparer.
 
-    The KL divergence is judged always. Logits and caches are judged too where both graphs compute in float32
-    and the caller widened no bar; else they are reported.
+    The KL divergence is always judged. Logits and caches are judged too if both graphs compute in float32
+    and the caller set no ``max_kl``, or if the caller set ``max_error``; otherwise they are only reported.
 
     Args:
-        comparer: after its run.
-        names: what messages call the two.
-        bars: the caller's.
+        comparer: a comparer after its run.
+        names: the names of the two in messages.
+        bars: the caller's tolerances.
         rounded: whether a graph rounds its activations.
     """
     strict = bars.max_error is not None or (bars.max_kl is None and not rounded)

@@ -1,4 +1,4 @@
-"""What differs between two graphs, by structure: names of nodes and inner values do not count."""
+"""Compare the structure of two graphs; names of nodes and inner values are ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pairs = list[tuple[ir.Value, ir.Value]]
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A node that both graphs have, and what is different about it."""
+    """A matched node and its differences."""
 
     op_type: str
     a: str
@@ -29,7 +29,7 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """A weight that matched nodes read: its names, and what is different about it."""
+    """A weight of matched nodes: its names in both graphs, and its difference."""
 
     a: str
     b: str
@@ -38,13 +38,13 @@ class WeightChange:
 
 @dataclass(slots=True)
 class GraphDiff:
-    """The differences of two graphs; all empty for graphs that compute the same in the same way.
+    """The differences of two graphs; all lists are empty for equal structures.
 
     Attributes:
-        matched: number of nodes that both have.
-        interface: differences of opsets, inputs and outputs, in words.
-        operators: how often each operator occurs in either, where that differs.
-        only_a, only_b: operator and name of nodes without a counterpart.
+        matched: number of matched nodes.
+        interface: differences of opsets, inputs and outputs, as text.
+        operators: counts of each operator in both graphs, if they differ.
+        only_a, only_b: operator and name of unmatched nodes.
         nodes: matched nodes whose attributes or operands differ.
         weights: matched weights whose type, shape or content differ.
     """
@@ -59,14 +59,14 @@ class GraphDiff:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """Whether there are no differences."""
         return not (
             self.interface or self.operators or self.only_a or self.only_b or self.nodes or self.weights
         )
 
 
 def diff(a: ir.Model, b: ir.Model) -> GraphDiff:
-    """Compare two models; weights are read piece by piece, where both graphs have them."""
+    """Compare two models. Matched weights are compared in pieces of 4 M elements."""
     result = GraphDiff(interface=_opsets(a, b), operators=_operators(a, b))
     _compare_graphs(a.graph, b.graph, result, "")
     for key in dict.fromkeys([*a.functions, *b.functions]):
@@ -96,11 +96,11 @@ def _compare_graphs(a: ir.Graph, b: ir.Graph, result: GraphDiff, where: str) -> 
         result.weights += _weight_changes(node, other, seen)
     for value, twin in outputs:
         if matching.values.get(value, twin) is not twin:
-            result.interface.append(f"{where}output {value.name} is made by another node")
+            result.interface.append(f"{where}output {value.name} is computed by another node")
 
 
 def _pair(a: Sequence[ir.Value], b: Sequence[ir.Value]) -> Pairs:
-    """Pair inputs or outputs by name, those left by type in order."""
+    """Pair inputs or outputs by name, the rest by type in order."""
     named = {value.name: value for value in b}
     pairs = [(value, named[value.name]) for value in a if value.name in named]
     left = [value for value in a if value.name not in named]
@@ -120,7 +120,7 @@ def _interface(a: Sequence[ir.Value], b: Sequence[ir.Value], pairs: Pairs) -> It
     yield from (f"{_describe(value)} only in B" for value in b if value not in paired)
     for left, right in pairs:
         if left.name != right.name:
-            yield f"{left.name} is called {right.name}"
+            yield f"{left.name} is named {right.name}"
         if _form(left) != _form(right):
             yield f"{_describe(left)} is {_form(right)}"
 
@@ -163,7 +163,7 @@ def _attribute_changes(a: ir.Node, b: ir.Node) -> Iterator[str]:
 
 
 def _operand_changes(a: ir.Node, b: ir.Node, matching: NodeMatching) -> Iterator[str]:
-    """Say which operands come from elsewhere; constants are compared by content."""
+    """Yield the operands with different sources; constants are compared by content elsewhere."""
     for index in range(max(len(a.inputs), len(b.inputs))):
         left = a.inputs[index] if index < len(a.inputs) else None
         right = b.inputs[index] if index < len(b.inputs) else None

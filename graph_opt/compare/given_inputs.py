@@ -1,4 +1,4 @@
-"""Inputs that a user gives: arrays, an .npz file, or a folder of them."""
+"""Read inputs given by the user: arrays, an .npz file, or a folder of .npz files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .sample_inputs import Feed, Sample
 
 
 def given_samples(inputs: Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path) -> list[Sample]:
-    """Return what to run on, one sample a mapping or file.
+    """Return one sample per mapping or file.
 
     Raises:
-        UsageError: there is nothing to run on, or a file is no .npz of arrays.
+        UsageError: there are no inputs, or a file is not an .npz file of arrays.
     """
     if isinstance(inputs, Path):
         return [Sample(f"{path.name}: {_shapes(feed)}", feed) for path, feed in _read(inputs)]
@@ -32,18 +32,18 @@ def token_rows(feed: Mapping[str, Array]) -> list[list[int]]:
     """Return the token ids of a batch without their padding.
 
     Raises:
-        UsageError: the mask does not fit the tokens, or hides a whole row.
+        UsageError: the mask does not have the shape of the tokens, or hides a whole row.
     """
     ids = np.atleast_2d(feed[INPUT_IDS])
     real = np.atleast_2d(feed.get(ATTENTION_MASK, np.ones_like(ids))) != 0
     if real.shape != ids.shape or not real.size or not real.any(axis=1).all():
-        raise UsageError("attention_mask must have the shape of input_ids, and a token in every row")
+        raise UsageError("attention_mask must have the shape of input_ids and at least one token per row")
     return [row[kept].tolist() for row, kept in zip(ids, real, strict=True)]
 
 
 def _read(path: Path) -> list[tuple[Path, Feed]]:
     if not path.exists():
-        raise UsageError(f"{path}: there is no such file or folder")
+        raise UsageError(f"{path} does not exist")
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"{path} holds no .npz file")
@@ -57,7 +57,7 @@ def _read_file(path: Path) -> Feed:
         with np.load(path, allow_pickle=False) as archive:
             feed = {name: archive[name] for name in archive.files}
     except (ValueError, AttributeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is no .npz file of tensors: {error}") from error
+        raise UsageError(f"{path} cannot be read as an .npz file: {error}") from error
     if not feed:
         raise UsageError(f"{path} holds no tensors")
     return feed

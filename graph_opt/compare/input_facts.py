@@ -1,4 +1,4 @@
-"""What a graph says about its inputs: bounds of indices, values they are compared with, states handed on."""
+"""Derive facts about inputs from a graph: bounds of indices, compared values, recurrent states."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import onnx_ir as ir
 from ...contract import PAST, PRESENT
 from ..graph.edit import constant, int_attribute, static_size
 
-# Operators that hand on the values of their first input, in another shape or type.
-_HANDING_ON = frozenset(
+# Operators whose result has the values of their first input, in another shape or type.
+_PASSING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherBlockQuantized"})
@@ -25,15 +25,15 @@ _RATE = re.compile(r"^(sr|sample_rate|sampling_rate)$")
 
 @dataclass(frozen=True, slots=True)
 class InputFacts:
-    """What is known of an input.
+    """Facts about an input.
 
     Attributes:
         value: the input.
         role: ``mask``, ``segments``, ``positions``, ``lengths``, ``rate``, ``state``, ``image`` or "".
-        bound: indices are below this, because they read a table of so many rows.
+        bound: exclusive upper bound of indices: the size of the table that they index.
         choices: constants that the input is compared with.
-        fed_by: the output that is this input's next state.
-        preferred: values that it shall have in some runs.
+        fed_by: the output that holds the next value of this state.
+        preferred: values to use in some runs.
     """
 
     value: ir.Value
@@ -50,7 +50,7 @@ class InputFacts:
 
 
 def input_facts(graph: ir.Graph) -> list[InputFacts]:
-    """Analyse each input that has no default."""
+    """Return the facts about each input without a default value."""
     return [_facts(graph, value) for value in graph.inputs if not value.is_initializer()]
 
 
@@ -58,7 +58,7 @@ def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
     bounds: list[int] = []
     choices: set[int] = set()
     if value.dtype is not None and value.dtype.is_integer():
-        for handed, index, node in _readers(value):
+        for handed, index, node in readers(value):
             bounds += _bound(node, index)
             choices |= _compared_with(node, handed)
     fed_by = _next_state(graph, value)
@@ -66,24 +66,24 @@ def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
     return InputFacts(value, role, min(bounds, default=None), tuple(sorted(choices)), fed_by)
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
+def readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
     """Yield what reads the values of an input, through operators that only hand them on."""
     waiting, seen = [value], {value}
     while waiting:
         current = waiting.pop()
         for use in current.uses():
             yield current, use.idx, use.node
-            if use.node.op_type in _HANDING_ON and use.idx == 0:
+            if use.node.op_type in _PASSING and use.idx == 0:
                 new = [output for output in use.node.outputs if output not in seen]
                 seen.update(new)
                 waiting += new
 
 
 def table_readers(value: ir.Value) -> list[ir.Value]:
-    """Return the tables of which an input picks rows along their first axis."""
+    """Return the tables whose rows are gathered by an input along axis 0."""
     found = (
         node.inputs[0]
-        for _, index, node in _readers(value)
+        for _, index, node in readers(value)
         if node.op_type == "Gather" and index == 1 and not int_attribute(node, "axis", 0)
     )
     return [table for table in dict.fromkeys(found) if table is not None]
@@ -131,7 +131,7 @@ def _role(value: ir.Value) -> str:
 
 
 def _next_state(graph: ir.Graph, value: ir.Value) -> str | None:
-    """Return the output that is named like an input and has its type and shape: ``state`` and ``stateN``."""
+    """Return the output with a matching name, type and shape, such as ``stateN`` for ``state``, else None."""
     if value.dtype is None or not value.dtype.is_floating_point() or value.shape is None:
         return None
     name = str(value.name)

@@ -1,8 +1,8 @@
-"""Which node of one graph is which of the other, by structure and not by name.
+"""Match the nodes of two graphs by structure, not by name.
 
-First what is equal from the inputs on and to the outputs; then what holds the same weights; what is equal in
-one direction; last, neighbours of matched nodes that are of the same operator. So a change in one place, or
-in every layer, leaves all else matched.
+Nodes are matched in this order: equal upstream and downstream; equal weights; equal in one direction;
+neighbours of matched nodes with the same operator. So a change in one place, or in every layer, leaves all
+other nodes matched.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Key = Callable[[ir.Node], Hashable | None]
 
 
 class NodeMatching:
-    """A one-to-one relation of nodes of ``a`` with nodes of ``b``.
+    """A one-to-one matching of nodes of ``a`` with nodes of ``b``.
 
     Attributes:
-        pairs: from nodes of ``a``.
-        values: from values of ``a`` to those of ``b``: what matched nodes return, and the graphs' inputs.
+        pairs: from nodes of ``a`` to nodes of ``b``.
+        values: from values of ``a`` to values of ``b``: graph inputs, and outputs of matched nodes.
     """
 
     def __init__(self, a: ir.Graph, b: ir.Graph, inputs: Pairs) -> None:
@@ -35,7 +35,7 @@ class NodeMatching:
         self._b = [node for node in b if node.op_type != "Constant"]
 
     def equal(self, key: Key) -> None:
-        """Match nodes of equal keys, in order; a key of None matches nothing."""
+        """Match nodes with equal keys, in order; a key of None matches nothing."""
         waiting: dict[Hashable, deque[ir.Node]] = defaultdict(deque)
         for node in self._b:
             if node not in self._taken and (found := key(node)) is not None:
@@ -46,7 +46,7 @@ class NodeMatching:
                 self._match(node, waiting[found].popleft())
 
     def neighbours(self, outputs: Pairs) -> None:
-        """Match what feeds matched nodes or outputs, and what they feed, where the operator is the same."""
+        """Match producers and consumers of matched nodes and outputs, if their operators are equal."""
         near = [*_producers(outputs), *_readers(list(self.values.items()))]
         queue = deque([*near, *(pair for a, b in self.pairs.items() for pair in _near(a, b))])
         while queue:
@@ -64,7 +64,7 @@ class NodeMatching:
 
     def _free(self, left: ir.Node, right: ir.Node) -> bool:
         same = (left.domain, left.op_type) == (right.domain, right.op_type) != ("", "Constant")
-        own = (left.graph, right.graph) == self._graphs  # not of a subgraph that reads the value too
+        own = (left.graph, right.graph) == self._graphs  # not nodes of subgraphs that read the value
         return same and own and left not in self.pairs and right not in self._taken
 
     def _match(self, left: ir.Node, right: ir.Node) -> None:
@@ -79,7 +79,7 @@ def match_nodes(
     inputs: Pairs,
     outputs: Pairs,
 ) -> NodeMatching:
-    """Match two graphs whose inputs and outputs are matched already."""
+    """Match two graphs, given pairs of inputs and outputs."""
     forward: dict[ir.Node, int] = {}
     backward: dict[ir.Node, int] = {}
     for side, graph in enumerate((a, b)):
@@ -99,7 +99,7 @@ def _seeds(pairs: Pairs, side: int) -> Seeds:
 
 
 def _near(a: ir.Node, b: ir.Node) -> list[tuple[ir.Node, ir.Node]]:
-    """Pair the nodes around two matched ones."""
+    """Pair the neighbours of two matched nodes."""
     operands = [(x, y) for x, y in zip(a.inputs, b.inputs, strict=False) if x is not None and y is not None]
     return [*_producers(operands), *_readers(list(zip(a.outputs, b.outputs, strict=False)))]
 
@@ -110,7 +110,7 @@ def _producers(pairs: Pairs) -> list[tuple[ir.Node, ir.Node]]:
 
 
 def _readers(pairs: Pairs) -> list[tuple[ir.Node, ir.Node]]:
-    """Pair the readers of two values by operator and operand, where each side has one such reader."""
+    """Pair the consumers of two values by operator and operand index, if each side has exactly one."""
     found: list[tuple[ir.Node, ir.Node]] = []
     for x, y in pairs:
         left, right = _by_kind(x), _by_kind(y)

@@ -1,4 +1,4 @@
-"""How many tokens back the masks of a decoder may look, so that a comparison gets beyond that."""
+"""Find an upper bound of a decoder's attention windows, so that a comparison can exceed it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import onnx_ir as ir
 
 from ..graph.edit import constant, int_attribute
 
-_MASK_INPUT = 3  # of Attention
-_FARTHEST = 8192  # no longer caches are made up
+_MASK_INPUT = 3  # index of Attention's mask
+_FARTHEST = 8192  # longest synthetic cache
 
 
 def mask_reach(graph: ir.Graph) -> int:
-    """Return the largest number that may be a sliding window: attributes, and constants of masks."""
+    """Return the largest attribute or mask constant, up to 8192, that may be a sliding window."""
     found = [0]
     for node in graph.all_nodes():
         found.append(int_attribute(node, "local_window_size", 0))

@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""The report of a verification."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import numpy as np
 from ...contract import LOGITS
 from ...errors import VerificationError
 from .bars import Bars
-from .tally import OutputResult
+from .tally import KEYS, OutputResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenResult:
-    """What the differences of logits do to the tokens.
+    """The differences of next-token distributions.
 
     Attributes:
-        kl: largest Kullback-Leibler divergence of the candidate's next-token distribution from the
-            reference's, in nats.
-        mean_kl: its mean over all positions.
-        greedy_equal: greedy tokens, of ``steps``, that are the same before the first that differs.
-        steps: next tokens compared.
+        kl: largest Kullback-Leibler divergence KL(reference || candidate) of a position, in nats.
+        mean_kl: mean over all positions, in nats.
+        greedy_equal: number of greedy tokens before the first difference of each sequence, in total.
+        steps: number of greedy tokens compared.
     """
 
     kl: float
@@ -35,16 +34,16 @@ class TokenResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Whether a candidate computes what its reference does.
+    """The result of comparing a candidate with its reference.
 
     Attributes:
-        reference: what messages call the reference.
-        candidate: what messages call the candidate.
-        bars: what must not be exceeded; ``max_kl`` is a number for decoders.
-        outputs: the result of each output by name; of decoders the logits and the caches.
-        tokens: of decoders.
-        inputs: what the two ran on, a line a run.
-        notes: what a reader must know to trust the verdict.
+        reference: name of the reference in messages.
+        candidate: name of the candidate in messages.
+        bars: the tolerances; ``max_kl`` is a number for decoders.
+        outputs: the result of each output by name; for decoders, of the logits and caches.
+        tokens: the comparison of tokens, for decoders.
+        inputs: description of the inputs, one line per run.
+        notes: limits of the comparison.
     """
 
     reference: str
@@ -57,31 +56,32 @@ class VerifyReport:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """In which ways the candidate differs by more than the bars; empty if it does not."""
+        """The differences above the tolerances, as text; empty if there are none."""
         found = []
         if self.tokens is not None and not self.tokens.kl <= (self.bars.max_kl or 0.0):
-            found.append(f"KL {self.tokens.kl:.2g} is above the bar {self.bars.max_kl:g} (--max-kl)")
+            found.append(f"KL {self.tokens.kl:.2g} is above the limit {self.bars.max_kl:g} (--max-kl)")
         broken = [(name, one) for name, one in self.outputs.items() if one.reason is not None and one.judged]
         broken.sort(key=lambda item: -np.nan_to_num(item[1].max_rel, nan=np.inf))
         return (*found, *(f"output {name} {one.reason}" for name, one in broken))
 
     @property
     def passed(self) -> bool:
-        """Whether all bars are kept."""
+        """Whether all differences are within the tolerances."""
         return not self.failures
 
     def check(self) -> None:
-        """Insist on the bars.
+        """Raise an error if the comparison failed.
 
         Raises:
-            VerificationError: one is exceeded; the message names the first, and how many more.
+            VerificationError: a tolerance is exceeded; the message has the first failure and the number of
+                others.
         """
         if not self.passed:
             raise VerificationError(f"{self.candidate} differs from {self.reference}: {self.reason}")
 
     @property
     def reason(self) -> str | None:
-        """The worst failure, and how many more there are; None if there is none."""
+        """The worst failure and the number of others; None if there is none."""
         if not self.failures:
             return None
         more = f"; and {len(self.failures) - 1} more" if len(self.failures) > 1 else ""
@@ -89,16 +89,16 @@ class VerifyReport:
 
     @property
     def max_abs(self) -> float:
-        """Largest difference, of the logits where there are some."""
+        """Largest difference, of the logits if there are any."""
         return float(np.max([one.max_abs for one in self._main()]))
 
     @property
     def max_rel(self) -> float:
-        """Largest relative error, of the logits where there are some."""
+        """Largest relative error, of the logits if there are any."""
         return float(np.max([one.max_rel for one in self._main()]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``to_json`` writes them."""
+        """Return the report in JSON types."""
         tokens = {} if self.tokens is None else asdict(self.tokens)
         return {
             "reference": self.reference,
@@ -115,15 +115,15 @@ class VerifyReport:
         }
 
     def to_json(self) -> str:
-        """Return one JSON document; figures that are no numbers are strings ("nan", "inf")."""
+        """Return the report as JSON; NaN and infinity are the strings "nan" and "inf"."""
         return json.dumps(_plain(self.to_dict()), indent=2)
 
     def text(self) -> str:
-        """Return a few lines to read."""
+        """Return the report as a few lines of text."""
         lines = [self._outputs_line() if self.tokens is None else self._tokens_line(self.tokens)]
         lines += [f"compared on {inputs}" for inputs in self.inputs]
         for name, one in self.outputs.items():
-            lines += [f"{name}: {remark}" for remark in _remarks(one)]
+            lines += [f"{name}: {remark}" for remark in _remarks(name, one)]
         lines += self.notes
         return "\n".join(lines)
 
@@ -153,18 +153,18 @@ def _worst(outputs: Mapping[str, OutputResult]) -> str:
     return max(outputs, key=lambda name: np.nan_to_num(outputs[name].max_rel, nan=np.inf))
 
 
-def _remarks(one: OutputResult) -> list[str]:
+def _remarks(name: str, one: OutputResult) -> list[str]:
     found = []
     if one.same_nan:
         found.append(f"NaN in the same {one.same_nan} of {one.elements} places of both, counted as equal")
     if one.same_infinite:
         found.append(f"the same infinity in {one.same_infinite} of {one.elements} places of both")
-    if one.constant:
+    if one.constant and not name.endswith(KEYS):
         found.append("the reference gives the same for all inputs; how it depends on them was not compared")
     if one.rounding is not None and one.reason is None:
         found.append(
-            f"a relative error of {one.rounding:.2g} is allowed: it is within 10 times the rounding error "
-            "measured on the reference"
+            f"a relative error of {one.rounding:.2g} is allowed: it is within 10 times the measured rounding "
+            "error of the reference"
         )
     if one.kind == "exact" and one.mismatches and one.reason is None:
         found.append(f"{one.mismatches} of {one.elements} elements differ, by {one.max_abs:.3g} at most")
@@ -172,7 +172,7 @@ def _remarks(one: OutputResult) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not know."""
+    """Replace NaN and infinity, which JSON does not support, by strings."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,9 @@
-"""How far rounding alone moves what a graph returns, measured on the graph itself.
+"""Measure the effect of rounding errors on the outputs of a graph.
 
-A correct rewrite computes the same sums in another order, whose result equals the original's on weights and
-inputs that differ in their last bits (backward error analysis: Higham, Accuracy and Stability of Numerical
-Algorithms, chapter 3). So the reference runs once more, with each weight and input moved by one rounding.
+A correct rewrite computes the same sums in another order. Its result equals that of the original with
+weights and inputs that differ in their last bits (backward error analysis: Higham, Accuracy and Stability of
+Numerical Algorithms, chapter 3). So the reference is run again with each weight and input changed by one
+rounding error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 
 
 def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
-    """Write a copy of a graph whose float weights differ from the original's by one rounding each."""
+    """Write a copy of a graph whose float weights are changed by -1, 0 or 1 unit in the last place."""
     found = load_model(model)
     number = 0
     for graph in found.graphs():
@@ -33,7 +34,7 @@ def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
 
 
 def rounded_feed(feed: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:
-    """Return inputs that differ by one rounding each; those of whole numbers, such as masks, stay."""
+    """Return float inputs changed by -1, 0 or 1 unit in the last place; whole-number inputs are unchanged."""
     rng = np.random.default_rng(seed)
     return {name: _moved(array, rng) for name, array in feed.items()}
 

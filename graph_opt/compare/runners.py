@@ -1,7 +1,7 @@
-"""Run a graph on the CPU, for checking and not for speed.
+"""Run a decoder graph on the CPU, for comparisons.
 
-The two input contracts of ``docs/architecture.md`` (portable, and slots of a shared KV buffer), and traces
-without a cache, are driven behind one face, so that any two stages of a pipeline can be compared.
+One interface covers the two input contracts of ``docs/contract.md`` (portable, and slots of a shared KV
+buffer) and traces without a cache, so that any two stages of a pipeline can be compared.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _CACHE_TYPES: dict[str, Any] = {
 
 
 def open_session(model: Path, name: str | None = None) -> Any:
-    """Open an onnxruntime session on the CPU, which computes what the graph says, quantized weights included.
+    """Open an onnxruntime session on the CPU that computes the graph as written.
 
-    onnxruntime's fusions are left out: some change what a graph means, such as the one to
-    SkipLayerNormalization, which ignores the axis (1.31). Graphs with quantized weights keep them, since each
-    run would dequantize all weights without.
+    onnxruntime's extended fusions are disabled, because some change results: that to SkipLayerNormalization
+    ignores the axis (1.31). They stay enabled for graphs with quantized weights, which would otherwise be
+    dequantized at every run.
 
     Args:
         model: the ONNX file.
-        name: what messages call it; the path by default.
+        name: its name in messages; by default the path.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -64,23 +64,23 @@ def open_session(model: Path, name: str | None = None) -> Any:
     except ImportError as error:
         raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what it logs, it raises too
+    options.log_severity_level = 4  # errors are raised too
     if not any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes()):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+    except Exception as error:  # onnxruntime's error types are not importable by a stable name
         said = str(error).replace(str(model), name or str(model))
         raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}") from error
 
 
 @contextmanager
 def running(model: Path | str) -> Iterator[None]:
-    """Turn what onnxruntime raises from a run into a GraphError."""
+    """Convert errors of an onnxruntime run into GraphError."""
     try:
         yield
-    except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+    except Exception as error:  # onnxruntime's error types are not importable by a stable name
         raise GraphError(f"onnxruntime cannot run {model}: {error}") from error
 
 
@@ -89,8 +89,8 @@ class GraphRunner(abc.ABC):
 
     Args:
         model: the ``model.onnx`` of a portable graph or of one lowered to slots.
-        session: the same, opened already.
-        name: what messages call it; the path by default.
+        session: an open session of ``model``; None to open one.
+        name: its name in messages; by default the path.
     """
 
     def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
@@ -103,31 +103,31 @@ class GraphRunner(abc.ABC):
 
     @property
     def vocab_size(self) -> int | str:
-        """Size of the logits' last axis; a name where the graph leaves it open."""
+        """Size of the logits' last axis; a string if it is dynamic."""
         size: int | str = self.session.get_outputs()[self.outputs.index(LOGITS)].shape[-1]
         return size
 
     @abc.abstractmethod
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """Append tokens [n] to each sequence's cache. Returns logits [n, vocab] per sequence."""
+        """Append tokens [n] to each sequence's cache, and return logits [n, vocab] per sequence."""
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """``forward`` of several new sequences, or of one token each, in one run if the graph can."""
+        """Run ``forward`` of several new sequences, or of one token each, in one batch if the graph can."""
         return self.forward(rows)
 
     def fill(self, row: int, content: Mapping[str, Array]) -> None:
-        """Give an empty sequence a cache, as ``cache`` returns it.
+        """Set the cache of an empty sequence to ``content``, in the form that ``cache`` returns.
 
         Raises:
-            UsageError: the graph keeps another cache, or none.
+            UsageError: the graph has another cache, or none.
         """
-        raise UsageError(f"{self.name} has no cache that can be filled")
+        raise UsageError(f"{self.name} has no cache that can be set")
 
     def _check_content(self, content: Mapping[str, Array]) -> None:
         names = {_present(name) for name in self.cache_names}
         types = {_present(name): _CACHE_TYPES[self.inputs[name].type] for name in self.cache_names}
         if names != set(content) or any(types[name] != one.dtype for name, one in content.items()):
-            raise UsageError(f"{self.name} keeps a cache of other names or types")
+            raise UsageError(f"{self.name} has a cache with other names or types")
 
     @abc.abstractmethod
     def cache(self, row: int) -> dict[str, Array]:
@@ -142,7 +142,7 @@ class GraphRunner(abc.ABC):
 
     @functools.cached_property
     def _cache_sizes(self) -> dict[str, tuple[int, int]]:
-        """Heads and head size by cache; where an input leaves them open, of the attention that reads it."""
+        """Heads and head size by cache input; from the attention that reads it if they are dynamic."""
         shapes = {name: self.inputs[name].shape for name in self.cache_names}
         found = {
             name: (heads, size)
@@ -153,14 +153,14 @@ class GraphRunner(abc.ABC):
             found |= attended_sizes(load_model(self.model).graph)
         unknown = [name for name in shapes if name not in found]
         if unknown:
-            raise GraphError(f"{self.name} does not say how many heads of which size {unknown[0]} has")
+            raise GraphError(f"{self.name}: number of heads and head size of {unknown[0]} are unknown")
         return found
 
 
 class PortableRunner(GraphRunner):
-    """Explicit past and present, one sequence a run.
+    """A graph with explicit past and present; one sequence per run.
 
-    A graph half-way to slots, whose attention asks for cache lengths already, is fed with them too.
+    A partially lowered graph, whose attention already needs cache lengths, receives them too.
     """
 
     def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
@@ -172,7 +172,7 @@ class PortableRunner(GraphRunner):
         return {row: self._run(row, tokens) for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
+        """See ``GraphRunner``: padded on the left, with the padding masked."""
         if ATTENTION_MASK not in self.inputs or SEQLENS_K in self.inputs:
             return self.forward(rows)
         pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
@@ -229,7 +229,7 @@ class PortableRunner(GraphRunner):
 
 
 class WholeRunner(GraphRunner):
-    """A graph without a cache: all tokens of a sequence at every step."""
+    """A graph without a cache, which computes all tokens of a sequence at every step."""
 
     def __init__(self, model: Path, session: Any = None, name: str | None = None) -> None:
         super().__init__(model, session, name)
@@ -240,7 +240,7 @@ class WholeRunner(GraphRunner):
         return {row: self._run(row, tokens) for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``: padded on the left, and hidden there by the mask."""
+        """See ``GraphRunner``: padded on the left, with the padding masked."""
         if ATTENTION_MASK not in self.inputs:
             return self.forward(rows)
         for row, tokens in rows.items():
@@ -258,7 +258,7 @@ class WholeRunner(GraphRunner):
         return {row: logits[number, -len(rows[row]) :] for number, row in enumerate(rows)}
 
     def cache(self, row: int) -> dict[str, Array]:
-        """Return nothing: there is none."""
+        """Return {}: there is no cache."""
         return {}
 
     def _run(self, row: int, tokens: Tokens) -> Logits:
@@ -276,7 +276,7 @@ class WholeRunner(GraphRunner):
 
 
 class SlotRunner(GraphRunner):
-    """Slots of one shared buffer: one batched run where the kernel allows it, else a run per sequence."""
+    """A graph with slots of a shared buffer: one batched run if the kernel can, else one per sequence."""
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class SlotRunner(GraphRunner):
         return {row: logits[row - first, : len(tokens)] for row, tokens in rows.items()}
 
     def _bind_and_run(self, feed: dict[str, Array], window: slice) -> Logits:
-        """Run with inputs and outputs of the cache on the same memory."""
+        """Run with the cache's inputs and outputs bound to the same memory."""
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -354,7 +354,7 @@ class SlotRunner(GraphRunner):
 
 
 def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | None = None) -> GraphRunner:
-    """Open a graph by whichever of the two contracts its inputs follow, or as one without a cache."""
+    """Open a graph by the contract that its inputs follow, or as one without a cache."""
     session = open_session(model, name)
     names = {value.name for value in session.get_inputs()}
     if names <= _TOKENS:
@@ -365,7 +365,7 @@ def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | No
 
 
 def is_decoder(graph: ir.Graph) -> bool:
-    """Return whether a graph follows one of the two contracts, or turns all tokens into logits."""
+    """Return whether a graph follows one of the two contracts, or maps tokens to logits without a cache."""
     inputs = {str(value.name) for value in graph.inputs}
     logits = next((value for value in graph.outputs if value.name == LOGITS), None)
     if logits is None or INPUT_IDS not in inputs:
@@ -375,13 +375,13 @@ def is_decoder(graph: ir.Graph) -> bool:
 
 
 def _padded(array: Array, length: int, axis: int) -> Array:
-    """Put zeros in front."""
+    """Pad with zeros on the left along ``axis``."""
     widths = [(length - size if number == axis else 0, 0) for number, size in enumerate(array.shape)]
     return np.pad(array, widths)
 
 
 def _ones(lengths: Iterable[int], width: int) -> Tokens:
-    """Return a mask [rows, width] of the last places of each row."""
+    """Return a mask [rows, width] that is 1 at the last ``length`` places of each row."""
     return np.stack([np.arange(width) >= width - length for length in lengths]).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Inputs made up for a graph, of plausible shapes and values, so that it can be run without any data."""
+"""Generate inputs with plausible shapes and values for a graph, so that it can run without data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import onnx_ir as ir
 from ...errors import GraphError, UsageError
 from ..graph.lazy import Array
 from .input_facts import InputFacts, input_facts
+from .tree_inputs import MOST_RUNS, ROWS, has_trees, near_thresholds, thresholds
 
 Feed = dict[str, Array]
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
-# Sizes tried for open axes, those of images and all others, until the reference runs: (image, other).
+# Sizes of dynamic axes, (image axes, other axes), tried in order until the reference runs.
 _SIZES = (
     (64, 8),
     (48, 16),
@@ -32,11 +33,11 @@ _SIZES = (
 )
 _BATCHES = (2, 1)
 _TEXT_LENGTHS = (512, 256, 128, 64, 32)
-_SMALL_INTEGERS = 10  # integers of which nothing is known are below this, and below 2 if that is refused
+_SMALL_INTEGERS = 10  # exclusive upper bound of integers of unknown meaning; 2 if the reference refuses it
 _SAMPLE_RATE = 16000
 _LENGTH_NAME = re.compile("seq|len|token|time|frame|width|height|past", re.IGNORECASE)
 _WORDS = np.array(["the", "quick", "brown", "fox", "7", "3.14", "a", "no"], object)
-# How floats are drawn for each run: normalised data, pixels, values that saturate, quiet signals.
+# The distribution of floats per run: normalised data, pixels, saturating values, small signals.
 _STYLES: tuple[Callable[[np.random.Generator, Sequence[int]], Array], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.random(shape),
@@ -47,13 +48,13 @@ _STYLES: tuple[Callable[[np.random.Generator, Sequence[int]], Array], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes chosen for the axes that a graph leaves open.
+    """Sizes of a graph's dynamic axes.
 
     Attributes:
-        batch: of first axes.
-        image: of the height and width of images.
-        other: of all else.
-        limit: integers of which nothing is known are below this.
+        batch: size of first axes.
+        image: height and width of images.
+        other: size of all other axes.
+        limit: exclusive upper bound of integers of unknown meaning.
     """
 
     batch: int
@@ -67,9 +68,9 @@ class Sample:
     """Inputs of one run.
 
     Attributes:
-        text: what a report says of them.
+        text: their description in reports.
         feed: arrays by input name.
-        expected: what the reference returned, where it ran on them already.
+        expected: the reference's outputs, if it has already run on them.
     """
 
     text: str
@@ -85,22 +86,22 @@ def sample_inputs(
     rows: Mapping[str, Sequence[int]] | None = None,
     longest: int = _TEXT_LENGTHS[0],
 ) -> list[Sample]:
-    """Make up inputs for several runs that the reference takes, the first two of equal shapes.
+    """Generate inputs for several runs that the reference accepts, the first two with equal shapes.
 
-    Values of runs differ in distribution, in padding where there is a mask, and, where the graph leaves sizes
-    open, the last ones in sizes. Axes of the same name get the same size. States start at zero and go on with
-    what the reference returns.
+    The runs differ in the distribution of values, in padding if there is a mask, and, if axes are dynamic,
+    the last ones in sizes. Axes with the same name get the same size. States start at zero and continue with
+    the reference's outputs.
 
     Args:
-        graph: whose inputs state their types.
-        run: runs the reference; raises GraphError where it refuses its inputs.
-        seed: of the random numbers.
-        rows: values that inputs shall have too, such as rows of tables that may differ.
-        longest: most tokens of a text.
+        graph: the graph, whose inputs state their types.
+        run: runs the reference; raises GraphError if it refuses its inputs.
+        seed: seed of the random numbers.
+        rows: values to include in inputs, such as rows of tables that differ.
+        longest: maximum tokens of a text.
 
     Raises:
-        UsageError: an input is no tensor of known rank.
-        GraphError: the reference runs on none of the sizes that were tried.
+        UsageError: an input is not a tensor with a known rank.
+        GraphError: the reference runs with none of the tried sizes.
     """
     facts = [replace(one, preferred=tuple((rows or {}).get(one.name, ()))) for one in input_facts(graph)]
     for one in facts:
@@ -110,19 +111,36 @@ def sample_inputs(
             or one.value.shape is None
         ):
             raise UsageError(
-                f"nothing can be made up for input {one.name} of type {one.value.type}; give --inputs"
+                f"no input can be generated for {one.name} of type {one.value.type}; give --inputs"
             )
     sizes = _fitting_sizes(facts, run, seed)
     samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
     if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
         samples += _other_sizes(facts, sizes, run, seed, longest)
+    if has_trees(graph):
+        samples += _tree_rows(facts, sizes, run, seed)
+    return samples
+
+
+def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
+    """Make samples of many rows, in one run if the graph takes them."""
+    many = replace(sizes, batch=ROWS)
+    grows = _shapes(facts, many) != _shapes(facts, sizes)
+    rng, samples = np.random.default_rng([seed, ROWS]), []
+    splits = {one.name: thresholds(one.value) for one in facts}
+    for number in range(len(_STYLES) if grows else MOST_RUNS):
+        feed = _feed(facts, many if grows else sizes, number, seed + 3)
+        for name, found in splits.items():
+            if found and feed[name].ndim == 2 and feed[name].dtype.kind == "f":
+                feed[name] = near_thresholds(feed[name], found, rng)
+        samples.append(Sample(_text(feed), feed, run(feed)))
     return samples
 
 
 def _fitting_sizes(facts: Sequence[InputFacts], run: Run, seed: int) -> Sizes:
-    """Return the first sizes with which the reference runs and returns something."""
+    """Return the first sizes with which the reference runs and returns non-empty outputs."""
     refusal, empty = "", None
-    tried: dict[str, Sizes] = {}  # those that differ in nothing that is open, once
+    tried: dict[str, Sizes] = {}  # by resulting shapes, to try each once
     for sizes in _tried(facts):
         key = repr((_shapes(facts, sizes), sizes.limit))
         if key in tried:
@@ -140,12 +158,12 @@ def _fitting_sizes(facts: Sequence[InputFacts], run: Run, seed: int) -> Sizes:
         return empty
     names = ", ".join(one.name for one in facts)
     raise GraphError(
-        f"the reference refuses all {len(tried)} made-up inputs for {names}; give --inputs. {refusal}"
+        f"the reference refuses all {len(tried)} generated inputs for {names}; give --inputs. {refusal}"
     )
 
 
 def _tried(facts: Sequence[InputFacts]) -> list[Sizes]:
-    """List the sizes to try."""
+    """Return the sizes to try."""
     return [
         Sizes(batch, image, other, limit)
         for limit in (_SMALL_INTEGERS, 2)
@@ -157,12 +175,12 @@ def _tried(facts: Sequence[InputFacts]) -> list[Sizes]:
 def _other_sizes(
     facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int, longest: int
 ) -> list[Sample]:
-    """Make more samples of other sizes, two of each, where the reference takes some."""
+    """Generate samples with other sizes, two of each, if the reference accepts any."""
     image, other = sizes.image, sizes.other
     grown = [(image + 32, other + 3), (2 * image, 2 * other), (image, other)]
     tried = [(batch, *one) for batch, one in itertools.product((sizes.batch + 1, sizes.batch), grown)]
     samples = _first_that_runs(facts, sizes, tried, run, seed + 1)
-    if any(one.bound is not None for one in facts):  # tokens: positions up to those of real texts
+    if any(one.bound is not None for one in facts):  # tokens: use lengths of real texts
         longer = [(1, sizes.image, length) for length in _TEXT_LENGTHS if sizes.other < length <= longest]
         samples += _first_that_runs(facts, sizes, longer, run, seed + 2)
     return samples
@@ -183,7 +201,7 @@ def _first_that_runs(
 
 
 def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: int) -> list[Sample]:
-    """Make samples one after the other, states of each from the reference's results on the one before."""
+    """Generate samples in order; the states of each are the reference's outputs on the previous one."""
     samples: list[Sample] = []
     results: Mapping[str, Array] = {}
     for number, one in enumerate(sizes):
@@ -198,7 +216,9 @@ def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: 
 
 
 def _text(feed: Feed) -> str:
-    return "made-up " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feed.items())
+    return "generated " + ", ".join(
+        f"{name} {array.dtype}{list(array.shape)}" for name, array in feed.items()
+    )
 
 
 def _feed(facts: Sequence[InputFacts], sizes: Sizes, number: int, seed: int) -> Feed:
@@ -217,7 +237,7 @@ def _axes(facts: InputFacts) -> range:
 
 
 def _name_kinds(facts: Sequence[InputFacts]) -> dict[str, str]:
-    """Say of which kind the axes of each name are; one that is first somewhere is a batch by default."""
+    """Return the kind of the axes of each name; a name of a first axis is a batch by default."""
     kinds: dict[str, str] = {}
     for one in facts:
         for axis in _axes(one):
@@ -247,7 +267,7 @@ def _axis_name(facts: InputFacts, axis: int) -> str | None:
 
 
 def _symbols(size: ir.SymbolicDim) -> frozenset[str]:
-    """Return the names in an axis' name that is an expression; no names where it is none."""
+    """Return the symbols of an axis name that is an expression, else an empty set."""
     try:
         return frozenset(size.free_symbols())
     except (ValueError, SyntaxError):
@@ -255,7 +275,7 @@ def _symbols(size: ir.SymbolicDim) -> frozenset[str]:
 
 
 def _place_kind(facts: InputFacts, axis: int) -> str:
-    """Say by its place of which kind an axis is: ``batch``, ``image`` or ``other``."""
+    """Return the kind of an axis by its index: ``batch``, ``image`` or ``other``."""
     name = _axis_name(facts, axis)
     if (
         axis == 0
@@ -285,7 +305,7 @@ def _sample(
 
 
 def _mask(shape: Sequence[int], number: int, rng: np.random.Generator) -> Array:
-    """Hide nothing, the end of some rows, the start of some, and both."""
+    """Mask nothing in run 0, ends of rows in run 1, starts in run 2, and both in run 3."""
     width = shape[-1]
     starts, ends = np.zeros(shape[:-1], int), np.full(shape[:-1], width)
     if number in (1, 3):
@@ -326,7 +346,7 @@ def _integers(
 
 
 def _indices(facts: InputFacts, shape: Sequence[int], limit: int, rng: np.random.Generator) -> Array:
-    """Draw integers below a limit, as many different ones as there is room for, preferred ones first."""
+    """Draw integers below a limit, with as few repetitions as possible, preferred ones first."""
     count = int(np.prod(shape))
     if facts.bound is None:
         return rng.integers(0, limit, shape)

@@ -1,8 +1,8 @@
-"""Hashes of what a node computes, whatever its values are called.
+"""Hash nodes by structure, independent of names.
 
-As in a Merkle tree: a node's hash holds those of what it reads (or, backward, of what reads it), so that
-equal hashes mean equal graphs up to there. Large weights count by type and shape only; their content is
-compared where nodes have been matched.
+As in a Merkle tree, a node's hash includes the hashes of its producers (or, backward, of its consumers), so
+equal hashes mean equal graphs up to that node. Large weights are hashed by type and shape only; the contents
+of matched nodes' weights are compared later.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Seeds = Mapping[ir.Value, object]
 
 
 def forward_hashes(graph: ir.Graph, seeds: Seeds) -> dict[ir.Node, int]:
-    """Hash every node by all that leads to it.
+    """Hash every node with everything upstream of it.
 
     Args:
-        graph: in topological order.
-        seeds: what stands for each input of the graph.
+        graph: a graph in topological order.
+        seeds: an identity for each graph input.
     """
     return _forward(graph, {value: hash(seed) for value, seed in seeds.items()})
 
 
 def backward_hashes(graph: ir.Graph, seeds: Seeds) -> dict[ir.Node, int]:
-    """Hash every node by its own kind and all that its results lead to.
+    """Hash every node with everything downstream of it.
 
     Args:
-        graph: in topological order.
-        seeds: what stands for each output of the graph.
+        graph: a graph in topological order.
+        seeds: an identity for each graph output.
     """
     hashes: dict[ir.Node, int] = {}
     for node in reversed(graph):
@@ -49,32 +49,32 @@ def backward_hashes(graph: ir.Graph, seeds: Seeds) -> dict[ir.Node, int]:
 
 
 def local_hash(node: ir.Node) -> int:
-    """Hash a node's operator, attributes, constants, and which of its operands are there."""
+    """Hash a node's operator, attributes, constants, and which operands are present."""
     constants = tuple(_constant_hash(value) for value in node.inputs)
     return hash((*_operator(node), _attributes(node, {}), constants, len(node.outputs)))
 
 
 def weight_hash(node: ir.Node) -> int | None:
-    """Hash a node's operator and its large weights by a sample of their content; None without any."""
+    """Hash a node's operator and samples of its large weights; None if it has none."""
     tensors = [tensor for tensor in map(constant_of, node.inputs) if tensor is not None]
     large = tuple(_sample(tensor) for tensor in tensors if tensor.size > _LARGE)
     return hash((*_operator(node), large)) if large else None
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that is no input, or of a ``Constant``."""
+    """Return the tensor of an initializer that is not a graph input, or of a ``Constant``, else None."""
     if value is None or value.is_graph_input():
         return None
     return ir.convenience.get_const_tensor(value)
 
 
 def attribute_text(attribute: ir.Attr) -> str:
-    """Return an attribute's value for people."""
+    """Return an attribute's value as text."""
     return f"{attribute.value:g}" if attribute.type == ir.AttributeType.FLOAT else str(attribute.value)[:200]
 
 
 def attribute_hash(attribute: ir.Attr) -> int:
-    """Hash an attribute's value; a graph's by its structure."""
+    """Hash an attribute's value; graphs by their structure."""
     return _attribute(attribute, {})
 
 
@@ -108,7 +108,7 @@ def _constant_hash(value: ir.Value | None) -> int | None:
 
 
 def _sample(tensor: ir.TensorProtocol) -> int:
-    """Hash some elements of a tensor, spread over all of it."""
+    """Hash some elements of a tensor, evenly spaced."""
     content = np.asarray(tensor.numpy()).reshape(-1)
     part = np.ascontiguousarray(content[:: max(1, content.size // _SAMPLES)])
     return hash((tensor.dtype.name, tuple(tensor.shape.numpy()), part.tobytes()))
@@ -143,7 +143,7 @@ def _tensor(tensor: ir.TensorProtocol) -> int:
 
 
 def _plain(value: Any) -> Iterator[Any]:
-    """Yield an attribute's value or values in a form that can be hashed."""
+    """Yield an attribute's value or values in hashable form."""
     for one in value if isinstance(value, (list, tuple)) else [value]:
         yield _tensor(one) if isinstance(one, ir.TensorProtocol) else one if _is_plain(one) else str(one)
 

@@ -1,6 +1,6 @@
-"""Which rows of the tables that inputs are looked up in differ between two graphs.
+"""Find the rows of lookup tables that differ between two graphs.
 
-Random indices miss most rows of a large table, so a comparison asks for those that were changed.
+Random indices miss most rows of a large table, so a comparison includes the changed rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import onnx_ir as ir
 from ..graph.lazy import shape_of
 from .input_facts import table_readers
 
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 
 
 def changed_rows(reference: ir.Graph, candidate: ir.Graph) -> dict[str, list[int]]:
-    """Return rows of tables that differ, by the input whose values are looked up; at most 256 of each.
+    """Return the differing rows of tables by the input that indexes them, at most 256 per input.
 
-    Tables that are stored in different forms are not compared.
+    Tables with different types or shapes are not compared.
     """
     theirs = {str(value.name): _tables(value) for value in candidate.inputs}
     found = {}
@@ -32,7 +32,7 @@ def changed_rows(reference: ir.Graph, candidate: ir.Graph) -> dict[str, list[int
 
 
 def _tables(value: ir.Value) -> list[ir.TensorProtocol]:
-    """Return the tables of which an integer input picks rows, by name."""
+    """Return the tables that an integer input indexes, sorted by name."""
     if value.dtype is None or not value.dtype.is_integer():
         return []
     values = sorted(table_readers(value), key=lambda table: str(table.name))
@@ -48,5 +48,5 @@ def _different(left: ir.TensorProtocol, right: ir.TensorProtocol) -> list[int]:
 
 
 def _spread(rows: Sequence[int]) -> list[int]:
-    places = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).astype(int)
+    places = np.linspace(0, len(rows) - 1, min(len(rows), _MAX_ROWS)).astype(int)
     return [rows[place] for place in places]

@@ -1,4 +1,4 @@
-"""How far one output of two graphs is apart, over several runs."""
+"""Accumulate the differences of one output of two graphs over several runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ..graph.lazy import Array
 from .bars import Bars, epsilon, is_float
 
 Floats = npt.NDArray[np.float64]
+KEYS = ", keys"  # what the name of an output ends with that holds the keys of maps
 _WHOLE = -1  # the "axis" of the slice that is the whole tensor
-_MOST_SLICES = 65536
+_MAX_SLICES = 65536
 _NOISES = 10  # the rounding error of another correct graph, as a multiple of one measured
 _ROUNDINGS = 8
-_MOST_ROUNDED = 0.05  # of the largest value: no measured noise of 8-bit activations excuses more
+_MAX_ROUNDED = (
+    0.05  # limit of the error allowed by measured noise of 8-bit activations, relative to the largest value
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +30,16 @@ class OutputResult:
     Attributes:
         kind: ``float``, ``exact`` (integers, booleans, strings) or ``logits``.
         max_abs: largest difference.
-        max_rel: largest difference relative to the range of the reference's values there, see ``Tally``.
-        bar: what ``max_rel`` was compared with; for ``exact``, what ``mismatches / elements`` was.
-        elements: how many were compared.
-        mismatches: elements of an exact output that differ.
-        same_nan, same_infinite: elements that are NaN, or the same infinity, in both.
-        constant: the reference gave the same in every run, and several were of the same shape.
-        rounding: the largest relative error allowed because the reference's own rounding errors are as large.
-        reason: in which way it fails; None if it does not.
-        judged: whether it counts; a cache of 8-bit numbers is only reported.
+        max_rel: largest difference relative to the range of the reference's values, see ``Tally``.
+        bar: limit of ``max_rel``, or for ``exact`` of ``mismatches / elements``.
+        elements: number of compared elements.
+        mismatches: number of different elements of an exact output.
+        same_nan, same_infinite: number of elements that are NaN, or the same infinity, in both.
+        constant: whether the reference was constant over several runs of the same shape.
+        rounding: the largest relative error that was allowed because of the reference's measured rounding
+            error.
+        reason: why it fails; None if it passes.
+        judged: whether it affects the verdict; int8 caches are only reported.
     """
 
     kind: str
@@ -52,13 +56,13 @@ class OutputResult:
     judged: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the result in JSON types."""
         return {**asdict(self), "passed": self.reason is None}
 
 
 @dataclass(slots=True)
 class _Slices:
-    """Figures of each slice along one axis: its largest error, and the range of the reference's values."""
+    """The largest error of each slice along one axis, and the range of the reference's values."""
 
     error: Floats
     low: Floats
@@ -76,19 +80,18 @@ class _Slices:
 
 @dataclass(slots=True)
 class Tally:
-    """Adds up the errors of a float output, slice by slice.
+    """Accumulates the errors of an output by slice.
 
-    An error is relative to how far the reference's values range *in its slice*, for each slice along each
-    axis of fixed size and for the whole, so that a column of small scores beside one of large coordinates is
-    judged by its own size. Over several runs of one shape, the range is that of each element over the runs:
-    an output that hardly depends on the inputs is judged by how much it does.
+    An error is relative to the range of the reference's values in its slice, for each slice along each axis
+    of fixed size and for the whole tensor. So a column of small scores beside one of large coordinates is
+    judged by its own range. Over several runs with one shape, the range is that of each element over the
+    runs. So an output that depends little on the inputs is judged relative to this dependence.
 
     Args:
-        by_slice: look at each slice along each axis, not only at the whole.
+        by_slice: judge each slice along each axis, not only the whole tensor.
     """
 
     by_slice: bool = True
-    runs: int = 0
     elements: int = 0
     mismatches: int = 0
     same_nan: int = 0
@@ -107,7 +110,6 @@ class Tally:
 
     def add(self, left: Array, right: Array) -> None:
         """Compare the output of one run: ``left`` of the reference, ``right`` of the candidate."""
-        self.runs += 1
         self.elements += left.size
         if left.shape != right.shape:
             self.problem = self.problem or f"has shape {list(right.shape)} instead of {list(left.shape)}"
@@ -123,15 +125,15 @@ class Tally:
             self._add_exact(left, right)
 
     def result(self, bars: Bars, noise: Tally | None = None, *, rounded: bool = False) -> OutputResult:
-        """Judge what was added.
+        """Judge the accumulated errors.
 
         Args:
-            bars: what must not be exceeded.
-            noise: the reference compared with itself after roundings of its weights and inputs.
-            rounded: whether a graph rounds its activations, so that noise may be that of 8 bits.
+            bars: the tolerances.
+            noise: the reference compared with itself after rounding its weights and inputs.
+            rounded: whether a graph rounds its activations, so that the noise may be that of 8 bits.
         """
         bar = bars.max_mismatch if self.kind == "exact" else bars.relative(self.epsilon)
-        worst, excess, rounding = self._worst(bar, noise, max(bar, _MOST_ROUNDED) if rounded else bar)
+        worst, excess, rounding = self._worst(bar, noise, max(bar, _MAX_ROUNDED) if rounded else bar)
         return OutputResult(
             kind=self.kind,
             max_abs=self.max_abs,
@@ -150,14 +152,14 @@ class Tally:
         if self.problem is not None:
             return self.problem
         if self.varies and not self.candidate_varies:
-            return "is constant, and the reference's depends on the inputs"
+            return "is constant, but the reference's depends on the inputs"
         if self.kind == "exact":
             share = self.mismatches / max(self.elements, 1)
             if share > bar:
                 count = f"{self.mismatches} of {self.elements}"
                 return f"differs in {count} elements, by {self.max_abs:.3g} at most (--max-mismatch)"
             return None
-        return f"has the relative error {worst:.2g}, above the bar {bar:g} (--max-error)" if excess else None
+        return f"has relative error {worst:.2g}, above the limit {bar:g} (--max-error)" if excess else None
 
     def _add_exact(self, left: Array, right: Array) -> None:
         self.kind = "exact"
@@ -194,15 +196,15 @@ class Tally:
         self.same_infinite += int((infinite & (left == right)).sum())
         if (nan & ~same_nan).any():
             count = int((nan & ~same_nan).sum())
-            self.problem = self.problem or f"is NaN in {count} places in only one of the two"
+            self.problem = self.problem or f"is NaN in {count} elements of only one of the two"
         elif (infinite & (left != right)).any():
             count = int((infinite & (left != right)).sum())
-            self.problem = self.problem or f"is infinite in {count} places where the other is not so"
+            self.problem = self.problem or f"is infinite in {count} elements that differ in the other"
 
     def _cut(self, exact: Floats, error: Floats) -> Iterator[tuple[int, _Slices]]:
         axes = [_WHOLE]
         if self.by_slice and exact.ndim > 1:
-            axes += [axis for axis, size in enumerate(exact.shape) if 1 < size <= _MOST_SLICES]
+            axes += [axis for axis, size in enumerate(exact.shape) if 1 < size <= _MAX_SLICES]
         elif self.by_slice and exact.ndim == 1 and exact.size > 1:
             axes.append(0)
         for axis in axes:
@@ -220,14 +222,14 @@ class Tally:
         self._range[exact.shape] = (np.fmin(low, exact), np.fmax(high, exact))
 
     def _note_variation(self, left: Array, right: Array) -> None:
-        """Note whether either side gave anything but what it gave in an earlier run of this shape."""
+        """Record whether either side differs from its first run with this shape."""
         self.repeated |= left.shape in self._first
         first = self._first.setdefault(left.shape, (left, right))
         self.varies |= not _same(left, first[0])
         self.candidate_varies |= not _same(right, first[1])
 
     def _worst(self, bar: float, noise: Tally | None, most: float) -> tuple[float, bool, float | None]:
-        """Return the largest relative error, whether one is above the bar, and one excused as rounding."""
+        """Return the largest relative error, whether one is above the limit, and one allowed as rounding."""
         if not self._slices or _WHOLE not in self._slices:
             return 0.0, False, None
         worst, above, rounding = 0.0, 0.0, None
@@ -248,12 +250,12 @@ class Tally:
         return above or worst, above > 0, rounding
 
     def noise(self, axis: int, shape: tuple[int, ...]) -> Floats:
-        """Return the largest error of each slice."""
+        """Return the largest error of each slice along ``axis``, zeros if unknown."""
         slices = (self._slices or {}).get(axis)
         return slices.error if slices is not None and slices.error.shape == shape else np.zeros(shape)
 
     def _scale(self, axis: int, slices: _Slices) -> Floats:
-        """Return how far the reference ranges in each slice; where it does not, how large it is."""
+        """Return the range of the reference in each slice; its magnitude if the range is 0."""
         ranges = slices.high - slices.low
         varied = np.zeros_like(ranges)
         for low, high in (self._range[shape] for shape in self._repeated):

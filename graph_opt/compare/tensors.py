@@ -1,4 +1,4 @@
-"""Compares two graphs that run on named tensors."""
+"""Compare two graphs on named tensors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .report import VerifyReport
 from .rounding import rounded_feed, write_rounded
 from .runners import open_session, running
 from .sample_inputs import Sample
-from .tally import OutputResult, Tally
+from .tally import KEYS, OutputResult, Tally
 
 
 class Side:
-    """One of the two graphs: its file, what messages call it, and its session.
+    """One of the two graphs, with its session.
 
     Args:
         model: the ONNX file.
-        name: what messages call it.
+        name: its name in messages.
     """
 
     def __init__(self, model: Path, name: str) -> None:
@@ -38,20 +38,18 @@ class Side:
         self.outputs = [str(value.name) for value in self.session.get_outputs()]
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Run on the inputs that the graph has.
+        """Run on the inputs of the graph.
 
         Returns:
-            The output tensors by name; elements of sequences and maps are numbered and named.
+            The output tensors by name; elements of sequences and maps are ``name[index]`` and ``name[key]``.
 
         Raises:
-            UsageError: an input is not among ``feed``.
-            GraphError: the graph cannot be run on it.
+            UsageError: ``feed`` lacks an input.
+            GraphError: the run failed.
         """
         missing = [name for name in self.inputs if name not in feed]
         if missing:
-            raise UsageError(
-                f"{self.name} wants the input {missing[0]}, and there is none of that name: {', '.join(feed)}"
-            )
+            raise UsageError(f"{self.name} needs input {missing[0]}; the given inputs are: {', '.join(feed)}")
         with running(self.name):
             own = zip(self._inputs, self.inputs, strict=True)
             results = self.session.run(None, {mine: feed[name] for mine, name in own})
@@ -67,19 +65,19 @@ def compare_tensors(
     rounded: bool = False,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Run both on each sample and judge what they return.
+    """Run both on each sample and judge their outputs.
 
     Args:
-        reference: what is right.
-        candidate: what is judged.
+        reference: the reference.
+        candidate: the graph to judge.
         samples: inputs of each run.
-        bars: what must not be exceeded.
+        bars: the tolerances.
         rounded: whether one of them rounds its activations.
-        progress: called with how many runs are done, and how many there are.
+        progress: called with the number of finished and of all runs.
 
     Raises:
-        UsageError: an input of one is missing, or they share no output.
-        GraphError: one cannot be run.
+        UsageError: an input is missing, or there are no common outputs.
+        GraphError: a run failed.
     """
     notes = _renamed(reference, candidate)
     tallies: dict[str, Tally] = {}
@@ -96,9 +94,9 @@ def compare_tensors(
         )
     results = _results(tallies, absent, bars, reference, samples, rounded=rounded)
     if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
-        notes.append(f"{reference.name} gives other results each time it runs on the same inputs")
+        notes.append(f"{reference.name} gives different results at each run on the same inputs")
     if len(samples) == 1:
-        notes.append("one run only: whether outputs depend on the inputs was not compared")
+        notes.append("only one run: the dependence of outputs on the inputs was not compared")
     return VerifyReport(
         reference=reference.name,
         candidate=candidate.name,
@@ -110,7 +108,7 @@ def compare_tensors(
 
 
 def _is_random(side: Side, sample: Sample) -> bool:
-    """Return whether a graph gives other results each time, as those with random operators do."""
+    """Return whether a graph gives different results for the same inputs, as with random operators."""
     first, again = side.run(sample.feed), side.run(sample.feed)
     return set(first) != set(again) or any(
         first[name].tobytes() != again[name].tobytes() for name in first if first[name].dtype != object
@@ -118,13 +116,13 @@ def _is_random(side: Side, sample: Sample) -> bool:
 
 
 def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
-    """Say what the runs were on, runs that read alike together."""
+    """Return descriptions of the samples, equal ones with a count."""
     counts = Counter(sample.text for sample in samples)
     return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
 
 
 def _renamed(reference: Side, candidate: Side) -> list[str]:
-    """Give the candidate's inputs and outputs the reference's names where only names differ."""
+    """Map the candidate's input and output names to the reference's, in order, if their numbers are equal."""
     notes = []
     for kind in ("inputs", "outputs"):
         ours, theirs = getattr(reference, kind), getattr(candidate, kind)
@@ -133,7 +131,7 @@ def _renamed(reference: Side, candidate: Side) -> list[str]:
         if left and len(left) == len(other) and len(ours) == len(theirs):
             names = dict(zip(other, left, strict=True))
             setattr(candidate, kind, [names.get(name, name) for name in theirs])
-            notes += [f"{kind[:-1]} {name} of the candidate is taken for {names[name]}" for name in other]
+            notes += [f"{kind[:-1]} {name} of the candidate is compared with {names[name]}" for name in other]
     return notes
 
 
@@ -145,7 +143,9 @@ def _add_run(
             tallies.setdefault(name, Tally()).add(array, right[name])
         else:
             absent[name] = "is missing"
-    absent |= {name: "is not among the reference's" for name in right if name not in left and "[" in name}
+    absent |= {
+        name: "is not an output of the reference" for name in right if name not in left and "[" in name
+    }
 
 
 def _results(
@@ -172,7 +172,7 @@ def _may_be_rounding(result: OutputResult) -> bool:
 
 
 def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
-    """Compare the reference with itself after a rounding of each weight and input."""
+    """Compare the reference with itself after rounding each weight and input."""
     noises: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "rounded.onnx")
@@ -182,16 +182,41 @@ def _noises(reference: Side, samples: Sequence[Sample]) -> dict[str, Tally]:
             try:
                 moved = rounded.run(rounded_feed(sample.feed, seed=number))
             except GraphError:
-                continue  # such as a negative square root; then nothing is excused in this run
+                continue  # for example a negative square root; then this run allows no rounding error
             expected = reference.run(sample.feed) if sample.expected is None else sample.expected
             _add_run(noises, {}, expected, moved)
     return noises
 
 
+def _table(result: Any) -> tuple[Array, Array] | None:
+    """Return keys, and values [rows, keys], of a map or of a sequence of maps, as classifiers give them.
+
+    None for what is none, and for maps of several key sets or of tensors.
+    """
+    rows = [result] if isinstance(result, dict) else result
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    keys = list(rows[0])
+    scalar = all(list(row) == keys and not any(np.ndim(one) for one in row.values()) for row in rows)
+    if not scalar:
+        return None
+    kept = np.array(keys, object) if any(isinstance(key, str) for key in keys) else np.array(keys)
+    return kept, np.array([list(row.values()) for row in rows], _map_type(rows[0]))
+
+
+def _map_type(row: Mapping[Any, Any]) -> Any:
+    """Maps of floats have numbers of 32 bits, which Python widens."""
+    return np.float32 if any(isinstance(one, float) for one in row.values()) else None
+
+
 def _tensors(results: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Array]]:
-    """Name the tensors of the outputs, those of sequences and maps too; an absent optional is left out."""
+    """Yield the output tensors by name, including those of sequences and maps; skip absent optionals."""
     for name, result in results:
-        if isinstance(result, list):
+        table = _table(result)
+        if table is not None:
+            yield name + KEYS, table[0]
+            yield name, table[1]
+        elif isinstance(result, list):
             yield from _tensors((f"{name}[{number}]", one) for number, one in enumerate(result))
         elif isinstance(result, dict):
             yield from _tensors((f"{name}[{key!r}]", one) for key, one in result.items())

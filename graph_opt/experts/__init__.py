@@ -1,1 +1,1 @@
-"""Mixtures of experts: finding their parts and writing them."""
+"""Find mixtures of experts in a graph, and write them in canonical form."""

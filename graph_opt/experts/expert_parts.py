@@ -1,4 +1,8 @@
-"""The experts among a trace's nodes, as parts that a proof can replace by factors."""
+"""Find candidate experts in a traced graph.
+
+The proof that a subgraph is a mixture of experts (``fuse_experts.py``) replaces each expert by a
+multiplication with a factor, and compares the results.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,17 @@ from .expert_tensors import ExpertLayer, FloatExperts
 from .mixture import Activation, Expert, gated_mlp
 from .write_mixture import ExpertWeights
 
-_MOST_BETWEEN = 64  # nodes that the second product of stacked experts depends on, back to the tokens
+_MAX_BETWEEN = 64  # nodes between the two products of stacked experts
 
 
 class ExpertPart(abc.ABC):
-    """One or several experts whose results are one value.
+    """One or more experts with one result.
 
     Attributes:
-        reads: what they compute from.
-        result: what they compute.
-        count: how many they are.
-        activation: between their products.
+        reads: the values that the experts read.
+        result: the value that they compute.
+        count: number of experts.
+        activation: the function between the products.
     """
 
     reads: tuple[ir.Value, ...]
@@ -35,25 +39,25 @@ class ExpertPart(abc.ABC):
     activation: Activation
 
     @abc.abstractmethod
-    def stand_in(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
-        """Return the result if every expert only multiplied its tokens with its factor."""
+    def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
+        """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
 
     @abc.abstractmethod
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
         """Return the experts' weights; new nodes are inserted in front of ``before``."""
 
-    def doubt(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
-        """Return why these are no experts after all.
+    def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
+        """Return why the candidate is not a set of gated MLPs, None if it is.
 
         Args:
             boundary: random tokens and scores.
-            given: what ``reads`` are for these.
+            given: the values of ``reads`` for these.
         """
         return None
 
 
 class SingleExpert(ExpertPart):
-    """A gated MLP."""
+    """One gated MLP."""
 
     count = 1
 
@@ -62,8 +66,8 @@ class SingleExpert(ExpertPart):
         self.reads, self.result = (expert.gate.x,), expert.down.output
         self.activation = expert.activation
 
-    def stand_in(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
-        """Return the result if the expert only multiplied its tokens with its factor."""
+    def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
+        """Return the result if the expert only multiplied its tokens by its factor."""
         return np.asarray(given[self.reads[0]] * factors[0])
 
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
@@ -74,13 +78,13 @@ class SingleExpert(ExpertPart):
 
 @dataclass(frozen=True, slots=True)
 class _StackedProduct:
-    """A product of each row with the matrix of its own expert, chosen by ``ids`` from [experts, ., .]."""
+    """A batched product of each row with its expert's matrix, gathered by ``ids`` from [experts, ., .]."""
 
     node: ir.Node
     x: ir.Value
     ids: ir.Value
     stack: ir.Value
-    transposed: bool  # the stack is [experts, in, out]
+    transposed: bool  # the stacked weight is [experts, in, out]
 
     @property
     def tensors(self) -> FloatExperts:
@@ -91,57 +95,57 @@ class _StackedProduct:
 
 
 class StackedExperts(ExpertPart):
-    """All experts at once: one product opens each row by its expert's gate and up, one closes it.
+    """All experts in two batched products: gate and up projections in the first, down in the second.
 
-    So transformers' ``batched_mm`` computes them (its integrations/moe.py).
+    transformers' ``batched_mm`` computes experts this way (integrations/moe.py).
     """
 
     activation = Activation()
 
-    def __init__(self, opens: _StackedProduct, closes: _StackedProduct) -> None:
-        self._opens, self._closes = opens, closes
-        self.reads, self.result = (opens.x, opens.ids, closes.ids), closes.node.outputs[0]
-        self.count, self._opened, _ = opens.tensors.shape
-        self._rows = slice(0), slice(0)  # of gate and up
+    def __init__(self, gate_up: _StackedProduct, down: _StackedProduct) -> None:
+        self._gate_up, self._down = gate_up, down
+        self.reads, self.result = (gate_up.x, gate_up.ids, down.ids), down.node.outputs[0]
+        self.count, self._width, _ = gate_up.tensors.shape
+        self._rows = slice(0), slice(0)  # the rows of gate and of up
 
-    def doubt(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
-        """Return why what is between the products is not SiLU of one half times the other."""
+    def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
+        """Return why the nodes between the products do not compute SiLU(gate) * up, None if they do."""
         x, ids, again = (given[value] for value in self.reads)
         if not np.array_equal(ids.reshape(-1), again.reshape(-1)):
-            return "its experts are closed by others than those that open them"
-        between = region([*boundary, self._opens.node.outputs[0]], self._closes.x, max_nodes=_MOST_BETWEEN)
+            return "its down projections use other expert ids than its gate and up projections"
+        between = region([*boundary, self._gate_up.node.outputs[0]], self._down.x, max_nodes=_MAX_BETWEEN)
         if isinstance(between, str):
             return between
-        opened = np.random.default_rng(self.count).standard_normal((len(x), self._opened)).astype(np.float32)
-        found = between(*boundary.values(), opened[:, None] if self._opens.transposed else opened[:, :, None])
-        for rows in _halves(self._opened):
-            gate, up = (opened[:, each] for each in rows)
+        rng = np.random.default_rng(self.count)
+        hidden = rng.standard_normal((len(x), self._width)).astype(np.float32)
+        stacked = hidden[:, None] if self._gate_up.transposed else hidden[:, :, None]
+        found = between(*boundary.values(), stacked)
+        for rows in _halves(self._width):
+            gate, up = (hidden[:, each] for each in rows)
             if close(found.reshape(len(x), -1) if len(found) else found, gate / (1 + np.exp(-gate)) * up):
                 self._rows = rows
                 return None
-        return (
-            between.failure or "what is between its experts' products is not SiLU of one half times the other"
-        )
+        return between.failure or "its experts do not compute SiLU(gate) * up between their products"
 
-    def stand_in(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
-        """Return the result if every expert only multiplied its tokens with its factor."""
+    def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
+        """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
         x, ids, _ = (given[value] for value in self.reads)
         result = x.reshape(len(x), -1) * factors[ids.reshape(-1)][:, None]
-        return np.asarray(result[:, None] if self._closes.transposed else result[:, :, None])
+        return np.asarray(result[:, None] if self._down.transposed else result[:, :, None])
 
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
-        """Return the experts' weights, each cut from the stack."""
+        """Return the experts' weights, sliced from the stacked weights."""
         names = (".gate", ".up")
-        opens, closes = self._opens.tensors, ExpertLayer(self._closes.tensors)
-        gate, up = (ExpertLayer(opens, rows, name) for rows, name in zip(self._rows, names, strict=True))
+        gate_up, down = self._gate_up.tensors, ExpertLayer(self._down.tensors)
+        gate, up = (ExpertLayer(gate_up, rows, name) for rows, name in zip(self._rows, names, strict=True))
         return [
-            ExpertWeights(*(layer.of(one, graph, before) for layer in (gate, up, closes)))
+            ExpertWeights(*(layer.of(one, graph, before) for layer in (gate, up, down)))
             for one in range(self.count)
         ]
 
 
 def expert_parts(graph: ir.Graph) -> dict[ir.Value, ExpertPart]:
-    """Return what may be experts in a graph, by their results."""
+    """Return the candidate experts of a graph, by their result."""
     mlps = (gated_mlp(node) for node in nodes_of(graph, "Sigmoid"))
     parts: list[ExpertPart] = [SingleExpert(mlp) for mlp in mlps if mlp is not None]
     return {part.result: part for part in (*parts, *_stacked_experts(graph))}
@@ -150,12 +154,12 @@ def expert_parts(graph: ir.Graph) -> dict[ir.Value, ExpertPart]:
 def _stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
     found = (_stacked_product(node) for node in nodes_of(graph, "MatMul"))
     products = {one.node: one for one in found if one is not None}
-    for closes in products.values():
-        opens = _behind(closes, products)
-        if opens is not None:
-            (count, opened, hidden), closed = opens.tensors.shape, closes.tensors.shape
-            if closed == (count, hidden, opened // 2):
-                yield StackedExperts(opens, closes)
+    for down in products.values():
+        gate_up = _product_upstream(down, products)
+        if gate_up is not None:
+            count, width, hidden = gate_up.tensors.shape
+            if down.tensors.shape == (count, hidden, width // 2):
+                yield StackedExperts(gate_up, down)
 
 
 def _stacked_product(node: ir.Node) -> _StackedProduct | None:
@@ -177,10 +181,12 @@ def _stacked_product(node: ir.Node) -> _StackedProduct | None:
     return None
 
 
-def _behind(closes: _StackedProduct, products: Mapping[ir.Node, _StackedProduct]) -> _StackedProduct | None:
-    """Return the stacked product that ``closes`` follows."""
-    stack, seen = [closes.x], {closes.x}
-    while stack and len(seen) < _MOST_BETWEEN:
+def _product_upstream(
+    down: _StackedProduct, products: Mapping[ir.Node, _StackedProduct]
+) -> _StackedProduct | None:
+    """Return the stacked product upstream of ``down``."""
+    stack, seen = [down.x], {down.x}
+    while stack and len(seen) < _MAX_BETWEEN:
         node = stack.pop().producer()
         if node is None:
             continue
@@ -193,6 +199,6 @@ def _behind(closes: _StackedProduct, products: Mapping[ir.Node, _StackedProduct]
 
 
 def _halves(size: int) -> tuple[tuple[slice, slice], ...]:
-    """Return where gate and up may lie."""
+    """Return the possible rows of gate and up in the fused projection: two halves, or interleaved."""
     half = size // 2
     return (slice(half), slice(half, None)), (slice(0, None, 2), slice(1, None, 2))

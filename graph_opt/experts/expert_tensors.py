@@ -1,4 +1,4 @@
-"""The weights of all experts in one tensor, [experts, out, in], and those of one expert as a linear layer."""
+"""Split the stacked weights of all experts, [experts, out, in], into linear layers of single experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..graph.lazy import Array, lazy, shape_of, unpack_nibbles
 from .write_mixture import LinearWeights
 
 _LARGEST_BLOCK = 128
-_SMALLEST_BLOCK = 16  # of MatMulNBits
+_SMALLEST_BLOCK = 16  # the smallest block size of MatMulNBits
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ExpertTensors(abc.ABC):
     """The weights of one layer of all experts.
 
     Args:
-        name: what the tensors of one expert are named after.
+        name: prefix of the names of each expert's tensors.
         bias: [experts, out], or None.
     """
 
@@ -32,20 +32,20 @@ class ExpertTensors(abc.ABC):
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """Experts, out and in."""
+        """Number of experts, output size and input size."""
 
     @abc.abstractmethod
     def matrix(self, graph: ir.Graph, before: ir.Node, expert: int, rows: slice, stem: str) -> ir.Value:
-        """Return the weight [in, out] of an expert, of some of its outputs."""
+        """Register the weight [in, out] of ``expert`` for the outputs ``rows``; names begin with ``stem``."""
 
 
 class ExpertLayer:
-    """Some outputs of one layer of all experts.
+    """A range of outputs of one layer of all experts.
 
     Args:
-        tensors: their weights.
-        rows: which outputs.
-        part: what is added to the name of their tensors.
+        tensors: the layer's weights.
+        rows: the range of outputs.
+        part: suffix of the names of the tensors.
     """
 
     def __init__(self, tensors: ExpertTensors, rows: slice = slice(None), part: str = "") -> None:
@@ -54,7 +54,7 @@ class ExpertLayer:
         self.bias = bias if bias is not None and bias.numpy()[:, rows].any() else None
 
     def of(self, expert: int, graph: ir.Graph, before: ir.Node) -> LinearWeights:
-        """Register one expert's layer; nodes are inserted in front of ``before``."""
+        """Register the weights of one expert and return them; nodes are inserted in front of ``before``."""
         stem, bias, rows = f"{self.tensors.name}.{expert}{self.part}", self.bias, self.rows
         matrix = self.tensors.matrix(graph, before, expert, rows, stem)
         if bias is None:
@@ -66,7 +66,7 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class FloatExperts(ExpertTensors):
-    """Weights as they are, [experts, out, in]; [experts, in, out] where ``transposed``."""
+    """Float weights [experts, out, in], or [experts, in, out] if ``transposed``."""
 
     tensor: ir.TensorProtocol
     transposed: bool = False
@@ -92,7 +92,10 @@ class FloatExperts(ExpertTensors):
 
 @dataclass(frozen=True)
 class BlockedExperts(ExpertTensors):
-    """Weights of 4 or 8 bits, [experts, out, bytes of in], with scales a column or a block of one."""
+    """4-bit or 8-bit weights [experts, out, packed in], with one scale per output or per block of inputs.
+
+    ``block_size`` is 0 for one scale per output.
+    """
 
     packed: ir.TensorProtocol
     scales: ir.TensorProtocol
@@ -123,14 +126,14 @@ class BlockedExperts(ExpertTensors):
             scales = bytes_of(self.scales, shape_of(self.scales)[2])
             points = self.zero_points and bytes_of(self.zero_points, shape_of(self.zero_points)[2])
         else:
-            scales, points = self._spread(expert, rows, (count, inputs // block))
+            scales, points = self._expand_scales(expert, rows, (count, inputs // block))
         blocks = KernelBlocks(stem, packed, scales, points, count, inputs, self.bits, block)
         return dequantized(graph, before, blocks, axis=0)
 
-    def _spread(
+    def _expand_scales(
         self, expert: int, rows: slice, shape: tuple[int, int]
     ) -> tuple[ir.LazyTensor, ir.LazyTensor | None]:
-        """Return scales and zero points of whole columns, [out, blocks], once a block."""
+        """Return scales and zero points per block, [out, blocks], repeated from those per output."""
         scales, points, bits = self.scales, self.zero_points, self.bits
         width = -(-shape[1] * bits // 8)
 
@@ -157,7 +160,7 @@ def _count(rows: slice, size: int) -> int:
 
 
 def _block_for(inputs: int) -> int:
-    """Return the block that a column of one scale is cut in: one that kernels take, where one fits."""
+    """Return a block size for inputs with one scale: 128 to 16 if it divides them, else all inputs."""
     block = _LARGEST_BLOCK
     while block >= _SMALLEST_BLOCK:
         if inputs % block == 0:

@@ -1,4 +1,4 @@
-"""The canonical mixture of experts of docs/architecture.md, found in a graph."""
+"""Find the canonical mixture of experts of docs/contract.md in a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..graph.edit import constant, sole_consumer, weight
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A product with a weight, perhaps with a bias added."""
+    """A MatMul with a weight, with an optional bias."""
 
     product: ir.Node
     bias: ir.Value | None
@@ -22,24 +22,27 @@ class Linear:
 
     @property
     def x(self) -> ir.Value:
-        """What is multiplied."""
+        """The input, [..., in]."""
         return _operand(self.product, 0)
 
     @property
     def weight(self) -> ir.Value:
-        """The weight, [in, out], perhaps dequantized."""
+        """The weight [in, out]; may be the output of a DequantizeLinear."""
         return _operand(self.product, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What is between an expert's products: act(g) * (l + beta), or act(g) where nothing makes l.
+    """The function between an expert's products: act(g) * (u + beta), or act(g) without an up projection.
+
+    Here g is the gate projection clipped to at most ``limit``, and u the up projection clipped to
+    [-limit, limit].
 
     Args:
-        name: "silu", g * sigmoid(alpha * g); "gelu" by tanh; "relu"; or "identity".
-        alpha: as above.
-        beta: as above.
-        limit: g is at most this, l between this and its negative.
+        name: "silu", which is g * sigmoid(alpha * g); "gelu", with tanh; "relu"; or "identity".
+        alpha: factor inside of "silu".
+        beta: added to u.
+        limit: infinite for no clipping.
     """
 
     name: str = "silu"
@@ -50,7 +53,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The layers of one expert: down(silu(gate(x)) * up(x))."""
+    """The layers of one expert: down(act(gate(x)) * up(x))."""
 
     gate: Linear
     up: Linear
@@ -59,27 +62,27 @@ class Expert:
 
     @property
     def layers(self) -> tuple[Linear, Linear, Linear]:
-        """All of them."""
+        """Gate, up and down."""
         return self.gate, self.up, self.down
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """One sparse layer.
+    """A sparse mixture-of-experts layer.
 
     Args:
         tokens: [tokens, hidden].
-        scores: the router's, [tokens, experts], before the softmax.
-        likely: their softmax.
-        per_token: how many experts a token asks.
-        normalize: the weights of a token's experts are scaled to sum to 1.
-        experts: all of them, in the router's order.
-        result: the product that mixes, [tokens, 1, hidden].
+        scores: the router's logits [tokens, experts].
+        probabilities: the softmax of ``scores``.
+        per_token: number of experts per token (top-k).
+        normalize: whether the routing weights of a token are scaled to sum to 1.
+        experts: all experts, in the router's order.
+        result: the weighted sum of the experts' results, [tokens, 1, hidden].
     """
 
     tokens: ir.Value
     scores: ir.Value
-    likely: ir.Value
+    probabilities: ir.Value
     per_token: int
     normalize: bool
     experts: tuple[Expert, ...]
@@ -87,7 +90,11 @@ class Mixture:
 
 
 def find_mixture(split: ir.Node) -> Mixture | str | None:
-    """Return the mixture whose tokens ``split`` deals out, why it is not canonical, or None if it is none."""
+    """Return the mixture whose tokens ``split`` distributes to experts.
+
+    Returns:
+        The mixture; the reason if it is a mixture but not canonical; None if it is not a mixture.
+    """
     copies = _made_by(split.inputs[0], "Gather")
     ranks = _made_by(copies.inputs[1], "Div") if copies is not None else None
     choice = _behind(ranks.inputs[0], "TopK", "Reshape", "TopK") if ranks is not None else None
@@ -95,11 +102,11 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     if copies is None or choice is None:
         return None
     if softmax is None:
-        return "its experts are not chosen by a softmax"
+        return "its experts are not selected by a softmax"
     asked = constant(choice.inputs[1])
     tokens, scores = copies.inputs[0], _uncast(softmax.inputs[0])
     if asked is None or tokens is None or scores is None:
-        return "how many experts a token asks is not fixed"
+        return "the number of experts per token is not constant"
     found = [_expert(group) for group in split.outputs]
     experts = [expert for expert in found if isinstance(expert, Expert)]
     if len(experts) < len(found):
@@ -107,23 +114,23 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     mix = _mixing_product([expert.down.output for expert in experts])
     normalize = _is_normalized(mix.inputs[0], choice.outputs[0]) if mix is not None else None
     if mix is None or normalize is None:
-        return "its experts' results are not sorted back and weighed as the canonical form does"
-    likely, per_token = softmax.outputs[0], int(np.asarray(asked).item())
-    return Mixture(tokens, scores, likely, per_token, normalize, tuple(experts), mix.outputs[0])
+        return "its experts' results are not sorted back and weighted as in the canonical form"
+    probabilities, per_token = softmax.outputs[0], int(np.asarray(asked).item())
+    return Mixture(tokens, scores, probabilities, per_token, normalize, tuple(experts), mix.outputs[0])
 
 
 def gated_mlp(sigmoid: ir.Node) -> Expert | None:
-    """Return the gated MLP whose activation is SiLU by ``sigmoid``, None for anything else."""
-    opened, alpha = _with_constant(sigmoid.inputs[0], "Mul", 1.0)
+    """Return the gated MLP whose SiLU contains ``sigmoid``, None if there is none."""
+    gated, alpha = _with_constant(sigmoid.inputs[0], "Mul", 1.0)
     silu = sole_consumer(sigmoid.outputs[0])
-    if opened is None or silu is None or silu.op_type != "Mul" or opened not in silu.inputs:
+    if gated is None or silu is None or silu.op_type != "Mul" or gated not in silu.inputs:
         return None
     product = sole_consumer(silu.outputs[0])
     if product is None or product.op_type != "Mul":
         return None
     other = next((value for value in product.inputs if value is not silu.outputs[0]), None)
     shifted, beta = _with_constant(other, "Add", 0.0)
-    (gate_output, gate_limits), (up_output, up_limits) = _clipped(opened), _clipped(shifted)
+    (gate_output, gate_limits), (up_output, up_limits) = _clipped(gated), _clipped(shifted)
     gate, up, limit = _linear_before(gate_output), _linear_before(up_output), gate_limits[1]
     if (gate_limits, up_limits) != ((-math.inf, limit), (-limit, limit)):
         return None
@@ -137,7 +144,7 @@ def gated_mlp(sigmoid: ir.Node) -> Expert | None:
 
 
 def _with_constant(value: ir.Value | None, op_type: str, neutral: float) -> tuple[ir.Value | None, float]:
-    """Return what a number is added to, or multiplied with, and the number; the value where there is none."""
+    """Return x and c if ``value`` is op_type(x, c) with a constant c, else ``value`` and ``neutral``."""
     node = _made_by(value, op_type)
     for operand in node.inputs if node is not None else ():
         number = _number(operand)
@@ -147,7 +154,7 @@ def _with_constant(value: ir.Value | None, op_type: str, neutral: float) -> tupl
 
 
 def _clipped(value: ir.Value | None) -> tuple[ir.Value | None, tuple[float, float]]:
-    """Return what is clipped, and the limits; the value where there are none."""
+    """Return x and the limits if ``value`` is Clip(x), else ``value`` and infinite limits."""
     node = _made_by(value, "Clip")
     if node is None:
         return value, (-math.inf, math.inf)
@@ -163,7 +170,7 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _linear_before(value: ir.Value | None) -> Linear | None:
-    """Return the layer whose result a value is."""
+    """Return the linear layer whose result is ``value``, else None."""
     product = _made_by(value, "MatMul")
     if product is None and (added := _made_by(value, "Add")) is not None:
         product = next((one for given in added.inputs if (one := _made_by(given, "MatMul"))), None)
@@ -172,7 +179,7 @@ def _linear_before(value: ir.Value | None) -> Linear | None:
 
 
 def _linear(product: ir.Node) -> Linear:
-    """Return the layer of a product: with a bias where a weight of one axis, and nothing else, is added."""
+    """Return the linear layer of a product; it has a bias if its only consumer adds a 1-D weight."""
     output = product.outputs[0]
     added = sole_consumer(output)
     if added is not None and added.op_type == "Add" and not added.domain:
@@ -184,10 +191,10 @@ def _linear(product: ir.Node) -> Linear:
 
 
 def _expert(group: ir.Value) -> Expert | str:
-    """Return the expert that computes ``group``."""
+    """Return the expert that reads ``group``, or why it is not a gated MLP."""
     readers = [use.node for use in group.uses()]
     if len(readers) != 2 or any(node.op_type != "MatMul" for node in readers):
-        return "an expert is no gated MLP"
+        return "an expert is not a gated MLP"
     for reader in readers:
         for sigmoid in _sigmoids_after(_linear(reader).output):
             found = gated_mlp(sigmoid)
@@ -197,7 +204,7 @@ def _expert(group: ir.Value) -> Expert | str:
 
 
 def _sigmoids_after(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield those that read a value, perhaps clipped and scaled."""
+    """Yield the Sigmoid nodes that read ``value``, possibly clipped and scaled."""
     for node in (use.node for use in value.uses()):
         if node.op_type == "Sigmoid":
             yield node
@@ -206,7 +213,7 @@ def _sigmoids_after(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _mixing_product(results: list[ir.Value]) -> ir.Node | None:
-    """Return the product behind the sorted results of all experts, in their order."""
+    """Return the MatMul that weights the experts' results, if they are concatenated in order, else None."""
     joined = sole_consumer(results[0])
     if joined is None or joined.op_type != "Concat" or list(joined.inputs) != results:
         return None
@@ -219,7 +226,7 @@ def _mixing_product(results: list[ir.Value]) -> ir.Node | None:
 
 
 def _is_normalized(weights: ir.Value | None, chosen: ir.Value) -> bool | None:
-    """Return whether weights are those chosen divided by their sum, None if they are something else."""
+    """Return True if ``weights`` is ``chosen`` divided by its sum, False if it is ``chosen``, else None."""
     spread = _behind(weights, "Unsqueeze")
     plain = _uncast(spread.inputs[0]) if spread is not None else None
     if plain is chosen:
@@ -243,7 +250,7 @@ def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _behind(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Follow first inputs upstream through operators of these types, casts aside, to the last."""
+    """Follow first inputs upstream through nodes of these types, ignoring casts, and return the last."""
     node: ir.Node | None = None
     for op_type in op_types:
         node = _made_by(_uncast(value), op_type)

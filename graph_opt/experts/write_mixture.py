@@ -1,4 +1,4 @@
-"""Write the canonical mixture of experts of docs/architecture.md into a graph."""
+"""Write the canonical mixture of experts of docs/contract.md into a graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import onnx_ir as ir
 from ..graph.edit import insert, shared_constant
 from .mixture import Activation
 
-LinearWeights = tuple[ir.Value, ir.Value | None]  # [in, out], perhaps dequantized, and a bias [out]
+LinearWeights = tuple[ir.Value, ir.Value | None]  # weight [in, out], may be dequantized, and bias [out]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """What an expert multiplies with: [hidden, width] to open, [width, hidden] to close."""
+    """The weights of an expert: gate and up [hidden, width], down [width, hidden]."""
 
     gate: LinearWeights
     up: LinearWeights | None
@@ -27,13 +27,13 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the experts of a token are found.
+    """How tokens are routed to experts.
 
     Args:
-        scores: the router's, [..., experts], before the softmax.
-        per_token: how many experts a token asks, those of the largest scores.
-        normalize: the weights of a token's experts are scaled to sum to 1.
-        weights: what the weights are, [..., experts], where they are not the softmax of the scores.
+        scores: the router's logits [..., experts].
+        per_token: number of experts per token: those with the largest scores.
+        normalize: whether the routing weights of a token are scaled to sum to 1.
+        weights: the routing weights [..., experts]; None for the softmax of the scores.
     """
 
     scores: ir.Value
@@ -51,18 +51,18 @@ def write_mixture(
     hidden: int,
     activation: Activation | None = None,
 ) -> ir.Value:
-    """Write a mixture in front of a node that everything it reads precedes.
+    """Write a mixture of experts in front of a node.
 
     Args:
-        before: the node.
+        before: the node; everything that the mixture reads must precede it.
         x: [..., hidden].
-        routing: how the experts of a token are found.
-        experts: their weights, in the router's order.
-        hidden: the size of x.
-        activation: between their products; SiLU by default.
+        routing: how tokens are routed to experts.
+        experts: the experts' weights, in the router's order.
+        hidden: size of the last axis of x.
+        activation: the function between the products; SiLU by default.
 
     Returns:
-        The result, of x's shape.
+        The result, with the shape of x.
     """
     write = _Writer(before, activation or Activation())
     op, ints = write.op, write.ints
@@ -83,7 +83,7 @@ def write_mixture(
 
 
 class _Writer:
-    """Inserts nodes in front of one."""
+    """Inserts the nodes of a mixture in front of ``before``."""
 
     def __init__(self, before: ir.Node, activation: Activation) -> None:
         if not isinstance(before.graph, ir.Graph):
@@ -102,7 +102,7 @@ class _Writer:
         return insert(self.before, "TopK", operands, {"axis": 0, "largest": 0}, num_outputs=2).outputs[1]
 
     def routing(self, routing: Routing, count: int) -> tuple[ir.Value, ir.Value]:
-        """Weights and numbers of each token's experts, both [tokens, per_token]."""
+        """Return routing weights and indices of each token's experts, both [tokens, per_token]."""
         scores = self.op("Reshape", routing.scores, self.ints(-1, count))
         ranked = self.op("Softmax", scores, axis=-1) if routing.weights is None else scores
         operands = [ranked, self.ints(routing.per_token)]
@@ -115,7 +115,7 @@ class _Writer:
         return shares, chosen
 
     def expert(self, group: ir.Value, weights: ExpertWeights) -> ir.Value:
-        """down(act(gate(x)) * up(x))."""
+        """Write down(act(gate(x)) * up(x))."""
         activation = self.activation
         value = self.activated(self.clipped(self.linear(group, weights.gate), -math.inf, activation.limit))
         if weights.up is not None:
@@ -126,7 +126,7 @@ class _Writer:
         return self.linear(value, weights.down)
 
     def activated(self, value: ir.Value) -> ir.Value:
-        """The activation of one value."""
+        """Apply the activation function."""
         name, alpha = self.activation.name, self.activation.alpha
         if name == "silu":
             scaled = value if alpha == 1.0 else self.op("Mul", value, self.number(alpha, value))
@@ -136,7 +136,7 @@ class _Writer:
         return self.op("Relu", value) if name == "relu" else value
 
     def linear(self, x: ir.Value, weights: LinearWeights) -> ir.Value:
-        """X @ W (+ bias)."""
+        """Write x @ W (+ bias)."""
         matrix, bias = weights
         product = self.op("MatMul", x, matrix)
         product.type = matrix.type
@@ -147,7 +147,7 @@ class _Writer:
         return output
 
     def clipped(self, value: ir.Value, low: float, high: float) -> ir.Value:
-        """A value within limits, one of which may be infinite."""
+        """Clip to [low, high]; nothing is written if ``high`` is infinite."""
         if math.isinf(high):
             return value
         bounds = (None if math.isinf(low) else self.number(low, value), self.number(high, value))
@@ -156,7 +156,7 @@ class _Writer:
         return output
 
     def number(self, number: float, like: ir.Value) -> ir.Value:
-        """A number of a value's type."""
+        """Return a scalar constant with the type of ``like``."""
         dtype = like.dtype or ir.DataType.FLOAT
         name = f"experts.{dtype.name.lower()}_{number!r}"
         return shared_constant(self.graph, name, np.array(number, dtype.numpy()))

@@ -1,1 +1,1 @@
-"""Reading, editing and describing one ONNX graph."""
+"""Read, edit and describe one ONNX graph."""

@@ -1,4 +1,4 @@
-"""ONNX's own checker on a graph in memory, whose weights it need not see."""
+"""Run ONNX's checker on a graph in memory, without its large weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-_DROPPED_BYTES = 1000  # onnx_ir shows the checker no larger weights, those of subgraphs excepted
+_DROPPED_BYTES = 1000  # onnx_ir removes larger weights of the main graph before it calls the checker
 
 
 def complaint(model: ir.Model) -> str | None:
-    """Return what ONNX's checker finds wrong with a model, None if nothing.
+    """Return the error of ONNX's checker, None if the model is valid.
 
-    It knows no operators but ONNX's; those of other domains it passes over.
+    Operators of other domains than ONNX's are not checked.
     """
     with silent_onnx_ir(), _small_weights_in_memory(model):
         try:
@@ -28,7 +28,7 @@ def complaint(model: ir.Model) -> str | None:
 
 @contextmanager
 def silent_onnx_ir() -> Iterator[None]:
-    """Keep onnx_ir from logging about what is checked here anyway."""
+    """Silence onnx_ir's log: its warnings repeat the errors that are checked here."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -40,13 +40,13 @@ def silent_onnx_ir() -> Iterator[None]:
 
 @contextmanager
 def _small_weights_in_memory(model: ir.Model) -> Iterator[None]:
-    """Hide where weights lie: the checker would look for their files in the working directory."""
+    """Load small external weights: the checker would look for their files in the working directory."""
     hidden: list[tuple[ir.Value, ir.TensorProtocol]] = []
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            seen = graph is not model.graph or (tensor is not None and tensor.nbytes <= _DROPPED_BYTES)
-            if isinstance(tensor, ir.ExternalTensor) and seen:
+            checked = graph is not model.graph or (tensor is not None and tensor.nbytes <= _DROPPED_BYTES)
+            if isinstance(tensor, ir.ExternalTensor) and checked:
                 hidden.append((value, tensor))
                 value.const_value = ir.tensor(tensor.numpy(), name=value.name)
     try:

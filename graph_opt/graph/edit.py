@@ -13,7 +13,7 @@ MICROSOFT = "com.microsoft"
 
 
 def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Node]:
-    """Yield the graph's nodes of one operator; the graph may change underway."""
+    """Yield the graph's nodes of one operator; the graph may change during the iteration."""
     yield from [node for node in graph if node.op_type == op_type and node.domain == domain]
 
 
@@ -40,14 +40,14 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
 
 
 def hold_in_memory(graph: ir.Graph) -> None:
-    """Load every initializer of a small graph: ONNX's reference evaluator reads no external data."""
+    """Load every initializer of a small graph: ONNX's reference evaluator does not read external data."""
     for value in graph.initializers.values():
         if value.const_value is not None:
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
 
 
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.NDArray[Any]) -> ir.Value:
-    """Register a tensor under ``name``, numbered when the name is taken."""
+    """Register a tensor under ``name``, with a number appended if the name is taken."""
     content = ir.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
     unique, number = name, 0
     while unique in graph.initializers:
@@ -65,7 +65,10 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.
 
 
 def shared_constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Return the initializer ``name``, made on first use; numbered where an exporter's own has that name."""
+    """Return the initializer ``name`` with this content, registered on first use.
+
+    If an initializer of other content has the name, a number is appended.
+    """
     unique, number = name, 0
     while unique in graph.initializers:
         if _holds(graph.initializers[unique], array):
@@ -83,7 +86,7 @@ def _holds(value: ir.Value, array: npt.NDArray[Any]) -> bool:
 
 
 def certainly_equal(a: ir.Shape | None, b: ir.Shape | None) -> bool:
-    """Return whether two shapes are known to be the same; axes without a name may differ."""
+    """Return whether two shapes are known to be equal; unnamed dynamic axes count as different."""
     if a is None or b is None or a != b:
         return False
     return all(isinstance(dim, int) or dim.value is not None for dim in a)
@@ -101,7 +104,7 @@ def insert(
     """Insert a new node in front of ``before`` and return it."""
     graph = before.graph
     if not isinstance(graph, ir.Graph):
-        raise TypeError(f"node {before.name} belongs to no graph")
+        raise TypeError(f"node {before.name} does not belong to a graph")
     node = ir.node(op_type, inputs, attributes or {}, domain=domain, num_outputs=num_outputs)
     graph.insert_before(before, node)
     if domain:
@@ -110,7 +113,10 @@ def insert(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let every consumer of ``old`` read ``new``, which inherits type, shape and, for an output, the name."""
+    """Make every consumer of ``old`` read ``new``.
+
+    ``new`` inherits the type and shape of ``old``, and its name if ``old`` is a graph output.
+    """
     inherit(new, old)
     if old.is_graph_output():
         old.name, new.name = f"{old.name}_replaced", old.name
@@ -118,13 +124,13 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def inherit(new: ir.Value, old: ir.Value) -> None:
-    """Give a value the type and shape of another where it has none; the shape of a scalar counts."""
+    """Copy type and shape of ``old`` to ``new`` where they are None. () is a shape, that of a scalar."""
     new.type = old.type if new.type is None else new.type
     new.shape = old.shape if new.shape is None else new.shape
 
 
 def take_name(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Name a value; another of the graph that has the name already gets a new one."""
+    """Set the name of ``value``; another value of the graph with that name is renamed."""
     if value.name == name:
         return
     others = (other for node in graph.all_nodes() for other in node.outputs if other.name == name)
@@ -138,19 +144,19 @@ def take_name(graph: ir.Graph, value: ir.Value, name: str) -> None:
 
 
 def can_return(graph: ir.Graph, value: ir.Value) -> bool:
-    """Return whether ``value`` may become an output of ``graph``, under the output's name."""
+    """Return whether ``value`` can become an output of ``graph`` and take the output's name."""
     producer = value.producer()
     return producer is not None and producer.graph is graph and not value.is_graph_output()
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads ``value`` once, or None."""
+    """Return the node that reads ``value`` if it is read once and is not a graph output, else None."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def remove_unused(graph: ir.Graph, node: ir.Node | None) -> None:
-    """Remove ``node`` when nothing reads it, then its producers likewise."""
+    """Remove ``node`` if none of its outputs is read, then its producers likewise."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -164,7 +170,7 @@ def remove_unused(graph: ir.Graph, node: ir.Node | None) -> None:
 
 
 def static_size(value: ir.Value | None, axis: int) -> int | None:
-    """Return the size of an axis, None where it is not known or not fixed."""
+    """Return the size of an axis, None if it is unknown or dynamic."""
     if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     size = value.shape[axis]

@@ -1,4 +1,4 @@
-"""What can be counted in a graph: operators, weights, inputs and outputs."""
+"""Count and describe the operators, weights, inputs and outputs of a graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
 
 
 def layer_pattern(text: str) -> str:
-    """Return a name, or a text about one, with ``N`` for the numbers in it, so that layers read alike."""
+    """Return ``text`` with its numbers replaced by ``N``, so that names of all layers become equal."""
     return _NUMBER.sub("N", text)
 
 
 def count_operators(model: ir.Model) -> dict[str, int]:
-    """Count nodes by operator, subgraphs included; those of other domains are written ``domain::Op``."""
+    """Count nodes by operator, including subgraphs; names of other domains are ``domain::Op``."""
     names = (
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
     )
@@ -25,18 +25,18 @@ def count_operators(model: ir.Model) -> dict[str, int]:
 
 
 def operators(model: ir.Model) -> dict[str, int]:
-    """Return how often each operator occurs, most frequent first."""
+    """Return the count of each operator, most frequent first."""
     return dict(Counter(count_operators(model)).most_common())
 
 
 def initializers(model: ir.Model) -> list[ir.TensorProtocol]:
-    """Return the weights, those of subgraphs included, largest first."""
+    """Return the initializers, including those of subgraphs, largest first."""
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     return sorted((t for t in tensors if t is not None), key=lambda t: (-t.nbytes, t.name or ""))
 
 
 def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
-    """Return the number and the bytes of the weights of each element type."""
+    """Return the number of tensors and bytes of each element type, largest first."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
     for tensor in initializers(model):
         entry = found[tensor.dtype.name]
@@ -46,7 +46,7 @@ def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
 
 
 def parameter_count(model: ir.Model) -> int | None:
-    """Return the number of weights without scales and zero points; None if some are packed for a kernel."""
+    """Return the number of parameters, scales and zero points excluded; None if a kernel packed them."""
     if any(node.domain and "bits" in node.attributes for node in model.graph):
         return None
     dequantizers = [node for node in model.graph if node.op_type == "DequantizeLinear"]
@@ -54,12 +54,12 @@ def parameter_count(model: ir.Model) -> int | None:
     return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)
 
 
-# Operators that read a few rows of their weights instead of all.
+# Operators that read a few rows of their weights.
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding"})
 
 
 def bytes_per_step(model: ir.Model) -> int:
-    """Return how many bytes of weights a decoding step reads."""
+    """Return the bytes of weights that a decoding step reads; lookups of single rows are not counted."""
     values = model.graph.initializers.values()
     read = (v for v in values if any(use.node.op_type not in LOOKUPS for use in v.uses()))
     return sum(value.const_value.nbytes for value in read if value.const_value is not None)

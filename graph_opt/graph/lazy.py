@@ -1,8 +1,8 @@
-"""Tensors that are computed while they are being written, and compose without being evaluated.
+"""Lazy tensors: evaluated when they are written, and composed without being evaluated.
 
-A pass never touches weights: it wraps the tensor it found in a new lazy one. ``onnx_ir.save`` evaluates one
-tensor at a time, so that a model is never whole in memory. 4-bit tensors travel packed, two values a byte,
-the low half first, as ONNX stores them.
+A pass does not compute weights: it wraps the existing tensor in a new lazy one. ``onnx_ir.save`` evaluates
+one tensor at a time, so that a model is never entirely in memory. 4-bit tensors are packed as in ONNX: two
+values per byte, the low nibble first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Array = npt.NDArray[Any]
 
 
 def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]) -> ir.LazyTensor:
-    """Return a tensor whose content ``compute`` makes anew at every access.
+    """Return a tensor whose content ``compute`` computes again at every access.
 
     Args:
         compute: returns the content; for 4-bit types packed bytes of any shape.
-        dtype: the tensor's type.
+        dtype: the tensor's element type.
         shape: the tensor's shape.
     """
 
@@ -40,10 +40,11 @@ def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int])
 
 
 def map_weights(model: ir.Model) -> None:
-    """Map every external weight of whole bytes now, which reads nothing of it.
+    """Create the memory map of every external weight of 8 or more bits; no data is read.
 
-    ``ir.ExternalTensor`` maps its file at the first access and fails if two threads are first, as they would
-    be for lazy tensors of one source while these are written. A missing file is left to whoever reads it.
+    ``ir.ExternalTensor`` maps its file at the first access and fails if two threads access it first at the
+    same time, which happens when lazy tensors with the same source are written. A missing file is not an
+    error here; reading it is.
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
@@ -53,7 +54,7 @@ def map_weights(model: ir.Model) -> None:
 
 
 def bits_of(dtype: ir.DataType) -> int:
-    """Return the bits of an element; 0 for strings, which are of no fixed size."""
+    """Return the bits of an element; 0 for strings, which have no fixed size."""
     return 0 if dtype == ir.DataType.STRING else dtype.bitwidth
 
 
@@ -63,7 +64,7 @@ def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
 
 
 def packed_bytes(tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8]:
-    """Return a 4-bit tensor's bytes, flat, two values a byte."""
+    """Return the packed bytes of a 4-bit tensor, 1-D, two values per byte."""
     if isinstance(tensor, ir.ExternalTensor):
         buffer = io.BytesIO()  # numpy() and tobytes() would keep an unpacked copy alive
         tensor.tofile(buffer)
@@ -72,7 +73,7 @@ def packed_bytes(tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8]:
 
 
 def pack_nibbles(values: Array) -> npt.NDArray[np.uint8]:
-    """Pack 4-bit values, one an element, into bytes; flat unless the last axis is even."""
+    """Pack 4-bit values, one per element, into bytes; the result is 1-D unless the last axis is even."""
     if values.shape[-1] % 2:
         values = values.reshape(-1)
         values = np.append(values, values.dtype.type(0)) if values.size % 2 else values
@@ -81,7 +82,7 @@ def pack_nibbles(values: Array) -> npt.NDArray[np.uint8]:
 
 
 def unpack_nibbles(packed: npt.NDArray[np.uint8], shape: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Return the unsigned 4-bit patterns of packed bytes, one an element."""
+    """Unpack bytes into unsigned 4-bit values, one per uint8 element, of the given shape."""
     flat = np.empty((packed.size, 2), np.uint8)
     flat[:, 0] = packed.reshape(-1) & 0x0F
     flat[:, 1] = packed.reshape(-1) >> 4
@@ -95,14 +96,14 @@ def transpose(tensor: ir.TensorProtocol) -> ir.LazyTensor:
 
 
 def reshape(tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.LazyTensor:
-    """Return the same elements under another shape."""
+    """Return the tensor with another shape."""
     if tensor.dtype.bitwidth == 4:
         return lazy(lambda: packed_bytes(tensor), tensor.dtype, shape)
     return lazy(tensor.numpy, tensor.dtype, shape)
 
 
 def concat_last(tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
-    """Concatenate along the last axis. 4-bit tensors need an even last axis."""
+    """Concatenate tensors along the last axis, which must be even for 4-bit tensors."""
     first = tensors[0]
     shape = (*shape_of(first)[:-1], sum(shape_of(tensor)[-1] for tensor in tensors))
 
@@ -115,10 +116,10 @@ def concat_last(tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
 
 
 class SharedComputation:
-    """One computation whose several results become separate tensors.
+    """One computation with several results, each of which becomes a tensor.
 
-    The results are kept until each was taken once, or until newer computations need the room. Safe under
-    threads: a second thread waits for the first instead of computing again.
+    The results are cached until each was read once, or until newer computations exceed 512 MiB. Thread-safe:
+    a second thread waits for the first instead of computing again.
     """
 
     def __init__(self, compute: Callable[[], tuple[Array, ...]]) -> None:
@@ -130,7 +131,7 @@ class SharedComputation:
     def part(self, index: int) -> Array:
         """Return result number ``index``."""
         with self._lock:
-            parts = self._parts  # another thread may forget them at any time
+            parts = self._parts  # another thread may call forget() at any time
             if parts is None:
                 self._parts = parts = self._compute()
                 self._taken = set()
@@ -147,7 +148,7 @@ class SharedComputation:
 
 
 class _RecentResults:
-    """Bounds the bytes that all shared computations hold together, oldest out first."""
+    """Limits the total bytes cached by all shared computations; drops the oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -1,4 +1,4 @@
-"""Reads ONNX files, and says what is wrong with one that no pass could work on."""
+"""Load ONNX files and check that passes can work on them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .stored_weights import check_stays_inside, check_stored
 
 
 def load_model(path: Path) -> ir.Model:
-    """Load an ONNX file to work on, its external weights mapped from disk on demand.
+    """Load and check an ONNX file for editing; external weights are mapped from disk on demand.
 
     Raises:
-        GraphError: it cannot be read, or is not a valid graph; see ``check_model``.
+        GraphError: the file cannot be read, or is not a valid graph; see ``check_model``.
     """
     model = read_model(path)
     check_loaded(model, path)
@@ -27,10 +27,10 @@ def load_model(path: Path) -> ir.Model:
 
 
 def check_loaded(model: ir.Model, path: Path) -> None:
-    """Insist on what ``load_model`` promises of a model that was read from ``path``.
+    """Check a model that was read from ``path`` as ``load_model`` does.
 
     Raises:
-        GraphError: it is not a valid graph, or keeps weights outside of its folder.
+        GraphError: it is not a valid graph, or stores weights outside of its folder.
     """
     for value in (value for graph in model.graphs() for value in graph.initializers.values()):
         if isinstance(value.const_value, ir.ExternalTensor):
@@ -39,13 +39,13 @@ def check_loaded(model: ir.Model, path: Path) -> None:
 
 
 def read_model(path: Path) -> ir.Model:
-    """Read an ONNX file to look at: what a runtime takes may be less than valid.
+    """Read an ONNX file without checking it, to inspect it: runtimes also accept some invalid graphs.
 
     Raises:
-        GraphError: it is not there, or cannot be read.
+        GraphError: the file does not exist, or cannot be read.
     """
     if not path.is_file():
-        raise GraphError(f"{path}: there is no such file")
+        raise GraphError(f"{path} does not exist or is not a file")
     if not path.stat().st_size:
         raise GraphError(f"{path} is an empty file")
     try:
@@ -56,25 +56,25 @@ def read_model(path: Path) -> ir.Model:
                 if not has_maps(path):
                     raise
                 return load_with_maps(path)
-    except Exception as error:  # protobuf and onnx_ir raise many kinds for a file that is no ONNX
-        raise GraphError(f"{path} is no readable ONNX file: {_root(error)}") from error
+    except Exception as error:  # protobuf and onnx_ir raise errors of many types for other files
+        raise GraphError(f"{path} cannot be read as ONNX: {_root(error)}") from error
 
 
 def check_model(model: ir.Model, name: str) -> None:
-    """Insist on what every pass relies on; operators of other domains are nobody's business.
+    """Check the assumptions of all passes, and sort nodes topologically.
 
-    Nodes that are out of order are put in order, since runtimes take such graphs too.
+    Operators of other domains are not checked.
 
     Args:
-        model: with external weights, which are looked for and not read.
-        name: what messages call it.
+        model: the model. Its external weights must exist; they are not read.
+        name: the model's name in messages.
 
     Raises:
-        GraphError: no outputs, an unknown opset, a node that the standard forbids, a value from nowhere,
-            a cycle, weights that are not there.
+        GraphError: the graph has no outputs, an unknown opset, an invalid node, a value without a producer, a
+            cycle, or weights whose data is missing.
     """
     if not model.graph.outputs:
-        raise GraphError(f"{name} holds no graph, or one without outputs")
+        raise GraphError(f"{name} has no graph, or its graph has no outputs")
     _check_nodes(model, name)
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _check_values(graph, name)
@@ -87,9 +87,9 @@ def check_model(model: ir.Model, name: str) -> None:
 
 def _check_names(graph: ir.Graph, name: str) -> None:
     names = [value.name for value in graph.inputs]
-    twice = next((found for found in names if names.count(found) > 1), None)
-    if twice is not None:
-        raise GraphError(f"{name} has two inputs of the name {twice}")
+    duplicate = next((found for found in names if names.count(found) > 1), None)
+    if duplicate is not None:
+        raise GraphError(f"{name} has two inputs named {duplicate}")
 
 
 def _check_nodes(model: ir.Model, name: str) -> None:
@@ -101,40 +101,42 @@ def _check_nodes(model: ir.Model, name: str) -> None:
         version = stated.get("")
         if version is not None and version > newest:
             raise GraphError(
-                f"{name} is of opset {version}; the newest that the installed onnx {onnx.__version__} "
-                f"knows is {newest}. Update onnx, or export the model again with opset {newest}"
+                f"{name} has opset {version}; the installed onnx {onnx.__version__} supports opsets up to "
+                f"{newest}. Update onnx, or export the model again with opset {newest}"
             )
         for node in body.all_nodes():
             if isinstance(node.op_type, bytes) or isinstance(node.domain, bytes):
-                raise GraphError(f"{name} is damaged: the name {node.op_type!r} of an operator is no text")
+                raise GraphError(f"{name} is damaged: the operator name {node.op_type!r} is not text")
             if node.domain not in stated:
                 domain = node.domain or "ai.onnx"
-                raise GraphError(f"{name} uses {_of(node)} of domain {domain}, and states no opset for it")
+                raise GraphError(
+                    f"{name} uses {_describe(node)} of domain {domain}, but imports no opset of that domain"
+                )
             reason = invalid(node, stated[node.domain])
             if reason is not None:
-                raise GraphError(f"{name}: {_of(node)} is not valid: {reason}")
+                raise GraphError(f"{name}: {_describe(node)} is not valid: {reason}")
 
 
 def _check_values(graph: ir.Graph, name: str) -> None:
-    """Check that something makes every value that is read, and put the nodes in order."""
+    """Check that every value that is read has a producer, and sort the nodes topologically."""
     if not _in_order(graph, frozenset(), set(), name):
         try:
             graph.sort()
         except ValueError as error:
-            raise GraphError(f"{name} has a cycle: nodes that depend on their own results") from error
+            raise GraphError(f"{name} has a cycle: a node depends on its own result") from error
 
 
 def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], name: str) -> bool:
-    """Check one graph and those inside it, which see the values of ``outer`` too.
+    """Check a graph and its subgraphs.
 
     Args:
         graph: the graph.
-        outer: the graphs around it.
-        made: what nodes made so far; added to.
-        name: what messages call the model.
+        outer: the graphs around it, whose values it may read.
+        made: the values that earlier nodes have produced; updated.
+        name: the model's name in messages.
 
     Returns:
-        Whether every value is made before it is read.
+        Whether the nodes are in topological order.
     """
     inside, in_order = outer | {graph}, True
     for node in graph:
@@ -142,25 +144,28 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
             if value is not None:
                 in_order &= value.producer() is None or value in made
                 if value.graph not in inside:
-                    raise GraphError(f"{name}: {_of(node)} reads {value.name}, and no node makes it")
+                    raise GraphError(
+                        f"{name}: {_describe(node)} reads {value.name}, which no node, input or initializer "
+                        "defines"
+                    )
         for subgraph in subgraphs(node):
             in_order &= _in_order(subgraph, inside, made, name)
         made.update(node.outputs)
     for value in graph.outputs:
         is_given = value.is_graph_input() or value.is_initializer() or value.producer() is not None
         if value.graph is not graph or not is_given:
-            raise GraphError(f"{name} has the output {value.name}, and no node of its graph makes it")
+            raise GraphError(f"{name}: no node of the graph computes the output {value.name}")
     return in_order
 
 
-def _of(node: ir.Node) -> str:
+def _describe(node: ir.Node) -> str:
     return f"{node.op_type} {node.name}" if node.name else node.op_type
 
 
 def _root(error: BaseException) -> str:
-    """Return what the innermost of a chain of errors says; onnx_ir wraps once a level."""
+    """Return the message of the innermost cause; onnx_ir wraps an error once per nesting level."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, TypeError) and error.__context__ is not None:
-        error = error.__context__  # onnx_ir 1.1 fails while it says what was wrong
+        error = error.__context__  # onnx_ir 1.1 raises a TypeError while it formats the message
     return f"{type(error).__name__}: {error}" if not str(error) else str(error)

@@ -1,7 +1,7 @@
-"""Values that are maps, which onnx_ir has no type for: read without their types, written with them.
+"""Load and save graphs with values of ONNX map types, which onnx_ir does not support.
 
-Classifiers made from scikit-learn return a sequence of maps. A map is never looked at by a pass, so its type
-need not be known while a graph is worked on.
+Classifiers converted from scikit-learn return a sequence of maps. Passes do not use map types, so they are
+removed on load and restored on save.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = "carryall.map_types"  # in ir.Model.meta, which is not written
 
 
 def load_with_maps(path: Path) -> ir.Model:
-    """Load an ONNX file; values that are maps are of no type, and the model remembers theirs."""
+    """Load an ONNX file without its map types, which are kept in the model's ``meta``."""
     proto = onnx.load(path, load_external_data=False)
     kept: dict[str, onnx.TypeProto] = {}
     for value in _values(proto.graph):
@@ -32,16 +32,16 @@ def load_with_maps(path: Path) -> ir.Model:
 
 
 def has_maps(path: Path) -> bool:
-    """Return whether a value of an ONNX file is a map.
+    """Return whether a value of an ONNX file has a map type.
 
     Raises:
-        Exception: the file is no ONNX; protobuf raises several kinds.
+        Exception: the file is not ONNX; protobuf raises errors of several types.
     """
     return any(_holds_map(value.type) for value in _values(onnx.load(path, load_external_data=False).graph))
 
 
 def restore_map_types(model: ir.Model, path: Path) -> None:
-    """Write the types of maps into the file ``path``, to which ``model`` has been saved."""
+    """Write the map types kept in ``model.meta`` into ``path``, to which ``model`` has been saved."""
     kept: dict[str, onnx.TypeProto] = model.meta.get(_KEY, {})
     if not kept:
         return

@@ -1,4 +1,4 @@
-"""How far quantized weights are from their originals."""
+"""Measure the error of quantized weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUES, _SCALES, _ZERO_POINTS = ".values", ".scales", ".zero_points"
 
 
 def float_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Return the matrices of floats by name; nothing is loaded."""
+    """Return the 2-D float initializers by name; nothing is loaded."""
     found = {name: value.const_value for name, value in model.graph.initializers.items()}
     return {
         name: tensor
@@ -23,14 +23,14 @@ def float_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 
 
 def weight_errors(graph: ir.Graph, originals: Mapping[str, ir.TensorProtocol]) -> dict[str, float]:
-    """Measure every weight that is stored as values and scales, and whose original is at hand.
+    """Return the relative error of each quantized weight whose original is in ``originals``.
 
     Args:
-        graph: quantized by carryall, in its portable form.
+        graph: a graph quantized by carryall, in portable form.
         originals: float weights by name.
 
     Returns:
-        By name, the root mean square of the error, relative to that of the original.
+        By name, norm(quantized - original) / norm(original), with Frobenius norms.
     """
     stored = graph.initializers
     names = [name.removesuffix(_VALUES) for name in stored if name.endswith(_VALUES)]
@@ -42,8 +42,8 @@ def _error(graph: ir.Graph, name: str, original: ir.TensorProtocol) -> float:
     exact = np.asarray(original.numpy(), np.float32)
     values = _content(graph, f"{name}{_VALUES}")
     if f"{name}{_ZERO_POINTS}" in graph.initializers:
-        values -= _spread(_content(graph, f"{name}{_ZERO_POINTS}"), values.shape)
-    values *= _spread(_content(graph, f"{name}{_SCALES}"), values.shape)
+        values -= _expand_blocks(_content(graph, f"{name}{_ZERO_POINTS}"), values.shape)
+    values *= _expand_blocks(_content(graph, f"{name}{_SCALES}"), values.shape)
     values -= exact
     return float(np.linalg.norm(values) / max(float(np.linalg.norm(exact)), 1e-30))
 
@@ -53,8 +53,8 @@ def _content(graph: ir.Graph, name: str) -> Array:
     return np.empty(0, np.float32) if tensor is None else tensor.numpy().astype(np.float32)
 
 
-def _spread(small: Array, shape: tuple[int, ...]) -> Array:
-    """Repeat one element a block to one element a value."""
+def _expand_blocks(small: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat one element per block to one element per value."""
     small = small if small.ndim == len(shape) else small[None]
     for axis, size in enumerate(shape):
         small = np.repeat(small, size // small.shape[axis], axis)

@@ -1,1 +1,1 @@
-"""Rules that turn portable operators into a target's own kernels."""
+"""Passes that lower portable operators to a target's kernels."""

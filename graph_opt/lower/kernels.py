@@ -1,4 +1,4 @@
-"""What a target's own kernels can take: the facts that decide between lowered forms."""
+"""The capabilities of a target's kernels, which decide between lowered forms."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import onnx_ir as ir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernels:
-    """What MoE and QMoE take, where they pay off.
+    """What MoE and QMoE support and compute faster than separate experts.
 
     Args:
-        float_weights: MoE takes float experts.
-        bits: QMoE takes experts of these weight widths.
-        multiple: QMoE's hidden and intermediate sizes are multiples of this.
-        zero_point_block: the smallest block for which QMoE takes zero points.
-        raw_weights: QMoE must be told that its weights are not in the kernel's own layout.
-        router_weights: QMoE reads the experts' weights from an input, and normalises those that it computes;
-            else an attribute says whether they are normalised.
+        float_weights: MoE supports float experts.
+        bits: the weight widths that QMoE supports.
+        multiple: QMoE's hidden and intermediate sizes must be multiples of this.
+        zero_point_block: the smallest block size for which QMoE supports zero points.
+        raw_weights: QMoE needs ``weights_prepacked`` 0 for weights that are not in the kernel's own layout.
+        router_weights: QMoE reads routing weights that are not normalised from an input, because it always
+            normalises those that it computes; else an attribute selects normalisation.
     """
 
     float_weights: bool = False
@@ -31,36 +31,36 @@ class ExpertKernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The abilities of one execution provider. Add a fact here, never a test of a provider's name.
+    """The capabilities of one execution provider. Add a field here instead of testing a provider's name.
 
     Args:
         rotary_in_attention: GroupQueryAttention applies the rotary embedding itself.
-        packed_qkv: GroupQueryAttention takes q, k and v as one tensor.
-        skip_norm: SkipSimplifiedLayerNormalization and SkipLayerNormalization exist and pay off.
+        packed_qkv: GroupQueryAttention accepts q, k and v as one tensor.
+        skip_norm: SkipSimplifiedLayerNormalization and SkipLayerNormalization exist and are faster.
         quick_gelu: QuickGelu is faster than Sigmoid and Mul.
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
-        int8_kv: GroupQueryAttention keeps an int8 cache.
-        float_prompts: on an int8 cache, prompts run faster by the fp32 kernel on converted keys and values.
-        half_types: the 16-bit types that graphs are computed in; others are widened to fp32.
+        int8_kv: GroupQueryAttention supports an int8 cache.
+        float_prompts: on an int8 cache, prefill is faster by the fp32 kernel on converted keys and values.
+        half_types: the 16-bit types that graphs can be computed in; others are converted to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
-        sliding_window: GroupQueryAttention takes ``local_window_size``.
-        softcap: GroupQueryAttention bounds its scores.
+        sliding_window: GroupQueryAttention supports ``local_window_size``.
+        softcap: GroupQueryAttention supports ``softcap``.
         norms_in_attention: GroupQueryAttention normalises the heads of q and k itself.
-        experts: mixtures of experts that are one operator.
-        branchwise_norms: BranchwiseRMSNorm exists, which norms heads without a reshape.
-        matmul_bias: MatMulNBits adds a bias.
-        matmul_zero_points: MatMulNBits wants zero points even where they are the middle of the range.
-        padded_prompts: fresh prompts run together, padded on the right; not where runs are to be captured.
-        dequantize_blocks: DequantizeLinear takes blocked weights of every type that graphs here have.
-        position_inputs: GroupQueryAttention rotates by ``position_ids``, so that tokens may leave the cache
-            while positions go on.
-        multi_head_attention: MultiHeadAttention is no slower than what it is made of, in models that are no
+        experts: capabilities of MoE and QMoE.
+        branchwise_norms: BranchwiseRMSNorm exists, which normalises heads without a reshape.
+        matmul_bias: MatMulNBits supports a bias.
+        matmul_zero_points: MatMulNBits needs zero points even if they are the middle of the range.
+        padded_prompts: new prompts run together, padded on the right; not possible for captured runs.
+        dequantize_blocks: DequantizeLinear supports blocked weights of every type that is used here.
+        position_inputs: GroupQueryAttention rotates by ``position_ids``, so that tokens can be evicted from
+            the cache while positions continue.
+        multi_head_attention: MultiHeadAttention is not slower than separate operators, in graphs other than
             decoders.
-        opset: the newest of the standard's opsets whose operators have kernels.
+        opset: the newest standard opset whose operators have kernels.
     """
 
     rotary_in_attention: bool = True
@@ -90,10 +90,10 @@ class Kernels:
     opset: int = 23
 
 
-# onnxruntime 1.31, contrib_ops/cpu; moe/moe_quantization_cpu.cc: SwiGLU interleaved, no third product; the
-#   softmax is that of the chosen scores. Beside experts apart, 32 to 128 experts, 8 asked: QMoE takes 0.50 to
-#   0.75 of a decoding step's time with 4 bits, 0.65 to 0.85 with 8, and 0.8 to 1.2 of that of 128 tokens. MoE
-#   takes about the same, and gives zeros where it does not normalise and overwrites its input.
+# onnxruntime 1.31, contrib_ops/cpu; moe/moe_quantization_cpu.cc: SwiGLU interleaved, no FC3; the softmax is
+# over the selected scores only. Time relative to separate experts, with 8 of 32 to 128 experts per token:
+# QMoE takes 0.50 to 0.75 for a decoding step with 4 bits, 0.65 to 0.85 with 8 bits, and 0.8 to 1.2 for 128
+# tokens. MoE is not faster, returns zeros without normalisation, and overwrites its input.
 CPU = Kernels(
     experts=ExpertKernels(bits=(4, 8), router_weights=True),
     branchwise_norms=True,
@@ -104,14 +104,13 @@ CPU = Kernels(
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
 #   bert/group_query_attention.cc: T fp16 or bf16, never fp32; cache of T, int8, fp8 or 4 bits; softcap,
-#     windows, packed QKV, rotary, q_norm_weight and k_norm_weight; head sizes in eights; several new tokens
-#     on a cache only at batch 1, as on the CPU.
-#   quantization/matmul_nbits.cc: fp32, fp16, bf16 (compute capability 8 up); 2, 4, 8 bits; blocks a power
-#     of 2 from 16 up; a bias; no int8 activations, so accuracy_level means nothing.
-#   quantization/gather_block_quantized.cc: uint8 of 4 or 8 bits to fp32, fp16, bf16.
-#   moe/moe.cc: fp32, fp16, bf16; moe/moe_quantization.cc: fp16, bf16; 4 and 8 bits, blocks of 32 and more
-#     where there are zero points, sizes in 64s, SwiGLU interleaved; ``weights_prepacked`` 0: raw weights.
-#   quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
+# windows, packed QKV, rotary, q_norm_weight and k_norm_weight; head sizes divisible by 8; several new tokens
+# on a cache only at batch 1, as on the CPU. quantization/matmul_nbits.cc: fp32, fp16, bf16 (compute
+# capability 8 or higher); 2, 4, 8 bits; block size a power of 2, at least 16; a bias; no int8 activations,
+# so accuracy_level has no effect. quantization/gather_block_quantized.cc: uint8 of 4 or 8 bits to fp32,
+# fp16, bf16. moe/moe.cc: fp32, fp16, bf16; moe/moe_quantization.cc: fp16, bf16; 4 and 8 bits, block size at
+# least 32 with zero points, sizes divisible by 64, SwiGLU interleaved; ``weights_prepacked`` 0: raw weights.
+# quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
 CUDA = Kernels(
     accuracy_level=0,
     dynamic_quantize_matmul=False,
@@ -128,11 +127,10 @@ CUDA = Kernels(
 
 # onnxruntime-directml 1.24, core/providers/dml/DmlExecutionProvider/src/Operators:
 #   DmlOperatorGroupQueryAttention.cpp: fp32, fp16; reads q, k, v, caches, seqlens_k, and ignores do_rotary,
-#     local_window_size and softcap, so that these must stay outside; of several new tokens it takes the cache
-#     to be empty (``SlotPolicy.prompts_on_cache``).
-#   DmlOperatorMatMulNBits.cpp: 4 and 8 bits, insists on exactly four inputs.
-#   docs/OperatorKernels.md: SkipSimplifiedLayerNormalization, RotaryEmbedding, QuickGelu in fp32 and fp16;
-#     no GatherBlockQuantized, MoE or QMoE; the standard's operators up to opset 21.
+# local_window_size and softcap, so these must be separate nodes; with several new tokens it assumes an empty
+# cache (``SlotPolicy.prompts_on_cache``). DmlOperatorMatMulNBits.cpp: 4 and 8 bits, requires exactly four
+# inputs. docs/OperatorKernels.md: SkipSimplifiedLayerNormalization, RotaryEmbedding, QuickGelu in fp32 and
+# fp16; no GatherBlockQuantized, MoE or QMoE; the standard's operators up to opset 21.
 DIRECTML = Kernels(
     rotary_in_attention=False,
     packed_qkv=False,

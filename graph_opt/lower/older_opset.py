@@ -1,9 +1,9 @@
-"""The standard's newest operators in older ones, for targets that have kernels for those.
+"""Rewrite newer standard operators in older ones, for targets without kernels for the newer.
 
     RMSNormalization(x, scale)              -> x / sqrt(mean(x^2) + epsilon) * scale, in fp32
     RotaryEmbedding(x, cos, sin, positions) -> com.microsoft RotaryEmbedding(x, positions, cos, sin)
 
-and the graph then claims the older opset, whose operators are otherwise the same.
+Then declare the older opset; all other operators are the same in both.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..passes.base import GraphPass
 
 
 class DecomposeNormsPass(GraphPass):
-    """Write every RMSNormalization out, as B. Zhang and R. Sennrich define it (arXiv:1910.07467)."""
+    """Rewrite RMSNormalization (Zhang and Sennrich, arXiv:1910.07467) in basic operators."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite norms of the last axis."""
         for node in nodes_of(graph, "RMSNormalization"):
             x, scale = node.inputs[0], node.inputs[1]
             if x is None or scale is None or int_attribute(node, "axis", -1) != -1:
-                self.refuse(node, "it normalises more than the last axis")
+                self.refuse(node, "it normalises other axes than the last")
                 continue
             dtype = x.dtype or ir.DataType.FLOAT
             wide = _cast(node, x, ir.DataType.FLOAT)
@@ -41,13 +41,13 @@ class DecomposeNormsPass(GraphPass):
 
 
 class MicrosoftRotaryPass(GraphPass):
-    """Use ONNX Runtime's own RotaryEmbedding where angles come from a table."""
+    """Replace RotaryEmbedding with cos and sin tables by that of com.microsoft."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite ropes on [batch, sequence, heads * head_dim]."""
+        """Rewrite nodes on [batch, sequence, heads * head_dim]."""
         for node in nodes_of(graph, "RotaryEmbedding"):
             if len(node.inputs) < 4 or node.inputs[3] is None or not int_attribute(node, "num_heads", 0):
-                self.refuse(node, "its angles are no table, or its heads are an axis")
+                self.refuse(node, "its angles are not a table, or its input is 4-D")
                 continue
             x, cos, sin, positions = node.inputs
             attributes = {"interleaved": int_attribute(node, "interleaved", 0)}
@@ -65,13 +65,13 @@ class MicrosoftRotaryPass(GraphPass):
 
 
 class OlderOpsetPass(GraphPass):
-    """Claim an older opset of the standard.
+    """Declare an older standard opset.
 
     Args:
         version: the opset.
 
     Raises:
-        GraphError: an operator is not in it, or has an attribute, input or type that it had not yet.
+        GraphError: the opset does not have an operator, or one of its attributes, inputs or types.
     """
 
     def __init__(self, version: int) -> None:
@@ -79,15 +79,15 @@ class OlderOpsetPass(GraphPass):
         self.version = version
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Check every node, then lower the number."""
+        """Check every node, then set the opset."""
         if graph.opset_imports.get("", self.version) <= self.version:
             return
         for node in graph.all_nodes():
             reason = missing_form(node, self.version)
             if reason is not None:
                 raise GraphError(
-                    f"{node.op_type} {node.name} cannot be in opset {self.version}: {reason}; "
-                    f"the graph is of opset {graph.opset_imports['']}, and the target takes no newer one"
+                    f"{node.op_type} {node.name} needs opset {graph.opset_imports['']}, but the target "
+                    f"supports opsets up to {self.version}: opset {self.version} {reason}"
                 )
             node.version = None
         graph.opset_imports[""] = self.version

@@ -1,4 +1,4 @@
-"""Mul(x, Sigmoid(x)) -> com.microsoft QuickGelu(alpha=1), which is SiLU in one pass over memory."""
+"""Rewrite Mul(x, Sigmoid(x)) as com.microsoft QuickGelu(alpha=1), SiLU in one pass over memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..graph.edit import MICROSOFT
 
 
 class QuickGelu:
-    """SiLU as one kernel."""
+    """Fuse SiLU into one kernel."""
 
     def pattern(self, op: Any, x: Any) -> Any:
-        """SiLU as the portable graph writes it."""
+        """Match SiLU in its canonical form."""
         return op.Mul(x, op.Sigmoid(x))
 
     def check(self, x: Any) -> None:
-        """Every SiLU will do."""
+        """Accept every match."""
 
     def rewrite(self, op: Any, x: Any) -> Any:
-        """QuickGelu is x * sigmoid(alpha * x)."""
+        """Write QuickGelu, x * sigmoid(alpha * x)."""
         return op.QuickGelu(x, alpha=1.0, _domain=MICROSOFT)

@@ -1,1 +1,1 @@
-"""Graph passes, one a file."""
+"""Graph passes, one per file."""

@@ -1,4 +1,4 @@
-"""The base of our own passes: it counts what it changed, and says what it left alone and why."""
+"""The base class of carryall's passes, which counts rewrites and records refusals."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import onnx_ir as ir
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A place that nearly matched: which node, and the reason it was left as it was."""
+    """A near miss: the node that a pass did not rewrite, and the reason."""
 
     node: str
     reason: str
 
 
 class GraphPass(ir.passes.InPlacePass):
-    """A pass over one graph after another, with a fire count and refusals.
+    """A pass over the main graph of a model, with a count of rewrites and a list of refusals.
 
     Attributes:
-        name: what it is listed, reported and disabled by: its class name without ``Pass``.
-        oldest_opset: models of an older opset are left alone, since the pass writes and reads newer forms.
-        fired: rewrites made by the latest call.
+        name: its name in lists, reports and ``--disable``: the class name without ``Pass``.
+        oldest_opset: models of an older opset are not changed, because the pass reads and writes newer forms.
+        fired: number of rewrites of the latest call.
         refusals: near misses of the latest call.
     """
 
@@ -36,7 +36,7 @@ class GraphPass(ir.passes.InPlacePass):
         self.refusals: list[Refusal] = []
 
     def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
-        """Run the pass, unless the model is too old for it."""
+        """Run the pass, unless the model's opset is older than ``oldest_opset``."""
         given = model_or_result
         model = given if isinstance(given, ir.Model) else given.model
         if model.opset_imports.get("", self.oldest_opset) < self.oldest_opset:
@@ -52,15 +52,15 @@ class GraphPass(ir.passes.InPlacePass):
 
     @abc.abstractmethod
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite ``graph`` in place; add to ``fired`` once a rewrite."""
+        """Rewrite ``graph`` in place; add 1 to ``fired`` for each rewrite."""
 
     def refuse(self, node: ir.Node, reason: str) -> None:
-        """Record that ``node`` was left alone."""
+        """Record that ``node`` was not rewritten."""
         self.refusals.append(Refusal(node.name or node.op_type, reason))
 
 
 class EveryGraphPass(GraphPass):
-    """A pass over every graph by itself: the main one, those inside nodes, and functions."""
+    """A pass over every graph separately: the main graph, subgraphs and functions."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of ``model``."""
@@ -71,5 +71,5 @@ class EveryGraphPass(GraphPass):
 
 
 def pass_name(pass_: ir.passes.PassBase) -> str:
-    """Return ``GraphPass.name``, or the same made from the class name of any other onnx_ir pass."""
+    """Return the name of a ``GraphPass``, or the class name of any other onnx_ir pass without ``Pass``."""
     return pass_.name if isinstance(pass_, GraphPass) else type(pass_).__name__.removesuffix("Pass")

@@ -1,4 +1,4 @@
-"""Pattern rules: a pass made of onnxscript rewrite rules, that counts and explains like every other."""
+"""Pattern rules: a ``GraphPass`` made of onnxscript rewrite rules."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """One rewrite. Operands of the pattern reach ``check`` and ``rewrite`` by their names.
+    """One rewrite rule. ``check`` and ``rewrite`` receive the pattern's operands by name.
 
-    ``pattern(op, x, ...)`` writes the nodes to find, ``rewrite(op, x, ...)`` those to put in their place, and
-    ``check(x, ...)`` returns None, or the reason why this match must be left alone.
+    ``pattern(op, x, ...)`` builds the nodes to match, ``rewrite(op, x, ...)`` their replacement, and
+    ``check(x, ...)`` returns None, or the reason why a match must not be rewritten.
     """
 
     @property
     def pattern(self) -> Callable[..., Any]:
-        """The nodes to find."""
+        """Build the nodes to match."""
 
     @property
     def check(self) -> Callable[..., str | None]:
-        """None, or the reason why not."""
+        """Return None, or the reason why a match must not be rewritten."""
 
     @property
     def rewrite(self) -> Callable[..., Any]:
-        """The nodes to put in their place."""
+        """Build the replacement."""
 
 
 class RulePass(GraphPass):
-    """Apply rules wherever they match, the first that fits at each node."""
+    """Apply rules wherever they match; at each node the first matching rule."""
 
     def __init__(self, name: str, rules: Sequence[Rule]) -> None:
-        from onnxscript.rewriter import RewriteRuleSet  # slow to import, and rarely needed
+        from onnxscript.rewriter import RewriteRuleSet  # slow to import
 
         super().__init__()
         self.name = name
         self._rules = RewriteRuleSet([self._adapt(rule) for rule in rules])
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model``, its subgraphs and functions."""
+        """Rewrite ``model``, including subgraphs and functions."""
         self.fired, self.refusals = 0, []
         self.fired = self._rules.apply_to_model(model)
         return ir.passes.PassResult(model, modified=self.fired > 0)

@@ -1,1 +1,1 @@
-"""Which passes run, in which order, and the reports about them."""
+"""Pipelines: lists of passes, the code that runs them, and their reports."""

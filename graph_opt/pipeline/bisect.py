@@ -1,4 +1,4 @@
-"""Which pass of a pipeline broke the graph? Found by bisection over how many of the passes are run."""
+"""Find the pass that broke a graph, by bisection over the number of passes that are run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Culprit:
     """The first pass after which a graph fails.
 
     Attributes:
-        suspects: its name; several in order where the graphs between them cannot be judged.
-        runs: how many graphs were judged.
+        suspects: its name; several names, in order, if the graphs between those passes cannot be run.
+        runs: number of graphs that were tested.
     """
 
     suspects: tuple[str, ...]
@@ -28,18 +28,19 @@ class Culprit:
     def __str__(self) -> str:
         if len(self.suspects) == 1:
             return f"pass {self.suspects[0]}"
-        return f"one of the passes {', '.join(self.suspects)}, between which the graph cannot be run"
+        return f"one of the passes {', '.join(self.suspects)} (the graph cannot be run between them)"
 
 
 def first_failing_pass(
     make: Callable[[], Pipeline], report: Report, fails: Callable[[ir.Model], bool | None]
 ) -> Culprit:
-    """Find the first pass after which the graph fails, in log2(n) runs of a part of the pipeline.
+    """Find the first pass after which the graph fails, in log2(n) runs of a prefix of the pipeline.
 
     Args:
-        make: makes the original graph, which does not fail, and the passes, all of them anew; none disabled.
-        report: of the whole pipeline, whose result fails. Passes that modified nothing are not suspected.
-        fails: judges a graph; None if it cannot be run, as graphs half-way to a target may be.
+        make: returns a new copy of the original graph, which does not fail, and new instances of all passes.
+        report: the report of the whole pipeline, whose result fails. Passes that modified nothing are
+            skipped.
+        fails: tests a graph; returns None if it cannot be run, which is possible between lowering passes.
     """
     ends = [number for number, one in enumerate(report.passes, start=1) if one.modified]
     verdicts: dict[int, bool | None] = {}
@@ -51,7 +52,7 @@ def first_failing_pass(
 
     good, bad = -1, len(ends) - 1  # positions in ``ends``; -1 is the original
     while bad - good > 1:
-        middle = _judged_nearest((good + bad) // 2, good, bad, verdict)
+        middle = _nearest_testable((good + bad) // 2, good, bad, verdict)
         if middle is None:
             break
         if verdicts[middle]:
@@ -62,8 +63,8 @@ def first_failing_pass(
     return Culprit(tuple(names), len(verdicts))
 
 
-def _judged_nearest(middle: int, good: int, bad: int, verdict: Callable[[int], bool | None]) -> int | None:
-    """Return the position nearest to ``middle``, inside (good, bad), that can be judged; None without one."""
+def _nearest_testable(middle: int, good: int, bad: int, verdict: Callable[[int], bool | None]) -> int | None:
+    """Return the position nearest to ``middle`` in (good, bad) whose graph can be run, None without one."""
     inside = sorted(range(good + 1, bad), key=lambda position: abs(position - middle))
     return next((position for position in inside if verdict(position) is not None), None)
 

@@ -1,4 +1,4 @@
-"""The list that turns a decoder graph of any exporter into the canonical portable graph."""
+"""The passes that turn a decoder graph of any exporter into the canonical portable graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..passes.cache.add_cache import AddCachePass
 from ..passes.cache.free_tokens import FreeTokensPass
 from ..passes.cache.lift_static_cache import LiftStaticCachePass
 from ..passes.cleanup.drop_guards import DropGuardsPass
-from ..passes.cleanup.drop_handed_on import DropHandedOnPass
 from ..passes.cleanup.merge_duplicates import MergeDuplicatesPass
+from ..passes.cleanup.remove_passthrough_inputs import RemovePassthroughInputsPass
 from ..passes.fuse.fuse_activation import FuseActivationPass
 from ..passes.fuse.fuse_attention import FuseAttentionPass
 from ..passes.fuse.fuse_experts import FuseExpertsPass
@@ -29,21 +29,21 @@ from ..passes.importing.position_ids import PositionIdsPass
 from ..passes.importing.split_projections import GemmToMatMulPass, SplitProjectionsPass
 from ..passes.importing.tied_head import TiedHeadPass
 from ..passes.importing.token_names import TokenNamesPass
+from ..passes.normalize.canonical_mask import CanonicalMaskPass
 from ..passes.normalize.fold_constants import FoldConstantsPass
 from ..passes.normalize.fold_transposes import FoldTransposesPass
 from ..passes.normalize.lower_opset import WriteSwishPass
 from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
-from ..passes.normalize.one_mask import OneMaskPass
 from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
-    """Return the passes, in order: normalise first, then fuse once."""
+    """Return the passes in order: normalise first, then fuse."""
     return [
         TokenNamesPass(),
-        DropHandedOnPass(),
+        RemovePassthroughInputsPass(),
         ContractNamesPass(),
         common.InlinePass(),
         RaiseOpsetPass(),
@@ -78,7 +78,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FuseAttentionPass(),
         DropGuardsPass(),
         AddCachePass(),
-        OneMaskPass(),
+        CanonicalMaskPass(),
         FreeTokensPass(),
         SimplifyShapesPass(),
         *_clean_up(),

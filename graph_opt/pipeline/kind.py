@@ -1,4 +1,4 @@
-"""What a graph is, read from the graph: one that generates tokens, or any other model."""
+"""Find out from a graph whether it generates tokens."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..passes.importing.token_names import TokenNamesPass
 from .canonical import canonical_passes
 
 _TOKENS = frozenset({INPUT_IDS, ATTENTION_MASK, POSITION_IDS})
-# What parts of a split model take, and graphs lowered to slots.
+# Inputs of parts of a split model, and of graphs lowered to slots.
 _OTHERS = frozenset({HIDDEN_STATES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS, CACHE_ROWS})
 
 
 def generates(model: ir.Model) -> bool:
-    """Return whether a graph generates tokens: token ids and KV caches in, logits and caches out.
+    """Return whether a graph generates tokens: it maps token ids and KV caches to logits and KV caches.
 
-    Caches may be missing where ``AddCachePass`` proves that they can be added. An encoder of tokens, or a
-    decoder that attends to anything else than its own tokens, does not count.
+    Caches may be missing if ``AddCachePass`` can add them. Encoders, and decoders with cross attention, do
+    not generate in this sense.
 
     Args:
-        model: a graph of its own, which this may change.
+        model: the model; it may be changed, so pass a copy.
     """
     graph = model.graph
     if not is_decoder(graph):

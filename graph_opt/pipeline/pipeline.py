@@ -1,4 +1,4 @@
-"""Run a pipeline, which is a plain list of onnx_ir passes, and report on it."""
+"""Run a pipeline, which is a list of onnx_ir passes, and report what each pass did."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def run(
     """Run ``passes`` in order.
 
     Args:
-        model: changed in place unless a pass says otherwise; use the returned one.
-        passes: onnx_ir passes; those made for carryall also count and explain.
-        disable: names of passes to leave out.
-        debug: check the model after every pass, with ONNX's checker too if it takes the model as it comes.
-            The environment variable ``CARRYALL_DEBUG`` does the same.
-        originals: float weights by name; the report then has the error of each that is quantized.
+        model: usually changed in place; use the returned model.
+        passes: onnx_ir passes; a ``GraphPass`` also reports its rewrites and refusals.
+        disable: names of passes to skip.
+        debug: check the model after every pass, also with ONNX's checker if that accepts the original model.
+            The environment variable ``CARRYALL_DEBUG`` has the same effect.
+        originals: float weights by name; if given, the report holds the error of each quantized weight.
 
     Returns:
-        The model, and what each pass did.
+        The model, and the report.
 
     Raises:
         UsageError: ``disable`` names a pass that is not in the list.
-        GraphError: a pass failed; or, in debug mode, left an invalid model.
+        GraphError: a pass failed, or produced an invalid model in debug mode.
     """
     _check_names(disable, passes)
     map_weights(model)
     debug = debug or bool(os.environ.get(DEBUG_VARIABLE))
     counts = count_operators(model)
     report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
-    _measure(report, model, originals)
-    strict = debug and complaint(model) is None  # runtimes take operators that the checker does not know
+    _measure_errors(report, model, originals)
+    strict = debug and complaint(model) is None  # runtimes accept operators that the checker refuses
     for pass_ in passes:
         if pass_name(pass_) in disable:
             continue
@@ -63,7 +63,7 @@ def run(
         counts = count_operators(model)
         report.passes.append(_describe(pass_, seconds, result.modified, old, counts))
         if result.modified:
-            _measure(report, model, originals)
+            _measure_errors(report, model, originals)
         if debug:
             _check(model, pass_name(pass_), strict=strict)
     report.after, report.weights_after = counts, weights_by_type(model)
@@ -72,7 +72,7 @@ def run(
 
 
 def _check(model: ir.Model, name: str, *, strict: bool) -> None:
-    """Check what a pass left; ``strict`` asks ONNX's checker too.
+    """Check the model after a pass, also with ONNX's checker if ``strict``.
 
     Raises:
         GraphError: the model is invalid.
@@ -80,21 +80,23 @@ def _check(model: ir.Model, name: str, *, strict: bool) -> None:
     try:
         check_model(model, "the graph")
     except GraphError as error:
-        raise GraphError(f"pass {name} left an invalid model: {error}") from error
+        raise GraphError(f"pass {name} produced an invalid model: {error}") from error
     reason = complaint(model) if strict else None
     if reason is not None:
-        raise GraphError(f"pass {name} left an invalid model: {reason}")
+        raise GraphError(f"pass {name} produced an invalid model: {reason}")
 
 
 def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase]) -> None:
     names = {pass_name(pass_) for pass_ in passes}
     unknown = sorted(set(disable) - names)
     if unknown:
-        raise UsageError(f"no pass is called {unknown[0]}; the passes are: {', '.join(sorted(names))}")
+        raise UsageError(f"no pass is named {unknown[0]}; the passes are: {', '.join(sorted(names))}")
 
 
-def _measure(report: Report, model: ir.Model, originals: Mapping[str, ir.TensorProtocol] | None) -> None:
-    """Measure the weights that are quantized by now, while they have their names: lowering merges them."""
+def _measure_errors(
+    report: Report, model: ir.Model, originals: Mapping[str, ir.TensorProtocol] | None
+) -> None:
+    """Measure newly quantized weights before a lowering merges and renames them."""
     if originals is not None:
         new = {name: tensor for name, tensor in originals.items() if name not in report.weight_errors}
         report.weight_errors |= weight_errors(model.graph, new)
@@ -106,7 +108,7 @@ def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.pass
     except CarryallError as error:
         raise _with_reason(error, report) from error.__cause__
     except Exception as error:
-        cause = error.__cause__  # onnx_ir wraps what fails inside a list of passes
+        cause = error.__cause__  # onnx_ir wraps errors of passes inside a Sequential
         if isinstance(cause, CarryallError):
             raise _with_reason(cause, report) from error
         message = f"pass {pass_name(pass_)} failed: {type(error).__name__}: {error}"
@@ -114,10 +116,10 @@ def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.pass
 
 
 def _with_reason(error: CarryallError, report: Report) -> CarryallError:
-    """Return an error that says, too, why an earlier pass left the node alone that it names."""
+    """Add to an error the reason why an earlier pass refused the node that it names."""
     words = str(error).split()
     reasons = [f"{name}: {refusal.reason}" for name, refusal in report.refusals if refusal.node in words]
-    return type(error)(f"{error}. The reason, of pass {reasons[-1]}") if reasons else error
+    return type(error)(f"{error}. An earlier pass refused this node: {reasons[-1]}") if reasons else error
 
 
 def _leaves(pass_: ir.passes.PassBase) -> Iterator[ir.passes.PassBase]:

@@ -1,4 +1,4 @@
-"""Named lists of passes. Those that lower to a target belong to the target: ``Provider.passes``."""
+"""Pipelines to standard ONNX. The lowering to a target is defined by the target: ``Provider.passes``."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from ..passes.normalize.sink_transposes import SinkTransposesPass
 from ..passes.normalize.whole_softmax import WholeSoftmaxPass
 from .canonical import canonical_passes
 
-_GROWTH = 1024  # bytes; what is folded is stored, and onnxruntime folds the rest when it loads
+_GROWTH = 1024  # bytes; larger folded constants would grow the file, and onnxruntime folds them on load
 
 
 def portable_passes() -> list[ir.passes.PassBase]:
-    """Bring any decoder to its canonical form, in standard ONNX. No weight is read whole."""
+    """Return the passes that bring a decoder to canonical form in standard ONNX. Weights are not loaded."""
     return [*canonical_passes(), *_tidy(), LowerOpsetPass()]
 
 
 def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.PassBase]:
-    """Simplify and fuse any graph that is no decoder, in standard ONNX. No weight is read whole.
+    """Return the passes that simplify and fuse any other graph in standard ONNX. Weights are not loaded.
 
     Args:
-        lowering: passes that follow, such as those of a target, before the opset is chosen.
+        lowering: passes to run after the fusions, such as those of a target, before the opset is chosen.
     """
     raised = RaiseOpsetPass()
     return [
@@ -72,7 +72,7 @@ def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.
         *lowering,
         ResidualSumsPass(),
         *_tidy(),
-        common.NameFixPass(),  # names of inlined functions may be those of values in a body
+        common.NameFixPass(),  # inlined functions may reuse names of values in a subgraph
         LowestOpsetPass(raised),
     ]
 

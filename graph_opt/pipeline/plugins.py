@@ -1,4 +1,4 @@
-"""Passes from anywhere: by module and class, or by the name under which an installed package offers them."""
+"""Load passes of other packages, by module and class or by entry point."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ _RULE_METHODS = ("pattern", "check", "rewrite")
 
 
 def installed_passes() -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the passes that installed packages offer in the entry-point group ``carryall.passes``."""
+    """Return the passes that installed packages register in the entry-point group ``carryall.passes``."""
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def load_pass(spec: str) -> ir.passes.PassBase:
-    """Make a pass of anybody's, without touching carryall.
+    """Load and construct a pass of another package.
 
     Args:
-        spec: ``package.module.Class`` or ``package.module:Class``, of a pass or of a rule; or the name of an
+        spec: ``package.module.Class`` or ``package.module:Class`` of a pass or a rule, or the name of an
             entry point in the group ``carryall.passes``.
 
     Raises:
-        UsageError: the text has another form, the module does not import, or the class is neither.
+        UsageError: ``spec`` has another form, the module cannot be imported, or the class is not a pass or
+            rule.
     """
     if not {".", ":"} & set(spec):
         return _make(spec, _installed(spec))
     module_name, _, class_name = spec.partition(":") if ":" in spec else spec.rpartition(".")
     if not module_name or not class_name:
-        raise UsageError(f"a pass is given as 'package.module.Class', not '{spec}'")
+        raise UsageError(f"a pass must be given as 'package.module.Class', found '{spec}'")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -47,8 +48,8 @@ def _installed(name: str) -> Any:
     if name not in points:
         known = ", ".join(sorted(points)) or "none"
         raise UsageError(
-            f"no installed package offers a pass '{name}' (offered: {known}); "
-            "a pass of your own is given as 'package.module.Class'"
+            f"no installed package registers a pass '{name}' (registered: {known}); "
+            "give any other pass as 'package.module.Class'"
         )
     try:
         return points[name].load()
@@ -61,8 +62,8 @@ def _make(spec: str, made: Any) -> ir.passes.PassBase:
     is_rule = isinstance(made, type) and all(callable(getattr(made, name, None)) for name in _RULE_METHODS)
     if not is_pass and not is_rule:
         raise UsageError(
-            f"pass '{spec}' is no class derived from onnx_ir.passes.PassBase, "
-            f"and no rule with {', '.join(_RULE_METHODS)}"
+            f"'{spec}' is neither a subclass of onnx_ir.passes.PassBase "
+            f"nor a rule with the methods {', '.join(_RULE_METHODS)}"
         )
     try:
         found = made()

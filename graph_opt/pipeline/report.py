@@ -1,4 +1,4 @@
-"""What a pipeline did: per pass its time, what it changed, and what it refused; and what came out."""
+"""The report of a pipeline: time, changes and refusals of each pass, and facts about the result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..passes.base import Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """One pass's part of a report.
+    """The report of one pass.
 
     Attributes:
-        seconds: wall time of the pass alone.
-        fired: rewrites made; None for a pass that does not count.
-        nodes: how many are left.
-        added, removed: nodes by operator that this pass brought or took.
+        seconds: wall time of the pass.
+        fired: number of rewrites; None if the pass does not count them.
+        nodes: number of nodes after the pass.
+        added, removed: number of nodes added and removed, by operator.
     """
 
     name: str
@@ -36,18 +36,18 @@ class PassReport:
 
     @property
     def did_anything(self) -> bool:
-        """Whether it rewrote or refused anything."""
+        """Whether the pass rewrote or refused anything."""
         return bool(self.fired or self.added or self.removed or self.refusals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """Refusals of one pass that differ in the numbers of layers only.
+    """Refusals of one pass with the same reason, which differ only in layer numbers.
 
     Attributes:
-        nodes: the node's name, ``N`` for the numbers in which they differ.
-        count: how many nodes.
-        first: the name of the first.
+        nodes: the nodes' common name, with ``N`` for numbers that differ.
+        count: number of nodes.
+        first: the name of the first node.
     """
 
     pass_name: str
@@ -57,22 +57,22 @@ class NearMiss:
     first: str
 
     def __str__(self) -> str:
-        many = f" ({self.count} nodes, the first is {self.first})" if self.count > 1 else ""
-        return f"{self.pass_name} left {self.nodes} alone{many}: {self.reason}"
+        many = f" ({self.count} nodes, first: {self.first})" if self.count > 1 else ""
+        return f"{self.pass_name} refused {self.nodes}{many}: {self.reason}"
 
 
 @dataclass(slots=True)
 class Report:
-    """What a pipeline did to one model.
+    """The report of a pipeline on one model.
 
     Attributes:
-        before, after: nodes by operator.
-        passes: one entry a pass, in order.
-        disabled: passes left out.
-        weights_before, weights_after: by element type, the number and the bytes of the weights.
-        largest: the largest weights that came out.
-        weight_errors: by quantized weight, the root mean square error relative to that of the original.
-        facts: what the caller knows besides: names, versions, the result of a comparison.
+        before, after: number of nodes by operator.
+        passes: one entry per pass, in order.
+        disabled: names of skipped passes.
+        weights_before, weights_after: number and bytes of the weights by element type.
+        largest: the largest weights of the result.
+        weight_errors: by quantized weight, norm(quantized - original) / norm(original).
+        facts: facts that the caller adds: names, versions, the result of a comparison.
     """
 
     before: dict[str, int]
@@ -87,24 +87,24 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Wall time of all passes together."""
+        """Total wall time of all passes."""
         return sum(one.seconds for one in self.passes)
 
     @property
     def refusals(self) -> list[tuple[str, Refusal]]:
-        """All refusals, each with the name of the pass that made it."""
+        """All refusals, each with the name of its pass."""
         return [(one.name, refusal) for one in self.passes for refusal in one.refusals]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The refusals, those that say the same of every layer in one."""
+        """The refusals, grouped over layers."""
         groups: dict[tuple[str, str, str], list[Refusal]] = defaultdict(list)
         for name, refusal in self.refusals:
             groups[name, layer_pattern(refusal.node), layer_pattern(refusal.reason)].append(refusal)
         return [_near_miss(*key, group) for key, group in groups.items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts that JSON and HTML show."""
+        """Return the report as plain types, as JSON and HTML show it."""
         near = [dataclasses.asdict(one) for one in self.near_misses]
         return {**dataclasses.asdict(self), "seconds": self.seconds, "near_misses": near}
 
@@ -113,7 +113,7 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
-        """Return the report for a terminal; with ``explain``, near misses with their reasons too."""
+        """Return the report as text of ``width`` columns; ``explain`` adds the near misses."""
         idle = [one for one in self.passes if not one.did_anything]
         busy = [one for one in self.passes if one.did_anything]
         longest = max((len(one.name) for one in busy), default=4)
@@ -131,21 +131,21 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _explanation(self, idle: list[PassReport]) -> Iterator[str]:
-        """Say what found nothing to do, and what nearly fired and why it did not."""
+        """List the passes that changed nothing, and the near misses with their reasons."""
         if idle:
-            yield f"\nFound nothing to do: {', '.join(dict.fromkeys(one.name for one in idle))}."
+            yield f"\nPasses that changed nothing: {', '.join(dict.fromkeys(one.name for one in idle))}."
         misses = self.near_misses
         if not misses:
-            yield "\nNothing nearly fired: no pass met a place that it had to leave alone."
+            yield "\nNo near misses: no pass refused a node."
             return
-        yield "\nNearly fired; these places compute what they did before, perhaps slower than they could:"
+        yield "\nNear misses: these nodes stay unchanged, so results are correct but may be slower:"
         yield from (f"- {miss}" for miss in misses)
 
     def _hint(self) -> Iterator[str]:
-        """Tell that there is more to know."""
+        """Mention that ``--explain`` shows the near misses."""
         count = len(self.near_misses)
         if count:
-            yield f"{count} near {'miss' if count == 1 else 'misses'}: --explain says where and why."
+            yield f"{count} near {'miss' if count == 1 else 'misses'}: --explain shows where and why."
 
 
 def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> NearMiss:
@@ -160,7 +160,7 @@ def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> Near
 
 
 def _lines(one: PassReport, longest: int, width: int) -> list[str]:
-    """Return a pass's figures, and below them what became of the nodes; operators' names stay whole."""
+    """Return the figures of a pass, and below them the added and removed nodes; names are not broken."""
     fired = "" if one.fired is None else str(one.fired)
     refused = str(len(one.refusals)) if one.refusals else ""
     figures = f"{one.name:<{longest}}{fired:>7}{one.nodes:>8}{refused:>9}{one.seconds * 1e3:>10.1f}"

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing beside it: no scripts, no fonts, no network."""
+"""Write a report as one self-contained HTML page, without scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def to_html(report: Report) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"bytes": human_bytes, "number": _number, "seconds": _seconds}
     source = importlib.resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def to_html(report: Report) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """Return a size for people, in powers of 1000: ``14.7 MB``."""
+    """Return a readable size in powers of 1000, such as ``14.7 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -73,7 +73,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _waterfall(report: Report) -> list[dict[str, Any]]:
-    """Return a row for each pass that did something: where its time lies, and what became of the nodes."""
+    """Return a row per pass that did something: its time span, and the nodes that it changed."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
     most = max([nodes, *(one.nodes for one in report.passes)], default=0)
@@ -103,7 +103,7 @@ def _pass_row(one: PassReport, nodes: int, most: int) -> dict[str, Any]:
 
 
 def _pairs(before: dict[str, int], after: dict[str, int]) -> list[dict[str, Any]]:
-    """Return a row a name with its two numbers, the largest first."""
+    """Return a row per name with its numbers before and after, largest first."""
     names = sorted({*before, *after}, key=lambda name: (-max(before.get(name, 0), after.get(name, 0)), name))
     most = max([*before.values(), *after.values()], default=0)
     both = [(name, before.get(name, 0), after.get(name, 0)) for name in names]
@@ -122,11 +122,11 @@ def _largest(report: Report) -> list[dict[str, Any]]:
 
 
 def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a row each for decoding and for reading prompts, bars of medians."""
+    """Return one row for decoding and one for prefill, with bars for the medians."""
     if speed is None:
         return []
     rows = []
-    for what, label in (("decode", "decoding"), ("prefill", "reading prompts")):
+    for what, label in (("decode", "decoding"), ("prefill", "prefill")):
         both = [speed["before"][what], speed["after"][what]]
         most = max(one["median"] for one in both)
         widths = tuple(_percent(one["median"], most) for one in both)
@@ -135,7 +135,7 @@ def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _errors(found: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a row a kind of weight, with the errors of all layers."""
+    """Return a row per kind of weight, with the errors of all layers."""
     kinds: dict[str, list[tuple[str, float]]] = {}
     for name, error in sorted(found.items(), key=lambda item: _natural(item[0])):
         kinds.setdefault(_NUMBER.sub("N", name), []).append((name, error))
@@ -157,5 +157,5 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts layer 2 before layer 10."""
+    """Return a sort key that orders layer 2 before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,1 +1,1 @@
-"""Weight and activation quantization, expressed in standard ONNX."""
+"""Quantization of weights, activations and the KV cache, expressed in standard ONNX."""

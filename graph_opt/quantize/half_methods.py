@@ -1,4 +1,4 @@
-"""The methods fp16 and bf16: everything in 16 bits that can be."""
+"""The methods fp16 and bf16, which convert weights and computation to a 16-bit type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from .formats.half import HALF_TYPES, HalfPrecisionPass
+from .formats.half import HalfPrecisionPass
+from .formats.half_pass import HALF_TYPES
 from .method import Made, Measurements, Method
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HalfMethod(Method):
-    """Weights, products, attention and KV cache in a 16-bit type."""
+    """Convert weights, products, attention and KV cache to a 16-bit type."""
 
     name: str
     summary: str
@@ -31,5 +32,5 @@ class HalfMethod(Method):
         return [HalfPrecisionPass(self.dtype, keep_float=keep)], record
 
 
-FP16 = HalfMethod("fp16", "16 bits, 5 of them for the exponent", HALF_TYPES["fp16"])
-BF16 = HalfMethod("bf16", "16 bits, 8 of them for the exponent, as many as float32 has", HALF_TYPES["bf16"])
+FP16 = HalfMethod("fp16", "16-bit floats with 5 exponent bits", HALF_TYPES["fp16"])
+BF16 = HalfMethod("bf16", "16-bit floats with 8 exponent bits, as float32 has", HALF_TYPES["bf16"])

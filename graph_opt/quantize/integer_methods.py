@@ -1,4 +1,4 @@
-"""The methods int8-dynamic and int8-static: activations in 8 bits, too."""
+"""The methods int8-dynamic and int8-static: 8-bit weights and activations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .search.sensitivity import dynamic_rounding, static_rounding
 if TYPE_CHECKING:
     from .recipe import QuantizationRecipe
 
-_BLOCK_SIZE = 32  # of the weights that are not multiplied in integers, such as the embedding
+_BLOCK_SIZE = 32  # block size of weights that are not multiplied in integers, such as the embedding
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class IntegerMethod(Method):
     Args:
         name: see ``Method``.
         summary: see ``Method``.
-        needs_text: whether the ranges of the activations are fixed beforehand.
+        needs_text: whether the ranges of the activations are calibrated.
         settings: see ``Method``.
     """
 
@@ -78,7 +78,7 @@ def _quantizer(
 
 _SETTINGS = frozenset({"block_size", "symmetric", "smooth", "max_error"})
 INT8_DYNAMIC = IntegerMethod(
-    "int8-dynamic", "8-bit weights and activations, ranges found at every run", False, _SETTINGS
+    "int8-dynamic", "8-bit weights and activations, ranges computed at every run", False, _SETTINGS
 )
 INT8_STATIC = IntegerMethod(
     "int8-static", "8-bit weights and activations, ranges calibrated", True, _SETTINGS | {"calibrator"}

@@ -1,4 +1,4 @@
-"""Which weights a quantization left in float, how large they are, and why."""
+"""Report which weights a quantization left in float, their size, and the reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..graph import graph_facts
 from ..graph.lazy import shape_of
 from ..passes.base import Refusal
 
-MUCH = 0.1  # of the weights' bytes, from which on a warning is due
+MUCH = 0.1  # share of the weights' bytes above which the caller warns
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -23,11 +23,11 @@ class LeftFloat:
     """Weight matrices that stayed float.
 
     Attributes:
-        weights: how many.
-        total: how many weight matrices there were.
-        bytes: their size.
-        share: that size as a share of all weight matrices before.
-        reasons: what kept passes from quantizing weights, with how many weights each.
+        weights: number of weight matrices that stayed float.
+        total: number of weight matrices of the original model.
+        bytes: size of those that stayed float.
+        share: ``bytes`` relative to the size of all weight matrices of the original model.
+        reasons: why weights were not quantized, with the number of weights for each reason.
     """
 
     weights: int
@@ -38,11 +38,11 @@ class LeftFloat:
 
     @property
     def much(self) -> bool:
-        """Whether so much is left that the model is not what its format's name says."""
+        """Whether more than 10 % of the bytes stayed float."""
         return self.share > MUCH
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as JSON takes them."""
+        """Return the facts in JSON types."""
         return {
             "weights": self.weights,
             "of": self.total,
@@ -54,11 +54,11 @@ class LeftFloat:
     def __str__(self) -> str:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
         size = f"{self.weights} of {self.total} weights stay float, {100 * self.share:.1f} % of the bytes"
-        return f"{size}: {reasons or 'as the recipe says'}"
+        return f"{size}: {reasons or 'as the recipe requests'}"
 
 
 def float_matrices(model: ir.Model) -> dict[str, int]:
-    """Return the bytes of each float weight that has at least two dimensions, by name."""
+    """Return the bytes of each float weight with at least two axes larger than 1, by name."""
     return {
         str(tensor.name): tensor.nbytes
         for tensor in graph_facts.initializers(model)
@@ -70,9 +70,9 @@ def left_float(before: dict[str, int], after: ir.Model, refusals: Sequence[Refus
     """Compare a model's float matrices with those before quantization.
 
     Args:
-        before: ``float_matrices`` of the model before.
-        after: the quantized model; what quantization added, such as scales, does not count.
-        refusals: of the passes that quantized it.
+        before: ``float_matrices`` of the original model.
+        after: the quantized model; tensors that quantization added, such as scales, are not counted.
+        refusals: the refusals of the quantization passes.
     """
     kept = {name: size for name, size in float_matrices(after).items() if before.get(name) == size}
     reasons = Counter(reason for refusal in refusals if (reason := _without_name(refusal.reason)) is not None)
@@ -86,6 +86,6 @@ def left_float(before: dict[str, int], after: ir.Model, refusals: Sequence[Refus
 
 
 def _without_name(reason: str) -> str | None:
-    """``weight NAME has 24 inputs`` -> ``has 24 inputs``, so that equal reasons count together."""
+    """Return ``has 24 inputs`` for ``weight NAME has 24 inputs``, so that equal reasons are grouped."""
     first, _, rest = reason.partition(" ")
     return rest.partition(" ")[2] if first == "weight" else None

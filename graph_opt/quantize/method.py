@@ -1,4 +1,4 @@
-"""What a quantization method is. One file defines one; ``methods.py`` lists them."""
+"""The interface of quantization methods. ``methods.py`` lists them."""
 
 from __future__ import annotations
 
@@ -22,40 +22,44 @@ Made = tuple[list[GraphPass], dict[str, Any]]
 
 
 class Measurements(Protocol):
-    """What a method may ask to be measured on the float model, on the recipe's calibration text."""
+    """Measurements of the float model on the recipe's calibration text."""
 
     def kv_pass(self, *, per_tensor: bool) -> GraphPass:
         """Measure the ranges of the KV cache; return the pass that quantizes it."""
 
     def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
-        """Mix int4, int8 and float weights for a budget of ``bits`` a weight, or else of ``max_kl``."""
+        """Mix int4, int8 and float weights for a budget of ``bits`` per weight, or of ``max_kl`` nats."""
 
     def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
-        """Quantize the weights one layer after the other with an algorithm that needs calibration."""
+        """Quantize the weights layer by layer with an algorithm that needs calibration."""
 
     def smoothing(self) -> dict[str, Floats]:
-        """Measure what to divide the channels of activations by, by value."""
+        """Return the SmoothQuant divisors of activation channels, by value."""
 
     def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
-        """Measure the largest magnitude to represent, by value."""
+        """Return the calibrated range (largest magnitude to represent) by value."""
 
     def beyond(self, dtype: ir.DataType) -> list[str]:
-        """Find the values that a 16-bit type cannot hold."""
+        """Return the values that exceed the range of a 16-bit type."""
 
     def sensitive_layers(
         self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats], form: BlockFormat | None
     ) -> tuple[list[str], list[str]]:
-        """Find weights whose products change by more than ``max_error``; and those ``form`` cannot hold."""
+        """Return weights whose products have a relative error above ``max_error``.
+
+        Returns:
+            Those weights, and the ones for which even ``form`` exceeds it.
+        """
 
 
 class Method(abc.ABC):
-    """One way to store weights in fewer bits.
+    """A quantization method.
 
     Attributes:
-        name: what users call it.
+        name: its name in recipes and flags.
         summary: one line of help.
-        settings: the recipe's fields that it reads; others must keep their defaults.
-        needs_text: whether it always runs the model on a calibration text.
+        settings: the recipe's fields that it uses; the others must keep their defaults.
+        needs_text: whether it always needs a calibration text.
     """
 
     name: str
@@ -65,26 +69,26 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
-        """Return the passes, in order, and what the package's record says about them.
+        """Return the passes in order, and the entries of the package's record.
 
         Args:
-            recipe: the settings, checked.
-            measured: None where the model cannot be run, as when it is exported.
+            recipe: the checked settings.
+            measured: None if the model cannot be run, for example during export.
 
         Raises:
-            UsageError: a setting is out of range, or something must be measured and cannot be.
+            UsageError: a setting is out of range, or a measurement is needed and ``measured`` is None.
         """
 
     def measurements(self, measured: Measurements | None) -> Measurements:
         """Return ``measured``.
 
         Raises:
-            UsageError: there are none.
+            UsageError: ``measured`` is None.
         """
         from ...errors import UsageError
 
         if measured is None:
             raise UsageError(
-                f"method {self.name} needs a calibration: carryall quantize IN OUT --method {self.name}"
+                f"method {self.name} needs calibration; use: carryall quantize IN OUT --method {self.name}"
             )
         return measured

@@ -1,4 +1,4 @@
-"""The quantization methods by the names that users give them. A new one is a file and its line here."""
+"""The quantization methods by name. To add one, write its file and add it here."""
 
 from __future__ import annotations
 

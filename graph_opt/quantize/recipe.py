@@ -1,4 +1,4 @@
-"""The recipe: which quantization, with which settings, in a form that can be stored and repeated."""
+"""The quantization recipe: a method and its settings, which can be stored and repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .search.calibrated import CALIBRATED
 from .weight_methods import ALGORITHMS, EMBEDDING_BITS
 
 NO_METHOD = "none"
-_MOST_BITS = 32
+_MAX_BITS = 32
 
 
 def _setting(
@@ -34,50 +34,51 @@ def _setting(
     least: float | None = None,
     most: float = math.inf,
 ) -> Any:
-    """A field, its help, and what it may be: one of ``choices``, or a number > above, >= least, <= most."""
+    """Declare a field with its help and valid values: ``choices``, or a number > above, >= least, <= most."""
     limits = {"choices": choices, "above": above, "least": least, "most": most}
     return field(default=default, metadata={"help": text, **limits})
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationRecipe:
-    """How to quantize a model. Settings left at None are the method's own defaults.
+    """How to quantize a model. Settings that are None get the method's default.
 
     Raises:
-        UsageError: a setting is unknown, out of range, without effect, or contradicts another.
+        UsageError: a setting is out of range, has no effect, or contradicts another.
     """
 
     method: str = _setting(
         "int4",
-        "Format of the weights; 'none' leaves them as they are.",
+        "Format of the weights; 'none' does not quantize them.",
         choices=(*METHODS, NO_METHOD),
     )
     block_size: int | None = _setting(
         None,
-        "Most weights that share a scale. Smaller blocks are more exact and larger in bytes. A layer whose "
-        "inputs it does not divide gets the next smaller block that does.",
+        "Number of weights that share a scale. Smaller blocks are more accurate and need more bytes. A layer "
+        "whose input size is not a multiple of it gets the next smaller block size that fits.",
         choices=BLOCK_SIZES,
     )
     symmetric: bool | None = _setting(
-        None, "Without or with zero points.  [default: int4 with, int8 without zero points]"
+        None,
+        "Symmetric (without zero points) or asymmetric weights.  [default: int4 asymmetric, int8 symmetric]",
     )
     algorithm: str | None = _setting(
         None,
-        "How weights are rounded. rtn: to the nearest. kquant, hqq: with fitted ranges. awq, gptq: so that "
-        "products on a calibration text change least; they take minutes.  [default: int4 kquant, int8 rtn]",
+        "Rounding algorithm. rtn: round to nearest. kquant, hqq: with fitted ranges. awq, gptq: minimise the "
+        "error of products on a calibration text; they take minutes.  [default: int4 kquant, int8 rtn]",
         choices=ALGORITHMS,
     )
     embedding: str | None = _setting(
         None,
-        "Format of the embedding and of a head tied to it.  [default: int8]",
+        "Format of the embedding and of a tied head.  [default: int8]",
         choices=tuple(EMBEDDING_BITS),
     )
     budget: float | None = _setting(
         None,
-        "With int4, int8: mean bits per weight, scales included, such as 4.5bits. The most sensitive layers "
+        "With int4, int8: mean bits per weight including scales, such as 4.5bits. The most sensitive layers "
         "get more bits.",
         above=0,
-        most=_MOST_BITS,
+        most=_MAX_BITS,
     )
     max_kl: float | None = _setting(
         None,
@@ -98,20 +99,20 @@ class QuantizationRecipe:
     )
     calibrator: str | None = _setting(
         None,
-        "With int8-static: how the ranges of activations are chosen.  [default: mse]",
+        "With int8-static: the method that selects the ranges of activations.  [default: mse]",
         choices=tuple(CALIBRATORS),
     )
     kv: str | None = _setting(
         None,
-        "Keep the KV cache in 8 bits, calibrated on a text: one scale per channel, or one per tensor.",
+        "Store the KV cache in 8 bits with calibrated scales: int8 per channel, int8-tensor per tensor.",
         choices=tuple(KV_FORMATS),
     )
     calibration: str | None = _setting(
-        None, "Text, or .jsonl of prompts, to calibrate on.  [default: a text that carryall brings]"
+        None, "Text file, or .jsonl file of prompts, for calibration.  [default: a built-in text]"
     )
     calibration_tokens: int | None = _setting(
         None,
-        "How many tokens of the text are read.  [default: 8192; awq and gptq 65536]",
+        "Number of tokens of the text to use.  [default: 8192; awq and gptq 65536]",
         least=MIN_TOKENS,
         most=1 << 30,
     )
@@ -122,28 +123,28 @@ class QuantizationRecipe:
         for one in dataclasses.fields(self):
             _check_value(one.name, getattr(self, one.name), one.metadata)
         if self.method == NO_METHOD and self.kv is None:
-            raise UsageError("nothing to do: choose a method, or kv int8")
+            raise UsageError("the recipe does nothing: choose a method, or kv int8")
         self._check_effects()
         if self.budget is not None and self.max_kl is not None:
-            raise UsageError("budget and max_kl may contradict each other; choose one of them")
+            raise UsageError("budget and max_kl exclude each other; choose one")
         if (self.calibration is not None or self.calibration_tokens is not None) and not self.needs_text:
             raise UsageError(
-                "calibration is for kv, int8-static, the algorithms awq and gptq, budget, max_kl, smooth and "
-                "max_error; nothing else needs a text"
+                "calibration has no effect here; it is used by kv, int8-static, the algorithms awq and gptq, "
+                "budget, max_kl, smooth and max_error"
             )
 
     def _check_effects(self) -> None:
-        """Refuse settings that the method would ignore."""
+        """Raise UsageError for settings that the method does not use."""
         known = {name for method in METHODS.values() for name in method.settings}
         taken = METHODS[self.method].settings if self.method in METHODS else frozenset()
         for one in dataclasses.fields(self):
             if one.name in known - taken and getattr(self, one.name) != one.default:
-                takers = ", ".join(name for name, method in METHODS.items() if one.name in method.settings)
-                raise UsageError(f"{one.name} has no effect with method {self.method}; it is for: {takers}")
+                users = ", ".join(name for name, method in METHODS.items() if one.name in method.settings)
+                raise UsageError(f"{one.name} has no effect with method {self.method}; it is for: {users}")
 
     @property
     def needs_text(self) -> bool:
-        """Whether the model is run on a calibration text."""
+        """Whether a calibration text is needed."""
         method = METHODS.get(self.method)
         measured = (self.kv, self.budget, self.max_kl, self.max_error)
         return (
@@ -154,10 +155,10 @@ class QuantizationRecipe:
         )
 
     def passes(self, measured: Measurements | None = None) -> Made:
-        """Return the passes that do it, in order, and the facts for a package's record.
+        """Return the quantization passes in order, and the entries of the package's record.
 
         Args:
-            measured: measures the float model on a text; None where it cannot be run.
+            measured: measurements of the float model; None if it cannot be run.
 
         Raises:
             UsageError: a measurement is needed and ``measured`` is None, or a budget cannot be met.
@@ -166,7 +167,9 @@ class QuantizationRecipe:
         record: dict[str, Any] = {}
         if self.kv is not None:
             if measured is None:
-                raise UsageError("an int8 KV cache needs a calibration: carryall quantize IN OUT --kv int8")
+                raise UsageError(
+                    "an int8 KV cache needs calibration; use: carryall quantize IN OUT --kv int8"
+                )
             passes.append(measured.kv_pass(per_tensor=KV_FORMATS[self.kv]))
             record["kv_cache"] = self.kv
         if self.method in METHODS:
@@ -176,7 +179,7 @@ class QuantizationRecipe:
         return passes, {**record, "recipe": self.to_dict()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, and the method."""
+        """Return the method, and the settings that differ from their defaults."""
         given = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         defaults = {one.name: one.default for one in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if name == "method" or value != defaults[name]}
@@ -187,7 +190,7 @@ class QuantizationRecipe:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Make a recipe of what ``to_dict`` returned.
+        """Return the recipe of which ``settings`` is the ``to_dict``.
 
         Raises:
             UsageError: a setting is unknown or out of range.
@@ -195,12 +198,12 @@ class QuantizationRecipe:
         unknown = sorted(set(settings) - {one.name for one in dataclasses.fields(cls)})
         if unknown:
             names = ", ".join(one.name for one in dataclasses.fields(cls))
-            raise UsageError(f"a recipe has no setting '{unknown[0]}'; the settings are: {names}")
+            raise UsageError(f"unknown recipe setting '{unknown[0]}'; the settings are: {names}")
         return cls(**settings)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Make a recipe of what ``to_json`` returned.
+        """Return the recipe of which ``text`` is the ``to_json``.
 
         Raises:
             UsageError: the text is not JSON, or a setting is unknown or out of range.
@@ -210,7 +213,7 @@ class QuantizationRecipe:
         except ValueError as error:
             raise UsageError(f"the recipe is not JSON: {error}") from error
         if not isinstance(settings, dict):
-            raise UsageError(f"a recipe is a JSON object of settings, not {settings!r}")
+            raise UsageError(f"a recipe must be a JSON object of settings, found {settings!r}")
         return cls.from_dict(settings)
 
 
@@ -220,14 +223,14 @@ def _check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     choices, above, least, most = (limits[key] for key in ("choices", "above", "least", "most"))
     if choices:
         if value not in choices:
-            raise UsageError(f"{name} {value!r} is not one of {', '.join(map(str, choices))}")
+            raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}, found {value!r}")
     elif above is not None or least is not None:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value > most or (least is None and value <= above) or value < (least or 0):
             bounds = f"above {above:g}" if least is None else f"at least {least:g}"
             end = f" and at most {most:g}" if math.isfinite(most) else ""
-            raise UsageError(f"{name} must be a number {bounds}{end}, not {value!r}")
+            raise UsageError(f"{name} must be a number {bounds}{end}, found {value!r}")
     elif name in ("smooth", "symmetric") and not isinstance(value, bool):
-        raise UsageError(f"{name} is true or false, not {value!r}")
+        raise UsageError(f"{name} must be true or false, found {value!r}")
     elif name == "calibration" and not isinstance(value, str | Path):
-        raise UsageError(f"calibration is the path of a text, not {value!r}")
+        raise UsageError(f"calibration must be the path of a text file, found {value!r}")

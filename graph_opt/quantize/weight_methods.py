@@ -1,4 +1,4 @@
-"""The methods int4 and int8: weights in blocks, activations in float."""
+"""The methods int4 and int8: weight-only quantization in blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMBEDDING_BITS = {"int4": 4, "int8": 8, FLOAT: 32}
 
 @dataclass(frozen=True)
 class WeightOnlyMethod(Method):
-    """Blocks of ``bits`` bits; the other values are the defaults of the recipe's settings."""
+    """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings."""
 
     name: str
     summary: str
@@ -42,7 +42,7 @@ class WeightOnlyMethod(Method):
     settings = frozenset({"block_size", "symmetric", "algorithm", "embedding", "budget", "max_kl"})
 
     def forms(self, recipe: QuantizationRecipe) -> Forms:
-        """Return the formats of the weights, before any mixing."""
+        """Return the formats of the weights, before a budget mixes them."""
         symmetric = self.symmetric if recipe.symmetric is None else recipe.symmetric
         form = BlockFormat(
             bits=self.bits, block_size=recipe.block_size or self.block_size, symmetric=symmetric

@@ -1,4 +1,4 @@
-"""Which graphics and neural processors this machine has, with or without a driver for them."""
+"""List the GPUs and NPUs of this machine, with or without a driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DISPLAY_ADAPTERS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce
 
 
 def accelerators() -> list[str]:
-    """Names that begin with the vendor: ``NVIDIA GPU (10de:2335)``. Empty where they cannot be listed."""
+    """Return names that start with the vendor: ``NVIDIA GPU (10de:2335)``; empty if they cannot be listed."""
     if sys.platform == "win32":
         return _display_adapters()
     found = []
@@ -34,7 +34,7 @@ def _read(path: Path) -> str:
 
 
 def _display_adapters() -> list[str]:
-    """What Windows' registry calls them."""
+    """Return the display adapters in the Windows registry."""
     import winreg
 
     registry: dict[str, object] = vars(winreg)

@@ -1,4 +1,4 @@
-"""What works on this machine: cores, memory speed, packages, and each provider, tried on a tiny model."""
+"""Diagnose this machine: cores, memory speed, packages, and each provider on a tiny model."""
 
 from __future__ import annotations
 
@@ -36,45 +36,44 @@ selftest (float[2, 3] x, float[3, 2] w) => (float[2, 2] y) { y = MatMul(x, w) }
 
 @dataclass(frozen=True, slots=True)
 class ProviderReport:
-    """One provider, tried."""
+    """The result of trying one provider."""
 
     name: str
     works: bool
-    detail: str  # what it did, or why it cannot and what to do about it
-    milliseconds: float | None = None  # for opening a tiny model and running it once
-    devices: tuple[str, ...] = ()  # to choose from by the option ``device``
-    counts: bool = True  # False for a stand-in that runs no graphs
+    detail: str  # what it ran, or why it failed and the remedy
+    milliseconds: float | None = None  # to open a tiny model and run it once
+    devices: tuple[str, ...] = ()  # values of the option ``device``
+    counts: bool = True  # False for a test double that runs no graphs
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:
-    """What carryall keeps to start faster; all of it can be deleted."""
+    """The cache of carryall; all of it can be deleted."""
 
     folder: str
     size: int  # bytes
-    free: int  # bytes left where it lies
+    free: int  # free bytes of its disk
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that `carryall doctor` reports."""
+    """The result of `carryall doctor`."""
 
     machine: machine.Machine
     memory_bandwidth: float  # GB/s (1e9 bytes) that all usable cores read together
     python: str
     packages: dict[str, str | None]  # version of each package that carryall can use; None if not installed
-    wheel_conflict: str | None  # onnxruntime wheels installed over each other, and the remedy
+    wheel_conflict: str | None  # onnxruntime wheels that overwrite each other, and the remedy
     providers: list[ProviderReport]
-    accelerators: list[str]  # graphics and neural processors that the machine has
-    libraries: dict[
-        str, bool
-    ]  # NVIDIA's, by file name: whether they can be loaded; empty without its hardware
+    accelerators: list[str]  # GPUs and NPUs of the machine
+    # Whether NVIDIA's libraries can be loaded, by file name; empty without an NVIDIA device.
+    libraries: dict[str, bool]
     cache: CacheFacts
     next_steps: list[str]
 
     @property
     def healthy(self) -> bool:
-        """Whether some real provider works and no installation is broken."""
+        """Whether a provider works, test doubles aside, and no onnxruntime wheels conflict."""
         return self.wheel_conflict is None and any(
             report.works and report.counts for report in self.providers
         )
@@ -85,15 +84,15 @@ class Diagnosis:
         return 0 if self.healthy else 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON types."""
+        """Return the diagnosis as JSON types."""
         return {**dataclasses.asdict(self), "healthy": self.healthy}
 
 
 def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
-    """Look at the machine and try everything; takes a second or two.
+    """Measure the machine and try all providers; takes a second or two.
 
     Args:
-        progress: told what is being looked at.
+        progress: called with the name of each step.
     """
     progress("memory speed")
     bandwidth = memory_bandwidth()
@@ -122,15 +121,15 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
 
 
 def next_steps(reports: Sequence[ProviderReport], present: Sequence[str], conflict: str | None) -> list[str]:
-    """What to install or repair for all that this machine has; empty if nothing is lacking.
+    """Return what to install or repair to use this machine's hardware; empty if nothing is missing.
 
     Args:
-        reports: of the providers, tried.
-        present: accelerators, by names that begin with the vendor.
-        conflict: about the installed wheels.
+        reports: the results of trying the providers.
+        present: accelerators, as names that start with the vendor.
+        conflict: the conflict of installed wheels, None if there is none.
     """
     if conflict is not None:
-        return [conflict]  # whatever else fails may follow from it
+        return [conflict]  # other failures may follow from it
     steps = [
         f"{report.name}, for {', '.join(owned)}: {report.detail}"
         for report in reports
@@ -144,14 +143,14 @@ def next_steps(reports: Sequence[ProviderReport], present: Sequence[str], confli
 def _vendors(name: str) -> tuple[str, ...]:
     try:
         return tuple(get_provider(name).vendors)
-    except CarryallError:  # reported where it was tried
+    except CarryallError:  # its ProviderReport has the error
         return ()
 
 
 def _libraries() -> dict[str, bool]:
     try:
         wanted = [*nvidia.cuda_libraries(), nvidia.cudnn(), *nvidia.tensorrt_libraries()]
-    except CarryallError:  # no onnxruntime, which its providers report
+    except CarryallError:  # onnxruntime is missing, which the provider reports say
         return {}
     return {library.file: libraries.load(library.file) is not None for library in wanted}
 
@@ -164,7 +163,7 @@ def _cache() -> CacheFacts:
 
 
 def installed_packages() -> dict[str, str | None]:
-    """Version of every package that carryall's metadata names, required or in an extra but the tests'."""
+    """Return the versions of all packages in carryall's metadata, except those of the extra ``test``."""
     try:
         requirements = importlib.metadata.requires("carryall") or []
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
@@ -190,7 +189,7 @@ def _try(name: str) -> ProviderReport:
         return _selftest(provider)
     except CarryallError as error:
         return ProviderReport(name, works=False, detail=str(error))
-    except Exception as error:  # noqa: BLE001 -- whatever a broken installation raises is what we are asked for
+    except Exception as error:  # noqa: BLE001 -- a broken installation may raise anything; it is reported
         return ProviderReport(name, works=False, detail=f"{type(error).__name__}: {ort.one_line(error)}")
 
 
@@ -208,7 +207,7 @@ def _selftest(provider: Provider) -> ProviderReport:
         (y,) = session.run(None, {"x": x, "w": w})
         milliseconds = (time.perf_counter() - start) * 1e3
     if not np.allclose(y, x @ w, rtol=1e-2):
-        detail = f"computes wrong results: {y.tolist()} instead of {(x @ w).tolist()}"
+        detail = f"the results are wrong: {y.tolist()} instead of {(x @ w).tolist()}"
         return ProviderReport(provider.name, works=False, detail=detail, milliseconds=milliseconds)
     devices = tuple(provider.device_names())
     return ProviderReport(

@@ -1,4 +1,4 @@
-"""Shared libraries that a provider loads: which are there, and what to install for those that are not."""
+"""Find the shared libraries that a provider needs, and say how to install missing ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Packages of Python that bring NVIDIA's libraries, beside those of the system.
+# Python packages that contain NVIDIA's libraries.
 _PACKAGES = ("nvidia", "tensorrt_libs", "tensorrt_rtx_libs")
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library by its file names.
+    """A shared library.
 
     Args:
-        what: what it is, with the version wanted.
-        linux: file name there.
-        windows: file name there.
-        remedy: how to get it.
+        what: its product name and version.
+        linux: file name on Linux.
+        windows: file name on Windows.
+        remedy: how to install it.
     """
 
     what: str
@@ -32,17 +32,17 @@ class Library:
 
     @property
     def file(self) -> str:
-        """Its file name on this system."""
+        """The file name on this system."""
         return self.windows if sys.platform == "win32" else self.linux
 
 
 def missing(libraries: Iterable[Library]) -> list[Library]:
-    """Those that cannot be loaded. The others are loaded now, so that who needs them finds them."""
+    """Return the libraries that cannot be loaded; the others are loaded, so that dependants find them."""
     return [library for library in libraries if load(library.file) is None]
 
 
 def complaint(lacking: Sequence[Library]) -> str | None:
-    """One sentence about the libraries that are missing, or None."""
+    """Return a message about missing libraries with their remedies, None if none is missing."""
     if not lacking:
         return None
     names = ", ".join(f"{library.file} ({library.what})" for library in lacking)
@@ -52,7 +52,7 @@ def complaint(lacking: Sequence[Library]) -> str | None:
 
 @functools.cache
 def load(file: str) -> ctypes.CDLL | None:
-    """Load a library from the system's search path, or from a Python package that brings it."""
+    """Load a library from the system's search path or from a Python package; None if it cannot be loaded."""
     for candidate in (file, *_in_packages(file)):
         try:
             return ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)

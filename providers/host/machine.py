@@ -1,4 +1,4 @@
-"""What this machine is: cores this process may use, instruction sets, memory, and how fast memory reads."""
+"""Facts of this machine: usable cores, instruction sets, memory size and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _ARM_FEATURES = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The parts of a machine that decide how fast a model runs on its CPU."""
+    """The properties of a machine that decide how fast a model runs on its CPU."""
 
     system: str
     cpu: str
     logical_cores: int  # of the whole machine
     usable_cores: int  # physical cores this process may use, within its affinity and CPU quota
-    features: tuple[str, ...]  # instruction sets that matter to matrix kernels; empty if they cannot be read
+    features: tuple[str, ...]  # instruction sets of matrix kernels; empty if they cannot be read
     memory_total: int  # bytes, within the control group's limit
-    memory_available: int  # bytes that can be taken without swapping, within the same limit
+    memory_available: int  # bytes available without swapping, within the same limit
 
 
 def describe_machine() -> Machine:
-    """Read the machine's facts; a fact that this system does not reveal is None or empty."""
+    """Return the facts of this machine; those that the system does not report are empty."""
     flags = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
     total, available = memory()
     return Machine(
@@ -52,9 +52,9 @@ def describe_machine() -> Machine:
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use, within its affinity and its control group's CPU quota.
+    """Return the number of physical cores within the process's affinity and its control group's CPU quota.
 
-    Two threads of one core share its arithmetic units, so matrix kernels gain nothing from the second.
+    Hardware threads of one core share its arithmetic units, so matrix kernels gain nothing from the second.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_siblings(cpu) for cpu in allowed}
@@ -63,17 +63,17 @@ def usable_cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of memory in all, and available now, as far as this process's control groups allow."""
+    """Return total and available memory in bytes, within the limits of the process's control groups."""
     facts = psutil.virtual_memory()
     limits = [(facts.total, facts.available), *_memory_limits()]
     return min(total for total, _ in limits), max(0, min(available for _, available in limits))
 
 
 def memory_bandwidth(threads: int | None = None, megabytes: int = 256, seconds: float = 0.4) -> float:
-    """Measure how fast all usable cores together read memory, in GB/s (1e9 bytes).
+    """Measure the memory read bandwidth of all usable cores together, in GB/s (1e9 bytes).
 
-    The best of several passes over a buffer far larger than the caches, as STREAM does (McCalpin, 1995), but
-    reading only: decoding a model reads its weights and hardly writes.
+    It takes the best of several passes over a buffer far larger than the caches, as STREAM does (McCalpin,
+    1995), but only reads, as decoding does.
     """
     threads = threads or usable_cores()
     data = np.ones(megabytes * 2**20 // 4, np.float32)
@@ -85,8 +85,8 @@ def memory_bandwidth(threads: int | None = None, megabytes: int = 256, seconds: 
 
 
 def _read_once(parts: list[npt.NDArray[np.float32]]) -> float:
-    """Seconds in which as many threads as parts read one part each."""
-    # np.max keeps far ahead of memory on one core, needs no BLAS threads, and lets go of the interpreter.
+    """Return the seconds in which one thread per part reads all parts."""
+    # np.max is faster than the memory on one core, uses no BLAS threads, and releases the GIL.
     workers = [threading.Thread(target=np.max, args=(part,)) for part in parts]
     start = time.perf_counter()
     for worker in workers:
@@ -97,13 +97,13 @@ def _read_once(parts: list[npt.NDArray[np.float32]]) -> float:
 
 
 def _siblings(cpu: int) -> str:
-    """An identifier of the physical core that a logical one belongs to."""
+    """Return an identifier of the physical core of a logical one."""
     text = _read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list")
     return text if text is not None else str(cpu)
 
 
 def _cpu_quota() -> float | None:
-    """CPUs that the control groups allow, as a fraction; None if unlimited. Versions 2 and 1 of cgroups."""
+    """Return the number of CPUs that the control groups (v2 and v1) allow; None if it is not limited."""
     quotas = []
     for folder in _groups():
         words = (_read(folder / "cpu.max") or "").split()
@@ -117,7 +117,7 @@ def _cpu_quota() -> float | None:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """Per control group with a limit, its bytes in all and those still available; versions 2 and 1."""
+    """Return total and available bytes of each control group (v2 and v1) with a memory limit."""
     names = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _groups()]
     old = (_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     limits = []
@@ -125,14 +125,14 @@ def _memory_limits() -> list[tuple[int, int]]:
         limit, usage = _read(folder / most), _read(folder / used)
         if limit is None or usage is None or not limit.isdecimal():
             continue
-        # The kernel drops pages of files before it runs out, so they count as available.
+        # The kernel reclaims inactive file pages, so they count as available.
         statistics = dict(line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
         limits.append((int(limit), int(limit) - int(usage) + int(statistics.get(cached, 0))))
     return limits
 
 
 def _groups() -> list[Path]:
-    """Folders of this process's control group and those around it, of version 2."""
+    """Return the folders of this process's control group (v2) and its parents."""
     lines = (_read(Path("/proc/self/cgroup")) or "").splitlines()
     own = _CGROUPS / next((line[3:] for line in lines if line[:3] == "0::"), "/").strip("/")
     return [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's NVIDIA providers need of a machine: driver, libraries, free memory."""
+"""Requirements of ONNX Runtime's NVIDIA providers: driver, libraries, device memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from .libraries import Library
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _DRIVER = "Install NVIDIA's display driver"
-_CUFFT = {"12": "11", "13": "12"}  # CUDA's major version: that of its libcufft
 
 
 def cuda_version() -> str:
-    """The major version of CUDA that the installed onnxruntime was built for."""
+    """Return the major version of CUDA that the installed onnxruntime was built for."""
     module = ort.load_onnxruntime("NVIDIA devices", "cuda")
     return str(getattr(module, "cuda_version", "") or "13").split(".", maxsplit=1)[0]
 
 
 def cuda_libraries() -> list[Library]:
-    """What ``onnxruntime_providers_cuda`` is linked with (read off the library of onnxruntime-gpu 1.31)."""
+    """Return the libraries that ``onnxruntime_providers_cuda`` of onnxruntime-gpu 1.31 is linked with."""
     cuda = cuda_version()
     return [
         Library("NVIDIA's driver", "libcuda.so.1", "nvcuda.dll", _DRIVER),
@@ -34,12 +33,12 @@ def cuda_libraries() -> list[Library]:
 
 
 def cudnn() -> Library:
-    """What convolutions need; the graphs that generate text have none."""
+    """Return cuDNN, which convolutions need; decoder graphs have none."""
     return Library("cuDNN 9", "libcudnn.so.9", "cudnn64_9.dll", _CUDA_WHEELS)
 
 
 def tensorrt_libraries() -> list[Library]:
-    """What ``onnxruntime_providers_tensorrt`` is linked with, besides CUDA and cuDNN."""
+    """Return the libraries that ``onnxruntime_providers_tensorrt`` is linked with, except CUDA and cuDNN."""
     remedy = "Install TensorRT 10 with: pip install 'carryall[tensorrt]'"
     return [
         Library("TensorRT 10", "libnvinfer.so.10", "nvinfer_10.dll", remedy),
@@ -48,10 +47,10 @@ def tensorrt_libraries() -> list[Library]:
 
 
 def device_count() -> int:
-    """CUDA devices that this process may use.
+    """Return the number of CUDA devices that this process may use.
 
     Raises:
-        ProviderUnavailableError: the runtime cannot be asked, such as for a driver that is too old.
+        ProviderUnavailableError: the CUDA runtime fails, for instance because the driver is too old.
     """
     count = ctypes.c_int()
     _check(_runtime().cudaGetDeviceCount(ctypes.byref(count)), "cudaGetDeviceCount")
@@ -59,7 +58,7 @@ def device_count() -> int:
 
 
 def memory(index: int) -> tuple[int, int]:
-    """Free and total bytes of a device.
+    """Return free and total memory of a device in bytes.
 
     Raises:
         ProviderUnavailableError: there is no such device.
@@ -79,7 +78,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _check(code: int, call: str) -> None:
-    """Raise unless a call of the CUDA runtime succeeded."""
+    """Raise ProviderUnavailableError unless a call of the CUDA runtime succeeded."""
     if code == 0:
         return
     describe = _runtime().cudaGetErrorString

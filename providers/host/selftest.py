@@ -1,4 +1,4 @@
-"""Does a provider generate text, and the same as the CPU? A small model from prompt to tokens."""
+"""The self-test of a provider: generate with a small model, and compare the logits with the CPU's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ...graph_opt.pipeline.pipeline import run
 from ..base import Provider, Row, Runner, RunnerConfig
 
 SLOTS = 3
-# 16-bit floats and int8 activations move logits by as much of the largest, and a near tie may fall otherwise.
+# Tolerances for 16-bit floats and int8 activations: logit error as a share of the largest logit, and the
+# share of equal tokens.
 _WORST, _AGREEMENT = 0.05, 0.9
 
 Logits = npt.NDArray[np.float32]
@@ -26,25 +27,25 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SelftestReport:
-    """What a provider made of the model, beside the reference."""
+    """The comparison of a provider with the reference."""
 
     provider: str
     reference: str
-    tokens: int  # chosen after the prompt
-    agreement: float  # share of them that the reference chooses too
+    tokens: int  # generated after the prompt
+    agreement: float  # share of tokens equal to the reference's
     worst: float  # largest difference of logits, as a share of the largest logit
-    load_seconds: float  # lowering not counted; compiling on the device counts
-    first_prompt_seconds: float  # with whatever the device compiles at its first run
+    load_seconds: float  # without lowering, with compilation for the device
+    first_prompt_seconds: float  # includes what the device compiles at its first run
     prompt_tokens_per_second: float
     decode_tokens_per_second: float
 
     @property
     def passed(self) -> bool:
-        """Whether it computes the model."""
+        """Whether the provider's results are within the tolerances."""
         return self.agreement >= _AGREEMENT and self.worst <= _WORST
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON types."""
+        """Return the report as JSON types."""
         return {**dataclasses.asdict(self), "passed": self.passed}
 
 
@@ -57,18 +58,18 @@ def selftest(
     new_tokens: int = 24,
     options: dict[str, Any] | None = None,
 ) -> SelftestReport:
-    """Generate from a prompt on both, feeding both the reference's tokens; then time the provider alone.
+    """Generate greedily with the reference, run its tokens on the provider, then time the provider.
 
     Args:
-        provider: the one in question. One that runs no models is compared with itself.
-        reference: whose results are right.
-        make_model: makes a portable decoder.
+        provider: the provider to test; a test double is compared with itself.
+        reference: the provider with the right results.
+        make_model: returns a portable decoder.
         prompt: token ids.
-        new_tokens: how many to choose.
-        options: the provider's own, as in ``RunnerConfig.options``.
+        new_tokens: number of tokens to generate.
+        options: ``RunnerConfig.options`` of the provider.
 
     Raises:
-        CarryallError: the provider cannot run here, or failed.
+        CarryallError: the provider is not available, or failed.
     """
     if not provider.runs_models:
         reference = provider
@@ -108,7 +109,7 @@ def _expected(
     folder: Path,
     config: RunnerConfig,
 ) -> Logits:
-    """Logits [new_tokens, vocab] of greedy generation."""
+    """Return logits [new_tokens, vocab_size] of greedy generation by the reference."""
     config = dataclasses.replace(config, options={})
     runner = reference.runner(_lowered(reference, make_model, config, folder), config)
     try:
@@ -132,7 +133,7 @@ def _lowered(
 
 
 def _generate(runner: Runner, tokens: npt.NDArray[np.int64], prompt: int, slot: int = 0) -> Logits:
-    """Logits after the prompt and after each token behind it, the last one left out."""
+    """Return logits [new_tokens, vocab_size] after the prompt and each further token except the last."""
     (logits,) = runner.forward([Row(slot, tokens[:prompt], 0)])
     got = [logits[0].copy()]
     for end in range(prompt + 1, len(tokens)):
@@ -141,7 +142,7 @@ def _generate(runner: Runner, tokens: npt.NDArray[np.int64], prompt: int, slot: 
 
 
 def _timed(runner: Runner, tokens: npt.NDArray[np.int64], prompt: int) -> tuple[float, float]:
-    """Seconds of the prompt and of all decode steps, on a slot of their own."""
+    """Return the seconds of the prompt and of all decode steps, on an empty slot."""
     start = time.perf_counter()
     runner.forward([Row(1, tokens[:prompt], 0)])
     middle = time.perf_counter()

@@ -1,7 +1,6 @@
-"""Which blocks of a paged KV cache hold which slot's tokens (https://arxiv.org/abs/2309.06180, section 4).
+"""Block tables of a paged KV cache (PagedAttention, arXiv:2309.06180, section 4), without the memory itself.
 
-Only numbers: no memory and no tensor runtime. Full blocks are shared by reference; a block that somebody
-else reads too is copied before it is written.
+Slots share full blocks by reference. A shared block is copied before a slot writes into it (copy-on-write).
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Sequence
 
 from ...errors import ProviderRuntimeError
 
-Copies = list[tuple[int, int]]  # (source, target) blocks whose content the caller must copy, in order
+Copies = list[tuple[int, int]]  # (source, target) blocks that the caller must copy, in order
 
 
 class BlockPool:
-    """Block tables of all slots over one pool.
+    """A pool of blocks, and the block table of each slot.
 
     Args:
-        num_blocks: blocks in the pool.
-        block_size: tokens a block.
-        slots: how many sequences.
+        num_blocks: number of blocks in the pool.
+        block_size: tokens per block.
+        slots: number of slots.
     """
 
     def __init__(self, num_blocks: int, block_size: int, slots: int) -> None:
@@ -34,11 +33,11 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """The number of free blocks."""
         return len(self._free)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget the slot's tokens from ``length`` on."""
+        """Drop the slot's tokens from ``length`` on."""
         kept = -(-length // self.block_size)
         for block in self.tables[slot][kept:]:
             self._drop(block)
@@ -46,10 +45,10 @@ class BlockPool:
         self.lengths[slot] = min(length, self.lengths[slot])
 
     def reserve(self, ends: Sequence[tuple[int, int]]) -> Copies:
-        """Give each (slot, end) blocks of its own to write [its length, end) into.
+        """Give each (slot, end) unshared blocks for positions [its length, end).
 
         Returns:
-            Copies to make before writing.
+            The copies to make before writing.
 
         Raises:
             ProviderRuntimeError: the pool is exhausted; nothing was changed.
@@ -67,7 +66,7 @@ class BlockPool:
         return copies
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let ``target`` hold the first ``length`` tokens of ``source``, which must have them."""
+        """Let ``target`` share the first ``length`` tokens of ``source``, which must hold them."""
         blocks = self.tables[source][: -(-length // self.block_size)]
         for block in blocks:
             self._readers[block] += 1
@@ -76,18 +75,18 @@ class BlockPool:
         self.lengths[target] = length
 
     def drop_first(self, slot: int, count: int) -> None:
-        """Forget what lies in the slot's first ``count`` blocks, which must be full."""
+        """Drop the slot's first ``count`` blocks, which must be full."""
         for block in self.tables[slot][:count]:
             self._drop(block)
         del self.tables[slot][:count]
         self.lengths[slot] -= count * self.block_size
 
     def replace(self, slot: int, length: int) -> list[int]:
-        """Give the slot blocks of its own for ``length`` tokens in place of those it has.
+        """Replace the slot's blocks by unshared blocks for ``length`` tokens.
 
         Returns:
-            The blocks it had. What is in them may be read until somebody writes; the new ones may be among
-            them.
+            The former blocks. Their content stays readable until the next write; some may be reused as new
+            blocks.
 
         Raises:
             ProviderRuntimeError: the pool is exhausted; nothing was changed.
@@ -101,24 +100,30 @@ class BlockPool:
         return old
 
     def check_integrity(self) -> None:
-        """Raise ProviderRuntimeError unless every block is free, or held as often as it is counted."""
+        """Check that every block is either free, or in as many tables as its reader count says.
+
+        Raises:
+            ProviderRuntimeError: a block is not.
+        """
         held = Counter(block for table in self.tables for block in table)
         wrong = [block for block in range(self.num_blocks) if held[block] != self._readers[block]]
         if wrong or sorted(self._free) != [block for block in range(self.num_blocks) if not held[block]]:
-            raise ProviderRuntimeError(f"block table corrupt: blocks {wrong} are counted wrongly")
+            raise ProviderRuntimeError(
+                f"the block tables are corrupt: blocks {wrong} have wrong reader counts"
+            )
 
     def _require(self, blocks: int) -> None:
         if blocks > self.free_blocks:
             raise ProviderRuntimeError(
                 f"the KV pool is exhausted: {blocks} more blocks of {self.block_size} tokens are needed, "
-                f"{self.free_blocks} of {self.num_blocks} are free. Give it more memory or use fewer slots."
+                f"{self.free_blocks} of {self.num_blocks} are free. Enlarge the pool or lower max_slots."
             )
 
     def _missing(self, slot: int, end: int) -> int:
         return -(-end // self.block_size) - len(self.tables[slot]) + self._writes_shared(slot)
 
     def _writes_shared(self, slot: int) -> bool:
-        """Whether the slot's next token falls into a block that another slot reads too."""
+        """Whether the slot's next token goes into a shared block."""
         partial = self.lengths[slot] % self.block_size != 0
         return partial and self._readers[self.tables[slot][-1]] > 1
 

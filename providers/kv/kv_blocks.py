@@ -1,7 +1,7 @@
-"""KV of one layer in blocks on the host, and how the rows that stay move together.
+"""KV eviction in blocks on the host: move the kept rows of a layer together.
 
-A row is what the cache holds of a token in one KV head; rows of 8 bits carry their own scale and zero point,
-so they move as they are.
+A row is the KV of one token in one KV head. 8-bit rows contain their own scale and zero point, so they move
+without change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..base import KVEviction
 from .kv_selection import chosen_rows
 
 Array = npt.NDArray[Any]
-AFFINE_BYTES = 8  # in front of a row of 8 bits: scale and zero point, a float each
+AFFINE_BYTES = 8  # at the start of an 8-bit row: scale and zero point, float32 each
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class BlockLayer:
     """Keys and values of a layer, [blocks, heads, block_size, width] each.
 
     Args:
-        keys: float16 if they are bfloat16, as OpenVINO shows them.
-        values: likewise.
-        bfloat: whether they are.
-        windowed: whether attention looks at recent rows only.
+        keys: bfloat16 keys have dtype float16, as OpenVINO returns them.
+        values: the same.
+        bfloat: whether keys and values are bfloat16.
+        windowed: whether the layer has a sliding window.
     """
 
     keys: Array
@@ -40,13 +40,13 @@ class BlockLayer:
     def evict_kv(
         self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
     ) -> None:
-        """Move the rows that stay, of the ``held`` ones in ``blocks``, to the first rows of ``targets``.
+        """Move the kept rows of ``blocks`` to the first rows of ``targets``.
 
         Args:
-            blocks: of the sequence, in order.
-            targets: where to; they may be some of ``blocks``.
-            held: rows of the sequence.
-            eviction: how many stay.
+            blocks: the blocks of the sequence, in order.
+            targets: blocks to write; they may be some of ``blocks``.
+            held: number of rows of the sequence.
+            eviction: how many rows are kept.
         """
         count, size = self.keys.shape[1:3]
         heads, first, last = np.arange(count)[:, None], eviction.sinks, held - eviction.recent
@@ -59,7 +59,7 @@ class BlockLayer:
             cache[np.array(targets)[place // size], heads, place % size] = moved
 
     def _rows(self, blocks: Sequence[int], held: int) -> Array:
-        """Keys [heads, held, head_size] as numbers; of a windowed layer any, since nobody looks at them."""
+        """Return keys [heads, held, head_size] as floats; for a windowed layer [heads, held, 0]."""
         if self.windowed:
             return np.empty((self.keys.shape[1], held, 0), np.float32)
         rows = self.keys[list(blocks)].swapaxes(0, 1)

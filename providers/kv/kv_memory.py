@@ -1,9 +1,9 @@
-"""KV storage for slots on reserved address space: the operating system's page table does the paging.
+"""KV buffers for slots in reserved address space, paged by the operating system.
 
-A buffer [slots, kv_heads, length, head_dim] is mapped without reserving memory for it. A page costs memory
-from its first touch until ``release`` gives it back, so a long context costs nothing until it is used, while
-the kernels see one plain contiguous tensor. (Windows counts a mapping against its commit limit at once: there
-``max_slots`` times ``context_length`` must fit into that.)
+A buffer [slots, kv_heads, length, head_dim] is mapped without committing memory. A page takes memory from its
+first write until ``release`` frees it, so unused context costs nothing, and kernels see one contiguous
+tensor. Windows counts the whole mapping against its commit limit: there ``max_slots`` times
+``context_length`` must fit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...errors import ProviderRuntimeError
 from ..base import KVEviction
 from .kv_selection import chosen_rows
 
-# The value on Linux, for Python builds that do not export it; other systems commit lazily without the flag.
-# Tokens behind a sliding window that are freed at a time: several pages, and a multiple of every block.
+# Tokens behind a sliding window that are freed at a time: several pages, and a multiple of every block size.
 TRIM_STEP = 256
+# The Linux value, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-# macOS keeps anonymous pages on MADV_DONTNEED; Windows has neither.
+# On macOS MADV_DONTNEED does not free anonymous pages; Windows has neither.
 _GIVE_BACK: int | None = getattr(mmap, "MADV_DONTNEED" if sys.platform == "linux" else "MADV_FREE", None)
 
 
@@ -34,10 +34,10 @@ class KVSpec:
     """Shape of one layer's keys or values, without the slot axis and the length axis.
 
     Args:
-        heads: KV heads.
-        width: elements a head and token: the head size, or less if an element packs several values.
-        dtype: NumPy type of an element.
-        window: positions that a new token looks back at, itself included; None is all.
+        heads: number of KV heads.
+        width: elements per head and token: the head size, or less if an element packs several values.
+        dtype: NumPy dtype of an element.
+        window: the sliding window in tokens, including the token itself; None is no window.
     """
 
     heads: int
@@ -52,7 +52,7 @@ class KVSpec:
 
 
 def padded_length(length: int, specs: Mapping[str, KVSpec]) -> int:
-    """The least length >= ``length`` at which every slot of every buffer starts on its own page."""
+    """Return the smallest length >= ``length`` at which all slots start on page boundaries."""
     step = 1
     for spec in specs.values():
         step = math.lcm(step, mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, spec.bytes_per_token))
@@ -63,9 +63,9 @@ class KVMemory:
     """The KV buffers of one model, [slots, heads, length, width] each, addressed by slot.
 
     Args:
-        specs: a buffer each, by name.
-        slots: how many sequences fit.
-        length: positions a slot; made longer so that slots start on page boundaries.
+        specs: the shape of each buffer, by name.
+        slots: number of slots.
+        length: positions per slot; rounded up so that slots start on page boundaries.
 
     Raises:
         ProviderRuntimeError: the address space cannot be reserved.
@@ -75,7 +75,7 @@ class KVMemory:
         self.length = padded_length(length, specs)
         self._stride = {name: self.length * spec.bytes_per_token for name, spec in specs.items()}
         self._windows = {name: spec.window for name, spec in specs.items() if spec.window}
-        self._gone: dict[tuple[str, int], int] = {}  # buffer and slot -> positions below are given back
+        self._gone: dict[tuple[str, int], int] = {}  # buffer and slot -> positions before this are freed
         self._maps: dict[str, mmap.mmap] = {}
         self.buffers: dict[str, npt.NDArray[np.generic]] = {}
         for name, spec in specs.items():
@@ -85,11 +85,11 @@ class KVMemory:
 
     @property
     def gives_back(self) -> bool:
-        """Whether ``release`` returns memory to the operating system; without madvise it stays for reuse."""
+        """Whether ``release`` frees memory; without madvise (Windows) the memory is kept for reuse."""
         return _GIVE_BACK is not None
 
     def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
-        """Bytes of the first ``lengths[slot]`` positions of every slot, less what windows gave back."""
+        """Return the bytes of the first ``lengths[slot]`` positions of every slot, without trimmed ones."""
         per_token = {name: stride // self.length for name, stride in self._stride.items()}
         gone = sum(
             per_token[name] * min(count, int(lengths[slot]))
@@ -107,18 +107,18 @@ class KVMemory:
                 self._gone[name, target] = gone
 
     def read(self, slot: int, start: int, length: int) -> list[npt.NDArray[np.generic]]:
-        """Views [heads, length, width] of positions [start, start + length), a buffer each."""
+        """Return views [heads, length, width] of positions [start, start + length), one per buffer."""
         return [buffer[slot, :, start : start + length] for buffer in self.buffers.values()]
 
     def write(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[np.generic]]) -> None:
-        """Fill positions [start, start + length) with what ``read`` gave."""
+        """Write the result of ``read`` to positions [start, start + length)."""
         for buffer, part in zip(self.buffers.values(), parts, strict=True):
             buffer[slot, :, start : start + length] = part
 
     def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
-        """Let the slot's first ``eviction.kept`` rows be the most important of its ``held`` ones.
+        """Move the ``eviction.kept`` most important of the slot's ``held`` rows to its start.
 
-        Layers with a sliding window look at none but recent ones, so there the last stay.
+        Layers with a sliding window keep the last rows, since they attend to no others.
         """
         best_end, recent = eviction.kept - eviction.recent, slice(held - eviction.recent, held)
         for keys, values in _pairs(self.buffers):
@@ -129,11 +129,11 @@ class KVMemory:
                 rows[:, eviction.sinks : best_end] = np.take_along_axis(rows, chosen[..., None], axis=1)
                 rows[:, best_end : eviction.kept] = rows[:, recent]
                 self._gone.pop((name, slot), None)
-                # Less would be touched again soon.
+                # Keep twice the rows that stay: pages freed nearer would be written again soon.
                 self._give_back(name, slot, 2 * eviction.kept, held)
 
     def release(self, slot: int) -> None:
-        """Give the slot's pages back; its content is lost. Nothing happens where ``gives_back`` is False."""
+        """Free the slot's pages, if ``gives_back``; its content is lost."""
         self._gone = {key: gone for key, gone in self._gone.items() if key[1] != slot}
         if _GIVE_BACK is None:
             return
@@ -141,7 +141,7 @@ class KVMemory:
             memory.madvise(_GIVE_BACK, slot * self._stride[name], self._stride[name])
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back whole pages of positions that no token from ``length`` on looks at."""
+        """Free whole pages of positions that no token from ``length`` on attends to."""
         for name, window in self._windows.items():
             gone = length + 1 - window
             if gone > self._gone.get((name, slot), 0):
@@ -149,12 +149,12 @@ class KVMemory:
                 self._gone[name, slot] = gone
 
     def close(self) -> None:
-        """Drop the buffers; the address space goes when the last view of it does."""
+        """Drop the buffers; their address space is unmapped with the last view."""
         self.buffers.clear()
         self._maps.clear()
 
     def _give_back(self, name: str, slot: int, start: int, stop: int) -> None:
-        """Give back whole pages of rows [start, stop), where that is possible."""
+        """Free the whole pages of rows [start, stop) of all heads, if madvise is available."""
         if _GIVE_BACK is None:
             return
         buffer = self.buffers[name]
@@ -167,7 +167,7 @@ class KVMemory:
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The buffers of each layer's keys and values."""
+    """Yield the names of each layer's key and value buffers."""
     for name in names:
         stem, _, kind = name.rpartition("key")
         if stem and not kind:
@@ -176,7 +176,7 @@ def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _reserve(name: str, size: int) -> mmap.mmap:
     try:
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows: backed by the page file, filled on touch
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows: backed by the page file, allocated on first write
             return mmap.mmap(-1, size)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     except (OSError, ValueError, OverflowError) as error:
@@ -184,6 +184,6 @@ def _reserve(name: str, size: int) -> mmap.mmap:
             f"cannot reserve {size / 2**30:.1f} GiB of address space for KV buffer '{name}': {error}. "
             "Lower max_slots or context_length."
         ) from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a 2 MiB page for every head's first token would cost gigabytes
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # 2 MiB pages for the first token of each head would take gigabytes
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory

@@ -1,9 +1,9 @@
-"""Which of a sequence's old keys are worth keeping, as far as the cache alone tells.
+"""Select the KV rows to keep at an eviction, by their keys alone.
 
-Attention kernels give out no scores over the past, so importance must be read off the keys. Those that are
-like most others can be spared (KeyDiff, Park et al., arXiv:2504.15364). Distances in place of angles favour
-large keys too, which served better than small ones (Devoto et al., arXiv:2406.11430) when measured
-(``docs/engine.md``).
+The attention kernels do not return scores, so importance is estimated from the keys: keys far from the mean
+key are kept (KeyDiff, Park et al., arXiv:2504.15364). KeyDiff uses angles; Euclidean distances also favour
+large keys, which measured better than small keys (Devoto et al., arXiv:2406.11430). Figures:
+``docs/engine.md``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..base import KVEviction
 
 
 def chosen_rows(keys: npt.NDArray[Any], eviction: KVEviction, *, windowed: bool) -> npt.NDArray[np.int64]:
-    """Which of a layer's keys [heads, n, width] stay between the sinks and the recent ones.
+    """Return the kept rows of a layer between the attention sinks and the recent rows.
 
     Args:
-        keys: of all that the cache holds.
-        eviction: how many stay.
-        windowed: attention looks at none but recent ones, so the last of them will do.
+        keys: [heads, n, width], all keys of the sequence.
+        eviction: how many rows are kept.
+        windowed: whether the layer has a sliding window; then the last of these rows are kept.
 
     Returns:
-        Rows [heads, count], ascending.
+        Row indices [heads, count], ascending.
     """
     end = keys.shape[1] - eviction.recent
     count = eviction.kept - eviction.sinks - eviction.recent
@@ -35,7 +35,7 @@ def chosen_rows(keys: npt.NDArray[Any], eviction: KVEviction, *, windowed: bool)
 
 
 def distinct_keys(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Which of keys [heads, n, width] lie farthest from their head's mean.
+    """Return the ``count`` keys of [heads, n, width] farthest from the mean key of their head.
 
     Returns:
         Indices [heads, count], ascending.

@@ -1,4 +1,4 @@
-"""Reading a slot graph: its caches and sizes, from the inputs and outputs of an opened session."""
+"""Read the caches and sizes of a slot graph from the inputs and outputs of an open session."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ TYPES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SlotGraph:
-    """What a runner must know of a lowered graph; see "The lowered graph" in ``docs/architecture.md``.
+    """The interface of a lowered graph; see "The slot graph" in ``docs/contract.md``.
 
     Args:
         vocab_size: columns of the logits.
         caches: shape of each KV input, by input name.
-        context_length: most tokens a sequence may have, or None if the graph does not say.
-        hidden_size: width of the input ``hidden_states``, or None if the graph embeds tokens itself.
-        top_logits: how many of the best logits it gives out beside them all; 0 if it does not.
-        takes_cache_rows: whether several rows of several tokens may run on any caches, and say which.
+        context_length: maximum tokens of a sequence, None if the graph does not state it.
+        hidden_size: width of the input ``hidden_states``, None if the graph embeds tokens itself.
+        top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
+        takes_positions: whether positions of new tokens are an input; otherwise they follow from the cache.
+        takes_cache_rows: whether rows of several tokens choose their cache row by an input.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
-        takes_positions: whether new tokens' positions are an input; else they follow from the cache's length.
     """
 
     vocab_size: int
@@ -64,19 +64,19 @@ class SlotGraph:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that one token takes over all layers."""
+        """KV bytes of one token over all layers."""
         return sum(spec.bytes_per_token for spec in self.caches.values())
 
 
 def read_slot_graph(session: Any, source: str) -> SlotGraph:
-    """Read the contract of a lowered graph from its session.
+    """Return the interface of a lowered graph, read from its session.
 
     Args:
-        session: an opened ``onnxruntime.InferenceSession``.
-        source: how error messages call the model.
+        session: an open ``onnxruntime.InferenceSession``.
+        source: the name of the model in error messages.
 
     Raises:
-        GraphError: the graph is not lowered to slots.
+        GraphError: the graph is not a slot graph.
     """
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = {value.name: value for value in session.get_outputs()}
@@ -128,7 +128,7 @@ def _cache_spec(value: Any, source: str, window: int | None) -> KVSpec:
 
 
 def _windows(session: Any, source: str) -> Mapping[str, int]:
-    """Windows of KV inputs whose attention looks no further back."""
+    """Return the sliding window of each KV input that has one, from the metadata."""
     text = session.get_modelmeta().custom_metadata_map.get(SLIDING_WINDOWS, "{}")
     try:
         return {str(name): int(window) for name, window in json.loads(text).items()}

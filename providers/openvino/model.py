@@ -1,4 +1,4 @@
-"""OpenVINO models: reading, checking devices, and PagedAttention as its own operator. Imports openvino."""
+"""Read and compile OpenVINO models, and map PagedAttention to OpenVINO's operator. Imports openvino."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class OpenVinoSession:
     def run(
         self, output_names: list[str] | None, feeds: Mapping[str, npt.NDArray[Any]]
     ) -> list[npt.NDArray[Any]]:
-        """Run once; outputs in the order of ``output_names``, or all in the graph's order."""
+        """Run once; return the outputs in the order of ``output_names``, or all in the order of the graph."""
         results = self.compiled(dict(feeds), share_inputs=True)
         return [np.array(results[self._outputs[name]]) for name in output_names or self._outputs]
 
 
 def open_core(device: str) -> Any:
-    """The process's ``openvino.Core``, which knows our operators.
+    """Return the process's ``openvino.Core`` with our operators registered, after checking the device.
 
     Raises:
         ProviderUnavailableError: there is no such device.
@@ -45,24 +45,24 @@ def open_core(device: str) -> Any:
     present = present_devices()
     if not any(name == device or name.split(".")[0] == device for name in present):
         raise ProviderUnavailableError(
-            f"OpenVINO finds no device '{device}' here, only {', '.join(present) or 'none'}. Choose one of "
-            "them by the option 'device', or install the device's driver."
+            f"OpenVINO finds no device '{device}'; it finds {', '.join(present) or 'none'}. Choose one of "
+            "them with the option 'device', or install the device's driver."
         )
     return _core()
 
 
 def present_devices() -> list[str]:
-    """Devices that OpenVINO finds here."""
+    """Return the devices that OpenVINO finds."""
     return list(_core().available_devices)
 
 
 @cache
 def _core() -> Any:
-    """One core, never freed.
+    """Return the only core of the process, which is never freed.
 
-    A core's CPU plugin takes over the thread's alternate signal stack until it is freed: of two cores, freed
-    in the order of their making, the second gives back the first's, which is gone, and the next signal,
-    SIGTERM say, kills the process.
+    The CPU plugin of a core replaces the thread's alternate signal stack until the core is freed. If two
+    cores are freed in the order of their creation, the second restores the freed stack of the first, and the
+    next signal kills the process.
     """
     core = openvino.Core()
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _paged_attention))
@@ -73,11 +73,11 @@ def read(core: Any, path: Path) -> Any:
     """Read an ONNX file as an ``openvino.Model``.
 
     Raises:
-        ModelNotFoundError: no such file.
+        ModelNotFoundError: there is no such file.
         GraphError: OpenVINO cannot read it.
     """
     if not path.is_file():
-        raise ModelNotFoundError(f"no such model file: {path}")
+        raise ModelNotFoundError(f"there is no model file {path}")
     try:
         model = core.read_model(path)
     except RuntimeError as error:
@@ -87,7 +87,7 @@ def read(core: Any, path: Path) -> Any:
 
 
 def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str]) -> Any:
-    """Compile for one device and nothing else.
+    """Compile a model for one device only.
 
     Raises:
         GraphError: the device cannot run the model.
@@ -99,23 +99,23 @@ def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str
 
 
 def own_precision(core: Any, device: str) -> str:
-    """The precision that a device computes in where nobody asks for one, such as bf16."""
+    """Return the default inference precision of a device, such as bf16."""
     precision: str = core.get_property(device, "INFERENCE_PRECISION_HINT").to_string()
     return precision
 
 
 def one_line(error: BaseException) -> str:
-    """The message without line breaks."""
+    """Return the message of an error without line breaks."""
     return " ".join(str(error).split())
 
 
 def _cache_folder() -> Path:
-    """Where OpenVINO keeps compiled models: beside the lowered graphs in carryall's cache."""
+    """Return the folder where OpenVINO caches compiled models."""
     return cache_root() / "openvino"
 
 
 def _free_caches(model: Any) -> None:
-    """Leave type and layout of the KV caches to the device's plugin."""
+    """Make dtype and shape of the KV caches dynamic, so that the device's plugin chooses them."""
     for node in model.get_ops():
         if node.get_type_name() != "PagedAttentionExtension":
             continue
@@ -127,7 +127,7 @@ def _free_caches(model: Any) -> None:
 
 
 def _paged_attention(node: Any) -> list[Any]:
-    """Our PagedAttention as OpenVINO's, whose further features (see its specification) stay off."""
+    """Convert our PagedAttention to OpenVINO's operator, with its optional features disabled."""
     operands = [node.get_input(index) for index in range(10)]
     off = _constant(0, np.int32)
     floats, ints, bytes_ = (_empty(kind) for kind in (np.float32, np.int32, np.uint8))

@@ -1,4 +1,4 @@
-"""Compiled OpenVINO graphs with their caches, as the runners drive them. Imports openvino."""
+"""Sessions of compiled OpenVINO graphs with their KV caches, for the runners. Imports openvino."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class OpenVinoPagedSession:
 
     Args:
         compiled: an ``openvino.CompiledModel`` of a paged graph.
-        caches: its KV tensors by input name, [blocks, ...] each.
-        layers: of the graph.
+        caches: the KV tensors by input name, [blocks, ...] each.
+        layers: the attention layers of the graph.
     """
 
     def __init__(self, compiled: Any, caches: Mapping[str, Any], layers: Sequence[PagedLayer]) -> None:
         self._caches = list(caches.values())
         self._layers = [(caches[layer.key], caches[layer.value], layer) for layer in layers]
-        self._held: dict[str, npt.NDArray[Any]] = {}  # what the request reads its inputs from
+        self._held: dict[str, npt.NDArray[Any]] = {}  # the host arrays that the request reads its inputs from
         self._request = compiled.create_infer_request()
         for name, tensor in caches.items():
             self._request.set_tensor(name, tensor)
@@ -59,7 +59,7 @@ class OpenVinoPagedSession:
         return logits
 
     def _feed(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Write an input where the request reads it; most steps have the shapes of the one before."""
+        """Set an input; its array is reused if the shape is that of the last step, as it mostly is."""
         held = self._held.get(name)
         if held is not None and held.shape == array.shape:
             held[...] = array
@@ -68,7 +68,7 @@ class OpenVinoPagedSession:
         self._request.set_tensor(name, openvino.Tensor(held, shared_memory=True))
 
     def copy_block(self, source: int, target: int) -> None:
-        """See ``PagedSession``; works in the memory of any device."""
+        """See ``PagedSession``; works on any device."""
         for tensor in self._caches:
             rest = list(tensor.shape)[1:]
             begin, end = [0] * len(rest), rest
@@ -89,7 +89,7 @@ class OpenVinoPagedSession:
 
     @property
     def rows_are_whole(self) -> bool:
-        """Whether a row of a cache on the host can be read and moved without its neighbours."""
+        """Whether single rows of the caches can be read and moved, if they are on the host."""
         return all(_rows_are_whole(*layer) for layer in self._layers)
 
     def evict_kv(
@@ -103,11 +103,11 @@ class OpenVinoPagedSession:
 
 
 class OpenVinoExplicitSession:
-    """An ``ExplicitSession``: a run reads the caches where the run before wrote them.
+    """An ``ExplicitSession``: a run reads the caches from the tensors that the last run wrote.
 
     Args:
         compiled: an ``openvino.CompiledModel`` of a graph with explicit KV.
-        graph: what the graph says.
+        graph: the interface of the graph.
     """
 
     def __init__(self, compiled: Any, graph: ExplicitGraph) -> None:
@@ -130,7 +130,7 @@ class OpenVinoExplicitSession:
         except RuntimeError as error:
             raise ProviderRuntimeError(f"a run of one row failed: {one_line(error)}") from error
         logits: Logits = self._request.get_tensor(LOGITS).data[0]
-        return logits.copy(), present  # the next row's run writes there
+        return logits.copy(), present  # copied, since the next run overwrites the tensor
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
         """See ``ExplicitSession``."""
@@ -143,10 +143,10 @@ class OpenVinoExplicitSession:
 
 
 def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
-    """KV memory where the device reads it; on the CPU a page costs memory from its first touch.
+    """Allocate KV memory on the device; on the CPU a page takes memory from its first write.
 
     Raises:
-        ProviderRuntimeError: there is none.
+        ProviderRuntimeError: the device has not enough memory.
     """
     try:
         if device == "CPU":
@@ -157,7 +157,7 @@ def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:
 
 
 def _rows_are_whole(keys: Any, values: Any, layer: PagedLayer) -> bool:
-    """Whether rows have their own scales, not those of a block, one each, and are made of whole bytes."""
+    """Whether each row has its own scale (not one per block) and consists of whole bytes."""
     small = keys.element_type == openvino.Type.u8
     plain = keys.element_type in (openvino.Type.f32, openvino.Type.f16, openvino.Type.bf16)
     row = [values.shape[2], layer.head_size + AFFINE_BYTES * small]

@@ -1,12 +1,12 @@
-"""Slot memory on a device of ONNX Runtime: caches and step inputs stay there, and runs can be captured.
+"""Slot memory on a device of ONNX Runtime: caches and step inputs stay on the device, runs can be captured.
 
-Everything here works for the device ``cpu`` too, which is how it is tested where there is no other.
+All of it works on the device ``cpu`` too, where it is tested.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,40 +20,49 @@ from ..kv.kv_memory import KVSpec
 from . import ort
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
 
-# The kernels read this input on the host, whatever the device (onnxruntime's contrib_ops/cuda/bert/
+# The kernels read this input from host memory on every device (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
 _ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
-_GRAPH_ID = "gpu_graph_id"  # a run option; -1 neither captures nor replays
+_GRAPH_ID = "gpu_graph_id"  # a run option; -1 disables capture and replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device as ONNX Runtime's allocators and IO bindings call it.
+    """A device by its name in ONNX Runtime's allocators and IO bindings.
 
     Args:
         name: ``cuda``, ``dml``, ``cpu``.
         index: which of several.
         addressable: memory is plain addresses, so that slots can lie in one buffer and host arrays be copied
             into device values at any time. Direct3D resources are not.
+        memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
     """
 
     name: str
     index: int = 0
     addressable: bool = True
+    memory: Any = None
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an ``OrtValue`` in this device's memory, its content undefined."""
+        make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
+        if self.memory is not None:
+            return make(list(shape), _element_type(dtype), memory_info=self.memory)
+        return make(list(shape), _element_type(dtype), self.name, self.index)
 
 
 class DeviceMemory(SlotMemory):
-    """KV buffers on a device, allocated at once.
+    """KV buffers on a device, allocated in advance.
 
     Args:
-        specs: a buffer each, by name.
-        slots: how many sequences fit.
-        length: positions a slot.
-        device: where.
+        specs: the shape of each buffer, by name.
+        slots: number of slots.
+        length: positions per slot.
+        device: the device.
         session_factory: opens an ONNX model, given as bytes, on the same device; used to copy slots.
 
     Raises:
-        ProviderRuntimeError: the device has no room.
+        ProviderRuntimeError: the device has not enough memory.
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class DeviceMemory(SlotMemory):
         self._device, self._specs = device, specs
         self._copier: Any = session_factory(_copy_model(specs, length))
         self._graph_ids: Iterator[int] = itertools.count(1)
-        # One value for all slots, or one each where a part of a value cannot be addressed.
+        # One value for all slots, or one per slot if parts of a value cannot be addressed.
         counts = [slots] if device.addressable else [1] * slots
         self._caches = {name: [self._cache(name, count) for count in counts] for name in specs}
         self._clear(slots)
@@ -116,18 +125,18 @@ class DeviceMemory(SlotMemory):
         return run
 
     def held_bytes(self, lengths: Array) -> int:
-        """All that is reserved: it stays so."""
+        """Return the size of all buffers, which is constant."""
         return self.slots * self.length * sum(spec.bytes_per_token for spec in self._specs.values())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the whole slot, one contiguous piece of memory a buffer."""
+        """Copy the whole slot, which is contiguous in each buffer."""
         binding = self._copier.io_binding()
         for name in self._specs:
             self._bind(binding.bind_input, binding.bind_ortvalue_input, name, name, source, 1)
         self._copy_into(binding, target)
 
     def release(self, slot: int) -> None:
-        """The slot's memory stays reserved for the next sequence."""
+        """Do nothing: the slot's memory stays allocated."""
 
     def close(self) -> None:
         """See ``SlotMemory``."""
@@ -147,7 +156,7 @@ class DeviceMemory(SlotMemory):
         by_address(name, self._device.name, self._device.index, _element_type(spec.dtype), shape, address)
 
     def _clear(self, slots: int) -> None:
-        """Fill all slots with zeros: what lies behind a sequence is masked, but NaN times zero is NaN."""
+        """Fill all slots with zeros: KV after a sequence is masked by 0, but NaN * 0 is NaN."""
         binding = self._copier.io_binding()
         for name, spec in self._specs.items():
             zeros = np.zeros((1, spec.heads, self.length, spec.width), spec.dtype)
@@ -170,19 +179,18 @@ class DeviceMemory(SlotMemory):
         return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
         try:
-            return make(list(shape), _element_type(dtype), self._device.name, self._device.index)
+            return self._device.allocate(shape, dtype)
         except ort.runtime_errors() as error:
             size = int(np.prod(shape)) * dtype.itemsize / 2**30
             raise ProviderRuntimeError(
-                f"{self._device.name}:{self._device.index} has no room for '{name}' ({size:.2f} GiB): "
+                f"{self._device.name}:{self._device.index} has no memory for '{name}' ({size:.2f} GiB): "
                 f"{ort.one_line(error)}. Lower max_slots or context_length."
             ) from error
 
 
 class _Rebinding(BoundRun):
-    """Binds host arrays anew for every run: binding is when a device without addresses takes its copy."""
+    """Binds host arrays again for every run: a device without addresses copies them when they are bound."""
 
     __slots__ = ("_feeds", "_memory", "_results")
 
@@ -193,7 +201,7 @@ class _Rebinding(BoundRun):
         self._memory, self._feeds, self._results = memory, feeds, results
 
     def run(self, session: Any, late: Collection[str] = ()) -> None:
-        """Run once; all results are on the host afterwards."""
+        """Run once; all results are on the host afterwards, also ``late`` ones."""
         self._memory.bind_once(self.binding, self._feeds, self._results)
         super().run(session)
 
@@ -209,7 +217,7 @@ def _graph_options(graph_id: int | None) -> Any:
 
 
 def _copy_model(specs: Mapping[str, KVSpec], length: int) -> bytes:
-    """A graph that copies one slot of every cache to its output."""
+    """Return a serialized graph that copies one slot of every cache to its output."""
     inputs, nodes = [], []
     for name, spec in specs.items():
         shape = [1, spec.heads, length, spec.width]

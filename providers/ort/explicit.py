@@ -1,4 +1,4 @@
-"""Graphs with explicit KV in ONNX Runtime: caches stay on the device from run to run."""
+"""Sessions of graphs with explicit KV in ONNX Runtime; the caches stay on the device between runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class OrtExplicitSession:
     """An ``ExplicitSession`` on an execution provider.
 
     Args:
-        session: an opened ``onnxruntime.InferenceSession`` of a graph of the portable contract.
-        device: where caches stay between runs.
-        source: how error messages call the model.
+        session: an open ``onnxruntime.InferenceSession`` of a portable graph.
+        device: the device that holds the caches between runs.
+        source: the name of the model in error messages.
 
     Raises:
-        GraphError: the graph does not keep the contract.
+        GraphError: the graph does not follow the contract of portable graphs.
     """
 
     def __init__(self, session: Any, device: Device, source: str) -> None:
@@ -48,7 +48,7 @@ class OrtExplicitSession:
             self._session.run_with_iobinding(binding)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
-        results = binding.get_outputs()  # in the order they were bound
+        results = binding.get_outputs()  # in the order of binding
         return results[0].numpy()[0], results[1:]
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
-"""Several rows of several tokens as the inputs of one run of a slot graph, padded on the right.
+"""The inputs of one run of a slot graph for several rows of several tokens, padded on the right.
 
-Padding is computed and written behind a row's tokens, where the row's next ones overwrite it. No token sees
-it: attention is causal, and products and norms know a token at a time.
+KV of padding is written after a row's tokens, where the row's next tokens overwrite it. Padding changes no
+result: attention is causal, and matrix products and norms treat each token separately.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from ..base import Row
 
 
 def can_join(row: Row) -> bool:
-    """Whether the row takes tokens and gives logits, and nothing else."""
+    """Whether a row has neither input nor output hidden states, so that it may share a run."""
     return row.hidden_states is None and row.last_hidden_states is None
 
 
 def joint_feeds(rows: Sequence[Row], positions: Sequence[int] | None) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of a run of these rows, whose ``start`` is where their tokens go in the cache.
+    """Return the inputs of a run of these rows, by name.
 
     Args:
-        rows: with several tokens each; as many logits are wanted of all as of the one that wants most.
-        positions: of their first tokens, where the graph takes positions.
+        rows: rows of several tokens, whose ``start`` is a row of the cache; all return as many logits as the
+            row that wants most.
+        positions: the position of the first token of each row; None if the graph takes no positions.
     """
     counts = np.array([len(row.tokens) for row in rows])
     starts = np.array([row.start for row in rows])

@@ -1,4 +1,4 @@
-"""ONNX Runtime, opened strictly: a session runs on the asked execution provider or does not open."""
+"""Open ONNX Runtime sessions strictly: on the requested execution provider, or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..placement import (
 
 CPU = "CPUExecutionProvider"
 
-# Distributions that all install the folder onnxruntime/, and the extra of ours that brings each.
+# Distributions that install the folder onnxruntime/, and the extra of carryall that installs each.
 _WHEELS = {
     "onnxruntime": "cpu",
     "onnxruntime-gpu": "cuda",
@@ -43,7 +43,7 @@ _WHEELS = {
     "onnxruntime-training": None,
     "onnxruntime-silicon": None,
 }
-# The extra of ours that brings an execution provider.
+# The extra of carryall that installs an execution provider.
 _EXTRAS = {
     CPU: "cpu",
     "CUDAExecutionProvider": "cuda",
@@ -54,7 +54,7 @@ _FATAL_ONLY = 4
 
 
 def installed_wheels() -> dict[str, str]:
-    """Version of every installed distribution that brings the package ``onnxruntime``."""
+    """Return the versions of all installed distributions that contain the package ``onnxruntime``."""
     found = {}
     for wheel in _WHEELS:
         try:
@@ -65,7 +65,7 @@ def installed_wheels() -> dict[str, str]:
 
 
 def wheel_conflict(wheels: Mapping[str, str]) -> str | None:
-    """Why these wheels cannot be installed together and what to do, or None if at most one is."""
+    """Return a message about conflicting wheels with the remedy, None if at most one is installed."""
     if len(wheels) < 2:
         return None
     extras = " or ".join(f"'carryall[{_WHEELS[name]}]'" for name in wheels if _WHEELS.get(name))
@@ -84,12 +84,12 @@ def load_onnxruntime(what: str, extra: str = "cpu") -> ModuleType:
     """Import onnxruntime.
 
     Args:
-        what: who needs it, for the error message.
-        extra: the carryall extra that brings the right wheel.
+        what: the feature that needs it, for the error message.
+        extra: the extra of carryall that installs the right wheel.
 
     Raises:
         MissingExtraError: no onnxruntime wheel is installed.
-        ProviderUnavailableError: several wheels are, or its libraries cannot be loaded.
+        ProviderUnavailableError: several wheels are installed, or its libraries cannot be loaded.
     """
     conflict = wheel_conflict(installed_wheels())
     if conflict is not None:
@@ -107,7 +107,7 @@ def load_onnxruntime(what: str, extra: str = "cpu") -> ModuleType:
 
 @functools.cache
 def runtime_errors() -> tuple[type[BaseException], ...]:
-    """Everything a failing onnxruntime call raises; its own types share no base class."""
+    """Return all exception types that onnxruntime calls raise; its own types share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
@@ -121,13 +121,13 @@ def session_options(
     fixed_shapes: bool = True,
     sizes: Mapping[str, int] | None = None,
 ) -> Any:
-    """``onnxruntime.SessionOptions`` that print nothing: what matters is raised.
+    """Return ``onnxruntime.SessionOptions`` that log fatal errors only; other errors are raised.
 
     Args:
-        num_threads: threads of one operator; 0 leaves it to onnxruntime.
+        num_threads: threads of one operator; 0 is onnxruntime's default.
         entries: ``session.*`` configuration entries.
-        fixed_shapes: plan the memory of every shape that occurs, which grows with each new one.
-        sizes: fixes sizes of the graph's inputs that have names.
+        fixed_shapes: plan memory for each input shape; the plans grow with every new shape.
+        sizes: values of named free dimensions of the graph's inputs.
     """
     options = load_onnxruntime("a session").SessionOptions()
     options.log_severity_level = _FATAL_ONLY
@@ -142,7 +142,7 @@ def session_options(
 
 
 def check_available(execution_provider: str) -> None:
-    """Raise ProviderUnavailableError unless this onnxruntime build contains the execution provider."""
+    """Raise ProviderUnavailableError unless this build of onnxruntime contains the execution provider."""
     onnxruntime = load_onnxruntime(execution_provider)
     built_in = onnxruntime.get_available_providers()
     if execution_provider in built_in:
@@ -157,7 +157,7 @@ def check_available(execution_provider: str) -> None:
 
 
 def check_registered(asked: list[str], registered: list[str], model: str) -> None:
-    """Raise ProviderUnavailableError if an asked execution provider was dropped while the session opened."""
+    """Raise ProviderUnavailableError if the open session lacks a requested execution provider."""
     dropped = [name for name in asked if name not in registered]
     if dropped:
         raise ProviderUnavailableError(
@@ -175,24 +175,24 @@ def open_session(
     devices: Sequence[Any] = (),
     on_fallback: Callable[[Placement], None] | None = None,
 ) -> Any:
-    """Open an ``onnxruntime.InferenceSession`` on one execution provider and nowhere else.
+    """Open an ``onnxruntime.InferenceSession`` on one execution provider only.
 
     Args:
         model: a file, or serialized ONNX.
-        execution_provider: onnxruntime's name of it.
+        execution_provider: onnxruntime's name of the execution provider.
         options: ``onnxruntime.SessionOptions``.
-        provider_options: of the execution provider.
-        devices: ``onnxruntime.OrtEpDevice`` of the provider, where it comes from a plugin library.
-        on_fallback: allows nodes on the CPU, and is told where all of them are if there are such.
+        provider_options: options of the execution provider.
+        devices: ``onnxruntime.OrtEpDevice`` of the provider, if it comes from a plugin library.
+        on_fallback: allows nodes on the CPU, and is called with the placement if there are any.
 
     Raises:
-        ModelNotFoundError: no such file.
-        GraphError: the file is no valid ONNX model, or has operators the provider lacks.
+        ModelNotFoundError: there is no such file.
+        GraphError: the file is not a valid ONNX model, or has operators that the provider lacks.
         ProviderUnavailableError: the provider is missing, could not start, or nodes would run on the CPU.
     """
     onnxruntime = load_onnxruntime(execution_provider)
     if isinstance(model, Path) and not model.is_file():
-        raise ModelNotFoundError(f"no such model file: {model}")
+        raise ModelNotFoundError(f"there is no model file {model}")
     options = options if options is not None else session_options()
     asked: dict[str, Any] = {}
     if devices:
@@ -230,7 +230,7 @@ def _check_or_tell(
 
 
 def _strictness(onnxruntime: ModuleType) -> tuple[str, str]:
-    """The session entry that lets strays be found; an older onnxruntime refuses shape arithmetic too."""
+    """Return the session entry for strict placement; before 1.24 it refuses shape arithmetic too."""
     if hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
         return RECORD, "1"
     return "session.disable_cpu_ep_fallback", "1"
@@ -239,13 +239,13 @@ def _strictness(onnxruntime: ModuleType) -> tuple[str, str]:
 def check_placed(
     session: Any, asked: Sequence[str], model: str, heavy: Callable[[], Collection[str]]
 ) -> None:
-    """Raise ProviderUnavailableError if nodes that matter run elsewhere than asked.
+    """Raise ProviderUnavailableError if nodes other than shape arithmetic run elsewhere than requested.
 
     Args:
-        session: opened with ``placement.RECORD``.
-        asked: execution providers.
-        model: how error messages call it.
-        heavy: names of nodes that are never arithmetic on shapes.
+        session: a session opened with ``placement.RECORD``.
+        asked: the requested execution providers.
+        model: the name of the model in error messages.
+        heavy: returns names of nodes that are not shape arithmetic.
     """
     placed = placed_nodes(session)
     strays = stray_nodes(placed, asked, heavy) if placed is not None else []
@@ -258,12 +258,12 @@ def check_placed(
 
 
 def model_name(model: object) -> str:
-    """How error messages call a model given as path or content."""
+    """Return the name of a model, given as path or content, for error messages."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else "the given model"
 
 
 def load_error(error: BaseException, model: str, providers: list[str]) -> CarryallError:
-    """What a failure to open a session means, as one of our errors."""
+    """Return the CarryallError for a failure to open a session."""
     text = one_line(error)
     if isinstance(error, MemoryError) or "Failed to allocate memory" in text:
         return ProviderRuntimeError(f"not enough memory to load {model} on {', '.join(providers)}: {text}")
@@ -278,6 +278,6 @@ def load_error(error: BaseException, model: str, providers: list[str]) -> Carrya
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an onnxruntime error without line breaks and without its own prefix."""
+    """Return the message of an onnxruntime error without line breaks and without its prefix."""
     text = " ".join(str(error).split())
     return text.removeprefix("[ONNXRuntimeError] : ") or type(error).__name__

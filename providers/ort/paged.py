@@ -1,4 +1,4 @@
-"""A paged graph in ONNX Runtime: caches in blocks on the device, block tables uploaded for every run."""
+"""Sessions of paged graphs in ONNX Runtime: KV blocks on the device, block tables uploaded for every run."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .slot_memory import shared_value
 
 @dataclass(frozen=True, slots=True)
 class PagedGraph:
-    """What a runner must know of a paged graph.
+    """The interface of a paged graph.
 
     Args:
-        caches: a block of each KV input, [block_size, kv_heads, head_size], by name; ``KVSpec.heads`` are
-            the positions of the block.
-        kv_heads: of every layer.
-        block_size: positions a block.
+        caches: the shape of a block of each KV input, [block_size, kv_heads, head_size], by name;
+            ``KVSpec.heads`` holds block_size.
+        kv_heads: number of KV heads of every layer.
+        block_size: positions per block.
         vocab_size: columns of the logits.
-        context_length: most tokens a sequence may have.
-        hidden_size: width of the input ``hidden_states``, or None if there is none.
+        context_length: maximum tokens of a sequence.
+        hidden_size: width of the input ``hidden_states``, None if there is none.
     """
 
     caches: Mapping[str, KVSpec]
@@ -53,17 +53,17 @@ class PagedGraph:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that a block takes over all layers."""
+        """Bytes of a block over all layers."""
         return self.kv_heads * sum(spec.bytes_per_token for spec in self.caches.values())
 
 
 def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]) -> PagedGraph:
-    """Read the contract of a paged graph from its session.
+    """Return the interface of a paged graph, read from its session.
 
     Args:
-        session: an opened ``onnxruntime.InferenceSession``.
-        source: how error messages call the model.
-        block_size: positions of a block, by the size of the heads.
+        session: an open ``onnxruntime.InferenceSession``.
+        source: the name of the model in error messages.
+        block_size: returns the positions of a block for a head size.
 
     Raises:
         GraphError: the graph has no paged cache, or layers with different numbers of KV heads.
@@ -93,8 +93,8 @@ class OrtPagedSession:
     """A ``PagedSession`` on an execution provider.
 
     Args:
-        session: an opened ``onnxruntime.InferenceSession`` of a paged graph.
-        memory: its caches; every block is a slot of that memory.
+        session: an open ``onnxruntime.InferenceSession`` of a paged graph.
+        memory: its caches; each block is a slot of this memory.
     """
 
     def __init__(self, session: Any, memory: DeviceMemory) -> None:
@@ -131,8 +131,8 @@ class OrtPagedSession:
     def evict_kv(
         self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
     ) -> None:
-        """See ``PagedSession``. The operator rotates keys by where they lie, so none may move."""
-        raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
+        """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""
+        raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
 
     def _feeds(self, batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
         widest = max(len(table) for table in batch.tables)

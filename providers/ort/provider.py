@@ -1,4 +1,4 @@
-"""What all ONNX Runtime targets share: strict sessions and a slot runner. A target states how it differs."""
+"""The base of all ONNX Runtime targets: strict sessions and a slot runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.any_graph import graph_passes
 from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
-from ...graph_opt.quantize.formats.half import HALF_TYPES
+from ...graph_opt.quantize.formats.half_pass import HALF_TYPES
 from ..base import Provider, Runner, RunnerConfig
 from . import ort
 from .slot_runner import SlotRunner
@@ -22,10 +22,10 @@ class OrtProvider(Provider):
     """A provider that is one of ONNX Runtime's execution providers."""
 
     execution_provider: str
-    kernels: ClassVar[Kernels]  # what its kernels take; decides the lowering
+    kernels: ClassVar[Kernels]  # the abilities of its kernels, which decide the lowering
 
     def available(self) -> str | None:
-        """None if this provider can run here, else why not and what to do about it."""
+        """Return None if the provider can run on this machine, else the reason and the remedy."""
         try:
             ort.check_available(self.execution_provider)
         except CarryallError as error:
@@ -33,15 +33,15 @@ class OrtProvider(Provider):
         return None
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes that lower a portable decoder graph to slots, in order."""
+        """Return the passes that lower a portable decoder graph to slots, in order."""
         return slot_passes(self._slot_options(config))
 
     def model_passes(self) -> list[ir.passes.PassBase]:
-        """Passes that lower any other portable graph to the kernels of this target, in order."""
+        """Return the passes that lower any other portable graph to the kernels of this target, in order."""
         return graph_passes(self.kernels)
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
-        """Open any ONNX model on this target only; an ``onnxruntime.InferenceSession``."""
+        """Open any ONNX model on this target only; return an ``onnxruntime.InferenceSession``."""
         return self._open(model, options or RunnerConfig(), generating=False)
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
@@ -49,19 +49,19 @@ class OrtProvider(Provider):
         return SlotRunner(self._open(model, config, generating=True), config, str(model))
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """``session.*`` configuration entries; ``options`` are the given ones over the defaults."""
+        """Return ``session.*`` configuration entries; ``options`` are all options of the provider."""
         return {}
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Options of the execution provider itself, for a runner or for any other session."""
+        """Return options of the execution provider; ``generating`` for a runner, else for other sessions."""
         return {}
 
     def devices(self, options: Mapping[str, Any]) -> list[Any]:
-        """``onnxruntime.OrtEpDevice`` to run on, where the execution provider is a plugin's."""
+        """Return the ``onnxruntime.OrtEpDevice`` to run on, if the execution provider is a plugin."""
         return []
 
     def num_threads(self) -> int:
-        """Threads where the caller does not say; 0 leaves it to onnxruntime."""
+        """Return the default number of threads; 0 is onnxruntime's default."""
         return 0
 
     def _slot_options(self, config: RunnerConfig) -> SlotOptions:
@@ -87,11 +87,9 @@ class OrtProvider(Provider):
         own: Mapping[str, str] | None = None,
     ) -> Any:
         options = self.checked_options(config.options)
-        reason = (
-            self.available()
-        )  # also loads the libraries that it looks for, so that onnxruntime finds them
+        reason = self.available()  # also loads libraries, so that onnxruntime finds them
         if reason is not None:
-            raise ProviderUnavailableError(f"provider '{self.name}' cannot run here: {reason}")
+            raise ProviderUnavailableError(f"provider '{self.name}' is not available: {reason}")
         settings = ort.session_options(
             config.num_threads or self.num_threads(),
             self.session_entries(options),
@@ -111,10 +109,10 @@ class OrtProvider(Provider):
 
 
 def is_paged(options: Mapping[str, Any]) -> bool:
-    """Whether the option ``kv_memory`` asks for blocks; a target without it has slots."""
+    """Whether the option ``kv_memory`` is ``paged``; targets without the option use slots."""
     return bool(options.get("kv_memory") == "paged")
 
 
 def compute_type(name: str | None) -> ir.DataType | None:
-    """The type of the option ``compute``; None where a target has no such option, or for fp32."""
+    """Return the dtype of the option ``compute``; None for fp32, or if a target has no such option."""
     return None if name in (None, "fp32") else HALF_TYPES[name]

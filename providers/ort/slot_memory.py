@@ -1,7 +1,7 @@
-"""Where a slot runner's caches and step arrays live: on the host, or on a device.
+"""The memory of a slot runner's caches and step arrays, on the host or on a device.
 
-The runner keeps its step arrays on the host and asks the memory to bind them. On the host that shares them; a
-device gets copies, refreshed before each run, and results copied back after it.
+The runner keeps its step arrays on the host, and the memory binds them to a run. On the host they are shared.
+For a device, inputs are copied before each run and results after it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class BoundRun:
-    """An IO binding, and what crosses the bus before and after each of its runs.
+    """An IO binding, and the copies between host and device before and after each of its runs.
 
     Args:
-        binding: everything the graph reads and writes.
-        uploads: device values and the host arrays they follow.
-        downloads: by the result's name, device values and the host arrays that follow them.
-        options: ``onnxruntime.RunOptions``, if any.
+        binding: binds all inputs and outputs of the graph.
+        uploads: pairs of a device value and the host array copied to it.
+        downloads: pairs of a device value and the host array that receives it, by name of the result.
+        options: ``onnxruntime.RunOptions``, None for the default.
     """
 
     binding: Any
@@ -42,7 +42,7 @@ class BoundRun:
     options: Any = None
 
     def run(self, session: Any, late: Collection[str] = ()) -> None:
-        """Run once; the results are on the host afterwards, but for the ``late`` ones."""
+        """Run once; all results except the ``late`` ones are on the host afterwards."""
         for value, array in self.uploads:
             value.update_inplace(array)
         options = () if self.options is None else (self.options,)
@@ -51,36 +51,36 @@ class BoundRun:
             self.fetch(name)
 
     def fetch(self, name: str) -> None:
-        """Bring a ``late`` result of the last run to the host."""
+        """Copy a ``late`` result of the last run to the host."""
         if name in self.downloads:
             value, array = self.downloads[name]
             array[...] = value.numpy()
 
 
 class SlotMemory(abc.ABC):
-    """KV buffers [slots, heads, length, width] and the binding of a run's inputs and results."""
+    """KV buffers [slots, heads, length, width], and the binding of a run's inputs and results."""
 
     slots: int
-    length: int  # positions a slot
+    length: int  # positions per slot
     layout: str = ""  # see ``RunnerInfo.kv_layout``
-    trims: bool = False  # whether ``trim`` is of use
-    evicts_kv: bool = False  # whether there is ``evict_kv``
+    trims: bool = False  # whether ``trim`` frees memory
+    evicts_kv: bool = False  # whether ``evict_kv`` is supported
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
-        """Bind the caches of slots [first, first + count), each as input and output on one memory."""
+        """Bind the caches of slots [first, first + count), each as input and output in the same memory."""
 
     @abc.abstractmethod
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
     ) -> BoundRun:
-        """Bind arrays that stay where they are from run to run, their content changing in place.
+        """Bind arrays for many runs; their content changes in place.
 
         Args:
-            binding: what ``bind_caches`` prepared.
+            binding: a binding with bound caches.
             feeds: inputs by name.
             results: outputs by name.
-            capture: let the device record the run and replay it.
+            capture: let the device capture the run and replay it.
         """
 
     def bind_once(
@@ -90,10 +90,10 @@ class SlotMemory(abc.ABC):
         results: Mapping[str, Array],
         late: Collection[str] = (),
     ) -> BoundRun:
-        """Bind host arrays for one run; a session on a device copies inputs now and results after the run.
+        """Bind host arrays for one run; on a device, inputs are copied now and results after the run.
 
         Args:
-            binding: what ``bind_caches`` prepared.
+            binding: a binding with bound caches.
             feeds: inputs by name.
             results: outputs by name.
             late: results that may stay on the device, for ``BoundRun.fetch``.
@@ -106,46 +106,46 @@ class SlotMemory(abc.ABC):
 
     @abc.abstractmethod
     def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
-        """Memory that the caches take up, where each slot holds so many tokens."""
+        """Return the bytes of the caches if slot i holds ``lengths[i]`` tokens."""
 
     @abc.abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy at least positions [0, length) from slot ``source`` to slot ``target``."""
 
     def read(self, slot: int, start: int, length: int) -> list[Array]:
-        """KV of positions [start, start + length), an array a buffer; only where there is a ``layout``."""
+        """Return KV of positions [start, start + length), one array per buffer; only if ``layout`` is set."""
         raise ProviderRuntimeError("KV on this device cannot be read")
 
     def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
-        """Fill positions [start, start + length) with what ``read`` gave."""
+        """Write the result of ``read`` to positions [start, start + length)."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back KV that no token from position ``length`` on looks at; only where ``trims`` is set."""
-        raise ProviderRuntimeError("this memory cannot be given back in parts")
+        """Free KV that no token from position ``length`` on attends to; only if ``trims`` is set."""
+        raise ProviderRuntimeError("this memory cannot be freed in parts")
 
     def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
-        """Drop all but the most important of the slot's ``held`` rows; only where ``evicts_kv`` is set."""
-        raise ProviderRuntimeError("KV on this device cannot be dropped in parts")
+        """Keep only the most important of the slot's ``held`` rows; only if ``evicts_kv`` is set."""
+        raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
 
     @abc.abstractmethod
     def release(self, slot: int) -> None:
-        """Give the slot's memory back where that is possible; its content is lost."""
+        """Free the slot's memory if possible; its content is lost."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""
 
 
 class HostMemory(SlotMemory):
-    """Reserved address space (``kv_memory``), shared with the kernels: nothing is ever copied."""
+    """Host memory in reserved address space (``kv_memory``), shared with the kernels without copies."""
 
     def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
         self._kv = KVMemory(specs, slots, length)
         self.slots = slots
         self.length = self._kv.length
         self.trims = self._kv.gives_back and any(spec.window for spec in specs.values())
-        self.evicts_kv = all(spec.dtype != np.uint8 for spec in specs.values())  # several numbers a byte
+        self.evicts_kv = all(spec.dtype != np.uint8 for spec in specs.values())  # uint8 packs several values
         self.layout = "; ".join(
             f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
         )
@@ -197,7 +197,7 @@ class HostMemory(SlotMemory):
 
 
 def shared_value(array: Array) -> Any:
-    """An ``OrtValue`` on the array's own memory, so that later changes in place are seen."""
+    """Return an ``OrtValue`` that shares the array's memory, so that it sees later changes in place."""
     value = ort.load_onnxruntime("a slot runner").OrtValue
     if array.dtype == ml_dtypes.bfloat16:
         return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16.value)

@@ -1,4 +1,4 @@
-"""How a target wants the steps of a slot runner cut into runs."""
+"""The policy by which a slot runner cuts a step into runs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPolicy:
-    """The defaults are those of the CPU, where they were measured.
+    """How a slot runner cuts a step into runs. The defaults were measured on the CPU.
 
     Args:
-        prefill_chunk: most tokens of a prompt in one run, so that intermediate tensors stay small.
-        max_scores: most attention scores [tokens of the piece, tokens so far] of a run; long contexts get
-            smaller pieces.
-        max_hole: idle slots that may ride along in a decode run. On the CPU one costs no more than another
-            run, which reads all weights again; two cost more.
-        max_rows: most slots in one decode run.
-        joint_tokens: most tokens of several rows' prompts in one run, padding included, where the graph can.
-        max_padding: most tokens by which a row may be shorter than the longest of its run: so many cost no
-            more than another run.
-        min_joint: fewest tokens of a row in such a run: for so many the kernels are those of a row alone.
-        narrow_rows: most slots of a decode run in the session made for few rows, where there is one.
-        narrow_tokens: most tokens of a prompt's piece in that session.
-        buckets: sizes of decode runs from slot 0 on, ascending; a run is as large as the next of them. Empty
-            runs the slots in use. Devices that replay captured runs want few different ones.
-        capture: decode runs in buckets are captured once and replayed, so nothing about them but the content
-            of their inputs may change.
-        prompts_on_cache: several tokens of a row may run on top of cached ones; if not, only fresh prompts
-            run whole, and what continues a cache runs token by token.
+        prefill_chunk: maximum prompt tokens of one run, so that intermediate tensors stay small.
+        max_scores: maximum attention scores [tokens of the chunk, tokens so far] of a run; long contexts get
+            smaller chunks.
+        max_hole: maximum idle slots between two slots of a decode run. On the CPU one idle slot costs no more
+            than another run, which reads all weights again; two cost more.
+        max_rows: maximum slots of a decode run.
+        joint_tokens: maximum tokens of the prompts of several rows in one run, padding included.
+        max_padding: maximum padding of a row in such a run, in tokens; more would cost more than another run.
+        min_joint: minimum tokens of a row in such a run; below it the kernels differ from those of one row.
+        narrow_rows: maximum slots of a decode run in the session for few rows, if there is one.
+        narrow_tokens: maximum tokens of a prompt chunk in that session.
+        buckets: sizes of decode runs that start at slot 0, ascending; a run is padded to the next size. Empty
+            runs exactly the used slots. Devices that replay captured runs need few sizes.
+        capture: capture decode runs in buckets once and replay them; only the content of their inputs may
+            change.
+        prompts_on_cache: whether several tokens of a row may run on top of cached ones. If not, only new
+            prompts run in one piece, and rows that continue a cache run token by token.
     """
 
     prefill_chunk: int = 128
@@ -48,11 +47,11 @@ class SlotPolicy:
     prompts_on_cache: bool = True
 
     def captures(self, first: int, count: int) -> bool:
-        """Whether a decode run over these slots is one that is captured."""
+        """Whether a decode run over these slots is captured."""
         return self.capture and first == 0 and count in self.buckets
 
     def pieces(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """Cut ``size`` tokens on top of ``start`` cached ones into pieces [begin, end)."""
+        """Yield chunks [begin, end) of ``size`` tokens after ``start`` cached ones."""
         begin = 0
         if not self.prompts_on_cache and start == 0:
             yield 0, size
@@ -68,14 +67,14 @@ class SlotPolicy:
         """Group rows of several tokens into joint runs, each padded to its longest row.
 
         Args:
-            rows: start and number of tokens of each.
-            context_length: no row may end behind it, padding included.
+            rows: start and number of tokens of each row.
+            context_length: maximum end of a row, padding included.
 
         Yields:
             Indices of the rows of a run.
         """
         group: list[int] = []
-        size = 0  # of the longest in the group, which is its first
+        size = 0  # tokens of the longest row of the group, which is its first
         for index in sorted(range(len(rows)), key=lambda index: -rows[index][1]):
             start, tokens = rows[index]
             end = start + size
@@ -96,11 +95,11 @@ class SlotPolicy:
             yield group
 
     def ranges(self, slots: Sequence[int], full: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-        """Cut sorted slots into decode runs over slots [first, first + count).
+        """Yield decode runs over slots [first, first + count).
 
         Args:
-            slots: those with a new token, ascending.
-            full: per slot of the runner, whether it has no room for the token of a dummy row.
+            slots: slots with a new token, ascending.
+            full: [slots of the runner], whether a slot has no room for the token of a dummy row.
         """
         if not slots:
             return
@@ -119,6 +118,6 @@ class SlotPolicy:
 
 
 def powers_of_two(slots: int) -> tuple[int, ...]:
-    """Buckets 1, 2, 4, ... and ``slots`` itself."""
+    """Return the buckets 1, 2, 4, ... and ``slots`` itself."""
     sizes = [1 << exponent for exponent in range(slots.bit_length()) if 1 << exponent < slots]
     return (*sizes, slots)

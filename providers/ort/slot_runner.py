@@ -1,11 +1,12 @@
-"""Runs sequences through a slot graph: batched decode, one run a prompt, everything bound once.
+"""The runner of slot graphs: decode rows run in batches, prompts in chunks, and bindings are reused.
 
-Every persistent array is indexed by slot, so a decode run over slots [first, first + count) binds plain views
-of them and a step only writes a few integers. ``lengths[slot]`` serves as ``seqlens_k`` of that run as it
-stands: with a single new token, "tokens in the cache after the run, minus 1" is the length before it.
+All persistent arrays are indexed by slot, so a decode run over slots [first, first + count) binds views of
+them, and a step only writes a few integers. ``lengths[slot]`` is ``seqlens_k`` of a decode run without
+change: that input is "tokens in the cache after the run, minus 1", which for one new token is the length
+before the run.
 
     slots    0     1     2     3        rows: decode 0, decode 2, prompt 3
-    run 1   [d     -     d]             slot 1 rides along: it writes at its own next free position
+    run 1   [d     -     d]             slot 1 is a dummy row: it writes at its own next free position
     run 2                     [p p p]
 """
 
@@ -48,20 +49,20 @@ MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
 
 
 class SlotRunner:
-    """The ``Runner`` of providers whose attention works on slots in one shared buffer.
+    """The ``Runner`` of providers whose attention kernels work on slots in one shared buffer.
 
     Args:
-        session: a strictly opened session of a graph lowered to slots.
-        config: slots and context.
-        source: how error messages call the model.
-        memory: makes the memory for caches of these shapes, so many slots and positions.
-        policy: how the target wants its steps cut.
-        decode_session: another session of the same model, made for runs of few rows, see
-            ``policy.narrow_rows``; None uses ``session``.
+        session: a session of a slot graph, opened with strict placement.
+        config: options of the runner.
+        source: the name of the model in error messages.
+        memory: creates the memory for caches of given shapes, slots and positions.
+        policy: how steps are cut into runs.
+        decode_session: another session of the same model for runs of few rows, see ``policy.narrow_rows``;
+            None uses ``session``.
 
     Raises:
-        GraphError: the graph is not lowered to slots.
-        UsageError: the context length is unknown or larger than the model's.
+        GraphError: the graph is not a slot graph.
+        UsageError: the context length is unknown or exceeds the model's.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class SlotRunner:
         self._ids = np.zeros((self._kv.slots, 1), np.int64)
         self._positions = np.zeros((self._kv.slots, 1), np.int64) if graph.takes_positions else None
         self._lengths = np.zeros(self._kv.slots, np.int32)  # tokens in the cache
-        self._dropped = np.zeros(self._kv.slots, np.int32)  # tokens that have left it
-        self._settled = np.zeros(self._kv.slots, np.int32)  # the positions from which on none has
+        self._dropped = np.zeros(self._kv.slots, np.int32)  # evicted tokens
+        self._settled = np.zeros(self._kv.slots, np.int32)  # KV before this position may be missing
         self._total = np.zeros((), np.int32)
         self._cache_rows = np.arange(self._kv.slots) if graph.takes_cache_rows else None
         self._first_position = np.zeros((self._kv.slots, 1), np.int64)
@@ -108,14 +109,14 @@ class SlotRunner:
         self._hidden = None if graph.hidden_size is None else np.zeros(hidden, np.float32)
         self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
         self._best = _best_results(self._kv.slots, 1, graph.top_logits)
-        self._latest: dict[int, BoundRun] = {}  # per slot, the run that gave its newest logits
+        self._latest: dict[int, BoundRun] = {}  # per slot, the run that computed its newest logits
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
         return self._step(rows, frozenset())
 
     def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
-        """Run one step; see ``BestLogitsRunner``. A run with any row that wants all logits downloads all."""
+        """Run one step; see ``BestLogitsRunner``. A row that wants all logits makes its run download all."""
         late = {row.slot for row in rows if row.best_suffice}
         whole = self._step(rows, late)
         return [
@@ -124,12 +125,12 @@ class SlotRunner:
         ]
 
     def _step(self, rows: Sequence[Row], late: Collection[int]) -> list[Logits]:
-        """Run one step; of slots in ``late`` the logits may stay on the device."""
+        """Run one step; the logits of slots in ``late`` may stay on the device."""
         rows = self._rows_in_cache(rows)
         singles = [row for row in rows if _is_decode(row)]
         results: dict[int, Logits] = {}
         try:
-            # Decode first: a prompt row that rode along as a dummy then overwrites what the dummy wrote.
+            # Decode first: a prompt row in a gap then overwrites what its dummy row wrote.
             self._decode(singles, late)
             for row in rows:
                 results[row.slot] = self._logits[row.slot, : row.num_logits]
@@ -146,7 +147,7 @@ class SlotRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory that KV takes up now."""
+        """Memory of the KV cache now, in bytes."""
         return self._kv.held_bytes(self._lengths)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -160,16 +161,16 @@ class SlotRunner:
         self._dropped[target], self._settled[target] = self._dropped[source], self._settled[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back KV that tokens from ``length`` on do not look at; see ``TrimmingRunner``."""
+        """Free KV that tokens from ``length`` on do not attend to; see ``TrimmingRunner``."""
         self._kv.trim(slot, length - int(self._dropped[slot]))
         self._settled[slot] = max(length, int(self._settled[slot]))
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Drop KV of tokens before ``length``; see ``EvictingRunner``."""
+        """Evict KV of tokens before ``length``; see ``EvictingRunner``."""
         held = length - int(self._dropped[slot])
         if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._lengths[slot]:
             raise ProviderRuntimeError(
-                f"slot {slot} holds {self._lengths[slot]} tokens; no {eviction} of {held}"
+                f"slot {slot} holds {self._lengths[slot]} tokens, so {eviction} of {held} is impossible"
             )
         self._kv.evict_kv(slot, held, eviction)
         self._lengths[slot] = eviction.kept
@@ -177,12 +178,12 @@ class SlotRunner:
         self._settled[slot] = length
 
     def release(self, slot: int) -> None:
-        """Give the slot's memory back to the operating system. Its content is lost."""
+        """Free the slot's memory. Its content is lost."""
         self._lengths[slot] = self._dropped[slot] = self._settled[slot] = 0
         self._kv.release(slot)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """KV of positions [start, start + length); see ``MovableRunner``."""
+        """Return KV of positions [start, start + length); see ``MovableRunner``."""
         if start + length > self._lengths[slot] or self._dropped[slot] or start < self._settled[slot]:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
@@ -190,7 +191,7 @@ class SlotRunner:
         return self._kv.read(slot, start, length)
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Let a slot hold ``start + length`` positions; see ``MovableRunner``."""
+        """Write KV of positions [start, start + length); see ``MovableRunner``."""
         fits = self._settled[slot] <= start <= self._lengths[slot] and not self._dropped[slot]
         if not fits or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
@@ -198,21 +199,21 @@ class SlotRunner:
         try:
             self._kv.write(slot, start, length, parts)
         except ValueError as error:
-            raise ProviderRuntimeError(f"KV of another layout: {error}") from error
+            raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
         self._lengths[slot] = start + length
 
     def close(self) -> None:
-        """Free everything. The runner cannot be used afterwards."""
+        """Free all resources. The runner cannot be used afterwards."""
         self._bindings.clear()
         self._latest.clear()
         self._session = self._decode_session = None
         self._kv.close()
 
     def _rows_in_cache(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows that start where their tokens go in the cache; the slots are cut to where they start.
+        """Check the rows, cut each slot to the start of its row, and return rows with starts in the cache.
 
         Raises:
-            ProviderRuntimeError: a row needs KV that is not there.
+            ProviderRuntimeError: a row needs KV that its slot lacks.
         """
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
@@ -228,7 +229,7 @@ class SlotRunner:
             if self._hidden is not None:
                 self._hidden[row.slot] = row.hidden_states
         if self._positions is not None:
-            # A dummy row's position may lie beyond the rope's table, which nobody checks.
+            # A dummy row's position may lie beyond the rope table, and kernels do not check it.
             np.minimum(self._lengths + self._dropped, self.info.context_length - 1, out=self._positions[:, 0])
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
@@ -242,19 +243,19 @@ class SlotRunner:
             self._latest.update((row.slot, run) for row in mine)
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Rows of several tokens by the run that they share, where the graph can."""
+        """Yield rows of several tokens, grouped by the run that they share."""
         able = [self._cache_rows is not None and can_join(row) for row in rows]
         joint = [row for row, joins in zip(rows, able, strict=True) if joins]
         yield from ([row] for row, joins in zip(rows, able, strict=True) if not joins)
-        # Positions of padding count from what the cache holds and what has left it.
+        # Positions of padding include evicted tokens.
         extents = [(row.start + int(self._dropped[row.slot]), len(row.tokens)) for row in joint]
         for group in self._policy.groups(extents, self.info.context_length):
             yield [joint[index] for index in group]
 
     def _prefill_together(self, rows: list[Row]) -> dict[int, Logits]:
-        """Run rows of several tokens as one, padded on the right; by slot, the logits of their last tokens.
+        """Run rows of several tokens in one run, padded on the right; return the logits by slot.
 
-        Padding is written behind a row's tokens, which the next ones overwrite.
+        KV of padding is written after a row's tokens, and overwritten by the next tokens.
         """
         positions = None if self._positions is None else [row.start + self._dropped[row.slot] for row in rows]
         feeds = joint_feeds(rows, positions)
@@ -266,7 +267,7 @@ class SlotRunner:
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
     def _prefill(self, row: Row, *, late: bool) -> Logits:
-        """Run one row of many tokens in pieces; logits of its last ``num_logits`` tokens."""
+        """Run one row of many tokens in chunks; return the logits of its last ``num_logits`` tokens."""
         size, spare = len(row.tokens), self._logits[row.slot : row.slot + 1]
         logits = (
             spare if row.num_logits == 1 else np.empty((1, row.num_logits, self.info.vocab_size), np.float32)
@@ -274,7 +275,7 @@ class SlotRunner:
         first_wanted = size - row.num_logits
         for begin, end in self._policy.pieces(row.start, size):
             part = logits[:, max(0, begin - first_wanted) : max(0, end - first_wanted)]
-            # A graph need not run for no logits at all, so an unwanted one goes where decode would put it.
+            # A graph must compute at least one logit row; an unwanted one is written to the decode buffer.
             unread = late or not part.size
             self._run_piece(row, begin, end, part if part.size else spare, (LOGITS,) if unread else ())
         return logits.reshape(row.num_logits, self.info.vocab_size)
@@ -307,7 +308,7 @@ class SlotRunner:
         self._latest[row.slot] = bound
 
     def _best_results(self, slot: int, wanted: int) -> Mapping[str, npt.NDArray[Any]]:
-        """Where a prompt's run puts its best logits: like its logits, to the slot's if it is one position."""
+        """Return the arrays for the largest logits of a prompt's run: for one position the slot's own."""
         if wanted == 1:
             return {name: array[slot : slot + 1] for name, array in self._best.items()}
         return _best_results(1, wanted, self.info.top_logits)
@@ -355,7 +356,7 @@ class SlotRunner:
         return (self._decode_session if narrow else None) or self._session
 
     def _bound(self, kind: str, first: int, count: int) -> BoundRun:
-        """An IO binding whose caches are those of slots [first, first + count), made once."""
+        """Return an IO binding with the caches of slots [first, first + count); up to 128 are kept."""
         key = (kind, first, count)
         if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
@@ -372,7 +373,7 @@ def _is_decode(row: Row) -> bool:
 
 
 def _best_results(rows: int, wanted: int, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Arrays for what ``TopLogitsPass`` adds to a graph's outputs; none if it added nothing."""
+    """Return arrays for the outputs that ``TopLogitsPass`` adds; none if ``count`` is 0."""
     if not count:
         return {}
     return {
@@ -385,9 +386,9 @@ def _best_results(rows: int, wanted: int, count: int) -> dict[str, npt.NDArray[A
 def _context_length(config: RunnerConfig, graph: SlotGraph, source: str) -> int:
     asked, known = config.context_length, graph.context_length
     if asked is None and known is None:
-        raise UsageError(f"{source} does not state its context length; give RunnerConfig.context_length")
+        raise UsageError(f"{source} does not state its context length; set RunnerConfig.context_length")
     if asked is not None and known is not None and asked > known:
-        raise UsageError(f"context length {asked} exceeds the {known} that {source} was lowered for")
+        raise UsageError(f"context length {asked} exceeds {known}, for which {source} was lowered")
     length = asked or known
     if length is None or length < 1:
         raise UsageError(f"context length must be positive, not {asked}")

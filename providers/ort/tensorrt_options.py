@@ -1,4 +1,4 @@
-"""What TensorRT wants to know before it builds engines: ranges of shapes, and where built ones are kept."""
+"""Options for building TensorRT engines: ranges of input shapes, and the engine cache."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _RECORD = "engines.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRange:
-    """The runs that an engine must take: ``ExplicitRunner`` runs one sequence at a time.
+    """The input shapes that an engine must accept; ``ExplicitRunner`` runs one sequence at a time.
 
     Args:
-        chunk: most new tokens of a run.
-        context_length: most tokens of a sequence.
+        chunk: maximum new tokens of a run.
+        context_length: maximum tokens of a sequence.
     """
 
     chunk: int
     context_length: int
 
     def profiles(self, inputs: Mapping[str, list[int | str]]) -> tuple[str, str, str]:
-        """Smallest, likeliest and largest shapes, as ``name:1x2,...`` strings.
+        """Return minimum, optimal and maximum shapes as ``name:1x2,...`` strings.
 
         Args:
-            inputs: shapes by name, unknown sizes called as in the portable contract.
+            inputs: shapes by name; free dimensions have the names of the portable contract.
         """
         longest = self.context_length
         sizes = (
@@ -48,7 +48,7 @@ class ShapeRange:
 
 
 def input_shapes(model: Path) -> dict[str, list[int | str]]:
-    """Shapes of a portable graph's inputs, with the contract's names for what is not fixed."""
+    """Return the input shapes of a portable graph; free dimensions get the names of the contract."""
     names = {INPUT_IDS: ("batch", "sequence"), POSITION_IDS: ("batch", "sequence")}
     names[ATTENTION_MASK] = ("batch", "total")
     found: dict[str, list[int | str]] = {}
@@ -69,11 +69,11 @@ def _profile(inputs: Mapping[str, list[int | str]], sizes: Mapping[str, int]) ->
 
 
 class EngineCache:
-    """A folder of built engines for one model, one set of options and one set of libraries.
+    """A folder of engines for one model, one set of options and one set of libraries.
 
     Args:
-        root: where such folders lie.
-        facts: all that an engine depends on.
+        root: the parent of such folders.
+        facts: everything that an engine depends on, as JSON values.
     """
 
     def __init__(self, root: Path, facts: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class EngineCache:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def ready(self) -> bool:
-        """Whether engines lie here and are what was written; damaged ones are deleted."""
+        """Whether the folder holds engines that are not damaged; damaged ones are deleted."""
         record = self.folder / _RECORD
         if not record.is_file():
             return False
@@ -92,13 +92,13 @@ class EngineCache:
             known = {}
         if known and known == self._hashes():
             return True
-        _log.warning("TensorRT engines in %s are damaged and built again", self.folder)
+        _log.warning("the TensorRT engines in %s are damaged and are built again", self.folder)
         for path in self.folder.iterdir():
             path.unlink()
         return False
 
     def record(self) -> None:
-        """Note what lies here now, so that ``ready`` can tell."""
+        """Record the hashes of the engines, for ``ready``."""
         content = json.dumps(self._hashes(), indent=1, sort_keys=True)
         scratch = self.folder / f".{_RECORD}.{os.getpid()}"
         scratch.write_text(content, encoding="utf-8")
@@ -110,10 +110,7 @@ class EngineCache:
 
 
 def model_facts(model: Path) -> dict[str, Any]:
-    """What tells one model from another: the content of its graph and of the weights beside it.
-
-    The cache remembers the hash of a file until it changes, so that weights are not read every time.
-    """
+    """Return the hashes of a model's graph and weight files; hashes of unchanged files are cached."""
     with FolderHashes(model.parent) as hashes:
         return {path.name: hashes.sha256(path.name) for path in sorted(model.parent.glob(f"{model.name}*"))}
 

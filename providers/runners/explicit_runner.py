@@ -1,7 +1,7 @@
-"""Runs sequences through a graph with explicit past and present, one sequence a run.
+"""The runner of graphs with explicit KV (past in, present out), one sequence per run.
 
-For targets without an attention kernel that works in place: every run returns longer caches, which stay on
-the device and are the next run's inputs.
+It is for targets without an attention kernel that updates a cache in place. Each run returns longer caches,
+which stay on the device and are inputs of the next run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ExplicitGraph:
-    """What a runner must know of a graph of the portable contract.
+    """The interface of a portable graph.
 
     Args:
-        inputs: names of all inputs; ``logits_positions`` may be one.
-        caches: shape of each KV input, by name, in the order that sessions take and give them.
+        inputs: names of all inputs; ``logits_positions`` is optional.
+        caches: shape of each KV input, by name, in the order of the session's arguments and results.
         vocab_size: columns of the logits.
-        context_length: most tokens a sequence may have, or None if the graph does not say.
-        hidden_size: width of the input ``hidden_states``, or None if there is none.
+        context_length: maximum tokens of a sequence, None if the graph does not state it.
+        hidden_size: width of the input ``hidden_states``, None if there is none.
     """
 
     inputs: frozenset[str]
@@ -41,9 +41,9 @@ class ExplicitGraph:
 
 
 class ExplicitSession(Protocol):
-    """An opened graph. Values are the target's own, and lie where it computes.
+    """An open graph. Cache values have the target's own type and stay on its device.
 
-    Its errors are ``ProviderRuntimeError``.
+    All methods raise ``ProviderRuntimeError`` on failure.
     """
 
     graph: ExplicitGraph
@@ -52,7 +52,7 @@ class ExplicitSession(Protocol):
         """Run once.
 
         Args:
-            feeds: all inputs but the caches, which the graph may lack.
+            feeds: all inputs except the caches.
             past: values of the caches.
 
         Returns:
@@ -60,20 +60,20 @@ class ExplicitSession(Protocol):
         """
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
-        """A value's content."""
+        """Return the content of a value."""
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
-        """A value of that content, which is contiguous and does not change."""
+        """Return a value with the content of a contiguous array, which must not change afterwards."""
 
 
 class ExplicitRunner:
-    """The ``Runner`` of targets that take standard operators only.
+    """The ``Runner`` of targets that support standard operators only.
 
     Args:
-        session: an opened graph.
-        config: slots and context.
-        source: how error messages call the model.
-        chunk: most tokens of a row in one run.
+        session: an open graph.
+        config: options of the runner.
+        source: the name of the model in error messages.
+        chunk: maximum tokens of a row in one run.
 
     Raises:
         UsageError: the context length is unknown.
@@ -109,12 +109,12 @@ class ExplicitRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the caches; of those that slots share, once."""
+        """Memory of the caches in bytes; shared caches count once."""
         lengths = {id(past): int(self._lengths[slot]) for slot, past in list(self._past.items())}
         return self.info.kv_bytes_per_token * sum(lengths.values())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy KV of positions [0, length); where it is all of the slot's, both share it."""
+        """Copy KV of positions [0, length); if that is all the slot holds, both slots share it."""
         if length > self._lengths[source]:
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
         self._past[target] = self._cut(self._opened(), source, length)
@@ -126,18 +126,18 @@ class ExplicitRunner:
         self._lengths[slot] = 0
 
     def trim(self, slot: int, length: int) -> None:
-        """Nothing: all positions are kept."""
+        """Do nothing: all positions are kept."""
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``Runner.read_kv``."""
+        """Raise ProviderRuntimeError: not supported."""
         raise ProviderRuntimeError("KV on this device cannot be read")
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``Runner.write_kv``."""
+        """Raise ProviderRuntimeError: not supported."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
     def close(self) -> None:
-        """Free everything. The runner cannot be used afterwards."""
+        """Free all resources. The runner cannot be used afterwards."""
         self._past.clear()
         self._session = None
 
@@ -158,9 +158,9 @@ class ExplicitRunner:
         yield from ((begin, min(begin + self._chunk, size)) for begin in range(0, size, self._chunk))
 
     def _feeds(self, row: Row, begin: int, end: int, first: int) -> dict[str, npt.NDArray[Any]]:
-        """Inputs to run tokens [begin, end) of a row, of which those from ``first`` on want logits."""
+        """Return the inputs for tokens [begin, end) of a row; tokens from ``first`` on want logits."""
         start, total = row.start + begin, row.start + end
-        # Some logits are computed even where none are wanted.
+        # At least one logit row is computed, even if none is wanted.
         wanted = np.arange(min(first, end - 1) - begin, end - begin, dtype=np.int64)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
@@ -173,7 +173,7 @@ class ExplicitRunner:
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}
 
     def _cut(self, session: ExplicitSession, slot: int, length: int) -> list[Any]:
-        """Caches of a slot's first ``length`` positions; through the host if that is not all it holds."""
+        """Return the caches of a slot's first ``length`` positions; shorter ones are copied on the host."""
         held = self._past.get(slot)
         if held is None or not length:
             return [
@@ -187,10 +187,10 @@ class ExplicitRunner:
 
 
 def known_size(size: object, source: str) -> int:
-    """The size of the vocabulary, as the last axis of ``logits`` says it.
+    """Return the vocabulary size, given the last axis of ``logits``.
 
     Raises:
-        GraphError: it does not.
+        GraphError: the axis is not a fixed size.
     """
     if not isinstance(size, int):
         raise GraphError(f"{source}: the last axis of 'logits' must be the vocabulary size, not {size!r}")
@@ -200,5 +200,5 @@ def known_size(size: object, source: str) -> int:
 def _context_length(graph: ExplicitGraph, config: RunnerConfig, source: str) -> int:
     length = config.context_length or graph.context_length
     if not length:
-        raise UsageError(f"{source} does not state its context length; give RunnerConfig.context_length")
+        raise UsageError(f"{source} does not state its context length; set RunnerConfig.context_length")
     return length

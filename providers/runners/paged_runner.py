@@ -1,4 +1,4 @@
-"""The ``Runner`` on a paged KV cache: one run a step for all rows, prompts and single tokens alike."""
+"""The runner on a paged KV cache: one run per step for all rows, prompts and decode rows together."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PagedBatch:
     Args:
         input_ids: [tokens].
         position_ids: [tokens].
-        logits_positions: [wanted] indices into the flat batch, at least one.
-        past_lens: [rows] tokens in the cache before this run.
-        begins: [rows + 1] where each row starts in the batch.
+        logits_positions: [wanted], indices into the flat batch, at least one.
+        past_lens: [rows], tokens in the cache before the run.
+        begins: [rows + 1], the start of each row in the batch, and the end of the last.
         tables: the blocks of each row, in the order of its positions.
-        hidden_states: [tokens, hidden_size], where the graph takes them.
-        last_hidden_states: [tokens, embedding_size], for the run to fill if they are wanted.
+        hidden_states: [tokens, hidden_size], if the graph takes them.
+        last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -43,50 +43,51 @@ class PagedBatch:
 
     @property
     def max_context(self) -> int:
-        """The most tokens that any row has after this run."""
+        """The maximum number of tokens of any row after the run."""
         return int((self.past_lens + np.diff(self.begins)).max())
 
 
 class PagedSession(Protocol):
-    """A compiled paged graph, and its caches where the device reads them.
+    """A compiled paged graph with its caches on the device.
 
-    Its errors are ``ProviderRuntimeError``.
+    All methods raise ``ProviderRuntimeError`` on failure.
     """
 
     def run(self, batch: PagedBatch) -> Logits:
-        """Run once; returns logits [wanted, vocab_size], which the next run may overwrite."""
+        """Run once; return logits [wanted, vocab_size], which the next run may overwrite."""
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a block's content, of all caches."""
+        """Copy the content of a block in all caches."""
 
     def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
-        """Content of some blocks on the host, an array [blocks, ...] a cache."""
+        """Return the content of blocks on the host, one array [blocks, ...] per cache."""
 
     def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Put back what ``read_blocks`` gave."""
+        """Write the result of ``read_blocks``."""
 
     def evict_kv(
         self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
     ) -> None:
-        """See ``BlockLayer.evict_kv``, for all layers; only where ``RunnerInfo.evicts_kv`` is set."""
+        """Evict KV of all layers, see ``BlockLayer.evict_kv``; only if ``RunnerInfo.evicts_kv`` is set."""
 
 
 def _most_tokens(pool: BlockPool, info: RunnerInfo) -> int | None:
-    """How many tokens surely find room, however they are spread over slots; None if slots are the limit."""
+    """Return how many tokens always fit, in any distribution over slots; None if only slots are a limit."""
     if pool.num_blocks * pool.block_size >= info.max_slots * info.context_length:
         return None
-    return max(1, pool.num_blocks - info.max_slots) * pool.block_size  # a slot's last block may be part empty
+    # The last block of each slot may be partly empty.
+    return max(1, pool.num_blocks - info.max_slots) * pool.block_size
 
 
 class PagedRunner:
-    """Runs flat batches of rows; block tables, keyed by slot, are its own business.
+    """The ``Runner`` of paged graphs; it keeps the block table of each slot.
 
     Args:
         session: a paged graph with its caches.
-        pool: block tables over as many blocks as the caches have.
-        info: what the model is.
-        num_tokens: tokens that the embedding knows; None where the graph has none.
-        hidden_size: width of the input ``hidden_states``; None where the graph has none.
+        pool: a pool with as many blocks as the caches have.
+        info: sizes and abilities of the model.
+        num_tokens: number of tokens in the embedding table; None if the graph has none.
+        hidden_size: width of the input ``hidden_states``; None if the graph has none.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class PagedRunner:
         self._num_tokens, self._hidden_size = num_tokens, hidden_size
         self._pool = pool
         self._session: PagedSession | None = session
-        self._dropped = np.zeros(info.max_slots, np.int32)  # tokens that have left the cache
-        self._settled = np.zeros(info.max_slots, np.int32)  # the positions from which on none has
+        self._dropped = np.zeros(info.max_slots, np.int32)  # evicted or trimmed tokens
+        self._settled = np.zeros(info.max_slots, np.int32)  # KV before this position may be missing
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
@@ -121,7 +122,7 @@ class PagedRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the blocks in use; of those that slots share, once."""
+        """Memory of the used blocks in bytes; shared blocks count once."""
         used = self._pool.num_blocks - self._pool.free_blocks
         return used * self._pool.block_size * self.info.kv_bytes_per_token
 
@@ -135,9 +136,9 @@ class PagedRunner:
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Give back blocks behind the windows, which all layers have; see ``TrimmingRunner``.
+        """Free blocks behind the windows, which all layers have; see ``TrimmingRunner``.
 
-        Windows are counted in rows of the cache, so the blocks may as well not have been there.
+        The kernels count windows in rows of the cache, so leading blocks can be removed from the table.
         """
         behind = length - int(self._dropped[slot]) + 1 - self.info.sliding_window
         count = max(0, behind) // self._pool.block_size
@@ -146,11 +147,11 @@ class PagedRunner:
         self._settled[slot] = max(length, int(self._settled[slot]))
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Drop KV of tokens before ``length``; see ``EvictingRunner``."""
+        """Evict KV of tokens before ``length``; see ``EvictingRunner``."""
         session, held = self._opened(), length - int(self._dropped[slot])
         if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._pool.lengths[slot]:
             raise ProviderRuntimeError(
-                f"slot {slot} holds {self._pool.lengths[slot]} tokens; no {eviction} of {held}"
+                f"slot {slot} holds {self._pool.lengths[slot]} tokens, so {eviction} of {held} is impossible"
             )
         blocks = self._pool.replace(slot, eviction.kept)
         session.evict_kv(blocks, self._pool.tables[slot], held, eviction)
@@ -158,19 +159,21 @@ class PagedRunner:
         self._settled[slot] = length
 
     def release(self, slot: int) -> None:
-        """Give the slot's blocks back to the pool. Its content is lost."""
+        """Free the slot's blocks. Its content is lost."""
         self._pool.truncate(slot, 0)
         self._dropped[slot] = self._settled[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Whole blocks of positions [start, start + length); see ``Runner.read_kv``."""
+        """Return the blocks of positions [start, start + length); see ``MovableRunner``."""
         begin, held = self._row(slot, start), self._pool.lengths[slot]
         if begin is None or begin + length > held:
-            raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length} in blocks")
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {held} tokens; positions [{start}, {start + length}) cannot be read"
+            )
         return self._opened().read_blocks(self._blocks(slot, begin, length))
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Let a slot hold ``start + length`` positions; see ``Runner.write_kv``."""
+        """Write KV of positions [start, start + length); see ``MovableRunner``."""
         begin, held = self._row(slot, start), self._pool.lengths[slot]
         if begin is None or begin > held or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
@@ -180,11 +183,11 @@ class PagedRunner:
         self._pool.lengths[slot] = begin + length
 
     def check_integrity(self) -> None:
-        """Raise ProviderRuntimeError if the block tables contradict each other."""
+        """Check the block tables; see ``BlockPool.check_integrity``."""
         self._pool.check_integrity()
 
     def close(self) -> None:
-        """Free everything. The runner cannot be used afterwards."""
+        """Free all resources. The runner cannot be used afterwards."""
         self._session = None
 
     def _opened(self) -> PagedSession:
@@ -193,21 +196,23 @@ class PagedRunner:
         return self._session
 
     def _check(self, rows: Sequence[Row]) -> tuple[PagedSession, list[Row]]:
-        """The session, and the rows as they start in the cache.
+        """Check the rows; return the session, and the rows with starts in the cache.
 
         Raises:
-            ProviderRuntimeError: a row needs KV that is not there; nothing was changed.
+            ProviderRuntimeError: a row needs KV that its slot lacks; nothing was changed.
         """
         session = self._opened()
         check_rows(rows, self.info, self._dropped + self._pool.lengths, self._hidden_size)
         known = self._num_tokens
         for row in rows:
             if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
-                raise ProviderRuntimeError(f"token outside the vocabulary of {known}")
+                raise ProviderRuntimeError(
+                    f"slot {row.slot}: a token id is outside the vocabulary of {known}"
+                )
         return session, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:
-        """Where position ``start`` lies in the cache; None if it is gone, or inside of a block."""
+        """Return the cache row of position ``start``; None if it is missing or not the start of a block."""
         row = start - int(self._dropped[slot])
         return None if start < self._settled[slot] or row % self._pool.block_size else row
 
@@ -221,12 +226,12 @@ class PagedRunner:
             session.copy_block(source, target)
 
     def _batch(self, rows: Sequence[Row]) -> PagedBatch:
-        """Describe the rows, which start where they do in the cache, as one flat batch."""
+        """Return rows with starts in the cache as one flat batch."""
         begins = np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])])
         wanted = [
             np.arange(end - row.num_logits, end) for row, end in zip(rows, begins[1:].tolist(), strict=True)
         ]
-        # A graph need not run for no logits at all; the one then computed is given to nobody.
+        # A graph must compute at least one logit row; an unwanted one is ignored.
         chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
         firsts = [row.start + int(self._dropped[row.slot]) for row in rows]
         positions = [first + np.arange(len(row.tokens)) for first, row in zip(firsts, rows, strict=True)]
@@ -247,7 +252,7 @@ class PagedRunner:
 
 
 def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch) -> None:
-    """Give the rows that asked for hidden states theirs."""
+    """Copy hidden states to the rows that asked for them."""
     states = batch.last_hidden_states
     for row, begin in zip(rows, batch.begins.tolist(), strict=False):
         if states is not None and row.last_hidden_states is not None:

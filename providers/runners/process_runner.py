@@ -1,4 +1,4 @@
-"""A runner in a process of its own: other threads, allocator and driver, and a crash stays there."""
+"""A runner in a child process, with its own threads, allocator and driver; a crash ends only the child."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _CLOSE_SECONDS = 10
 
 
 class ProcessRunner:
-    """A ``Runner`` whose work is done by a child process; calls and arrays go through its pipes.
+    """A ``Runner`` that forwards calls and arrays to a child process through pipes.
 
     Args:
-        provider: name of the provider that the child uses.
+        provider: the name of the child's provider.
         model: the lowered model, as for ``Provider.runner``.
         config: as for ``Provider.runner``.
 
     Raises:
-        CarryallError: what ``Provider.runner`` raised in the child.
+        CarryallError: ``Provider.runner`` raised it in the child.
         ProviderRuntimeError: the child ended.
     """
 
@@ -44,9 +44,9 @@ class ProcessRunner:
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            strict = dataclasses.replace(config, on_fallback=None)  # a function cannot be piped
+            strict = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
             info: RunnerInfo = self._call(provider, model, strict)
-            # What is fetched later cannot be piped. Hidden states can: see ``forward``.
+            # ``BestLogits`` have a function, so they cannot be pickled. Hidden states can: see ``forward``.
             self.info = dataclasses.replace(info, top_logits=0)
         except CarryallError:
             self.close()
@@ -70,7 +70,7 @@ class ProcessRunner:
         self._call("release", slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``Runner.trim``."""
+        """See ``TrimmingRunner``."""
         self._call("trim", slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
@@ -78,19 +78,19 @@ class ProcessRunner:
         self._call("evict_kv", slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``Runner.read_kv``."""
+        """See ``MovableRunner``."""
         parts: list[npt.NDArray[Any]] = self._call("read_kv", slot, start, length)
         return parts
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``Runner.write_kv``."""
+        """See ``MovableRunner``."""
         self._call("write_kv", slot, start, length, list(parts))
 
     def close(self) -> None:
         """End the child. The runner cannot be used afterwards."""
         calls, results = self._pipes()
-        with contextlib.suppress(BrokenPipeError):  # it is gone already
-            calls.close()  # its end is what the child waits for
+        with contextlib.suppress(BrokenPipeError):  # the child has already ended
+            calls.close()  # the child ends at the end of its input
         try:
             self._child.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -122,7 +122,7 @@ class ProcessRunner:
 
 
 def serve(calls: BinaryIO, results: BinaryIO) -> None:
-    """The child's side: load a runner as the first message says, then do what each says, until they end."""
+    """Run the child: load a runner by the first message, then carry out calls until the input ends."""
     runner: Runner | None = None
     while True:
         try:
@@ -151,7 +151,7 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # Libraries that print must not write between the replies.
+    # Libraries that print to stdout must not corrupt the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(sys.stdin.buffer, replies)

@@ -1,4 +1,4 @@
-"""One model on several runners, each holding some of its layers."""
+"""A runner that splits one model by layers over several runners."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SplitRunner:
     """A ``Runner`` that passes hidden states from part to part.
 
     Args:
-        parts: runners of consecutive layers (see ``graph_opt.layers``); all but the last give hidden
-            states as logits. They are closed with this runner.
+        parts: runners of consecutive layers (see ``graph_opt.analysis.layers``); all except the last return
+            hidden states as logits. They are closed with this runner.
     """
 
     def __init__(self, parts: Sequence[Runner]) -> None:
@@ -40,7 +40,7 @@ class SplitRunner:
         )
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
-        """Run one step; see ``Runner.forward``. After a fault, the parts write the same KV anew."""
+        """Run one step; see ``Runner.forward``. If a part fails, a repeated step writes the same KV again."""
         given = list(rows)
         for part in self._parts[:-1]:
             whole = [dataclasses.replace(row, num_logits=len(row.tokens)) for row in given]
@@ -52,7 +52,7 @@ class SplitRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory that KV takes up in all parts."""
+        """Memory of the KV caches of all parts, in bytes."""
         return sum(part.kv_bytes for part in self._parts)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -61,7 +61,7 @@ class SplitRunner:
             part.copy_prefix(source, target, length)
 
     def release(self, slot: int) -> None:
-        """Give the slot's memory back, in every part."""
+        """Free the slot's memory in every part."""
         for part in self._parts:
             part.release(slot)
 
@@ -77,22 +77,22 @@ class SplitRunner:
             cast(EvictingRunner, part).evict_kv(slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """KV of all parts, one after the other."""
+        """Return the KV of all parts, concatenated."""
         return [array for part in self._movable() for array in part.read_kv(slot, start, length)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Give each part its own arrays back."""
+        """Write its own arrays to each part."""
         taken = 0
         for part in self._movable():
             count = len(part.read_kv(slot, 0, 0))
             part.write_kv(slot, start, length, parts[taken : taken + count])
             taken += count
         if taken != len(parts):
-            raise ProviderRuntimeError(f"KV of another layout: {len(parts)} arrays instead of {taken}")
+            raise ProviderRuntimeError(f"the KV has another layout: {len(parts)} arrays instead of {taken}")
 
     def _movable(self) -> list[MovableRunner]:
         if not self.info.kv_layout:
-            raise ProviderRuntimeError("KV of some parts cannot leave its device")
+            raise ProviderRuntimeError("some parts cannot move KV off their device")
         return cast(list[MovableRunner], self._parts)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The CPU through ONNX Runtime: GroupQueryAttention and MatMulNBits on slots of reserved memory."""
+"""The provider ``cpu``: ONNX Runtime's GroupQueryAttention and MatMulNBits kernels, KV in slots."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from ..ort.slot_runner import SlotRunner
 _log = logging.getLogger(__name__)
 
 _WIDE = "wide.onnx"
-_NARROW = 12  # for fewer rows int8 weights take longer to read than 4-bit ones to unpack
-_WIDE_PIECE = 512  # tokens; 7 % faster than 128, and rests are rarer: one of 16 tokens costs as much as 40
-# How steps are cut where int8 products read prompts.
-WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_PIECE)
-_NARROW_BITS = 4  # what 8-bit weights lose by products in int8 is more than they lost by being rounded
-_SHARE = 0.25
+_NARROW = 12  # rows; for fewer, reading int8 weights takes longer than unpacking 4-bit ones
+_WIDE_CHUNK = 512  # tokens; 7 % faster than 128, with fewer short last chunks (16 tokens cost as much as 40)
+WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_CHUNK)
+_NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the rounding of the weights did
+_SHARE = 0.25  # of the available memory that the second copy of the weights may take
 _VNNI = frozenset({"avx_vnni", "avx512_vnni"})
 
 
@@ -41,12 +40,13 @@ class CpuOptions(Checked):
     """Options of the provider.
 
     Args:
-        spinning: threads wait for work busily, which shortens every step and heats idle cores for a moment.
-        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the model has scales for it.
-        wide_products: ``on``: prompts, and steps of more than 12 sequences, compute products with int4 and
-            int8 weights in int8, in half to two thirds of the time. A second graph holds these weights, one
-            byte each. It needs VNNI or an ARM core. ``auto`` is on for int4 weights, where the CPU has VNNI
-            and a quarter of the free memory holds them twice; ``off`` saves that memory.
+        spinning: threads spin while they wait for work, which shortens steps and keeps idle cores busy
+            briefly.
+        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 if the model has scales for it.
+        wide_products: ``on`` computes matrix products of prompts, and of steps with more than 12 sequences,
+            in int8, in half to two thirds of the time. A second graph holds the int4 and int8 weights with
+            one byte each. It needs VNNI or an ARM core. ``auto`` is on for int4 weights if the CPU has VNNI
+            and twice these bytes fit into a quarter of the free memory; ``off`` saves the memory.
     """
 
     spinning: bool = True
@@ -55,7 +55,7 @@ class CpuOptions(Checked):
 
 
 class CpuProvider(OrtProvider):
-    """Any processor that ONNX Runtime has kernels for (x86-64, arm64)."""
+    """Any processor with ONNX Runtime kernels (x86-64, arm64)."""
 
     name = "cpu"
     execution_provider = ort.CPU
@@ -63,30 +63,33 @@ class CpuProvider(OrtProvider):
     options: ClassVar[type[Any]] = CpuOptions
 
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
-        """Decide whether ``wide_products`` pay, unless the caller said so."""
+        """Decide ``wide_products=auto`` by the weights, the CPU and the free memory."""
         if self.checked_options(config.options)["wide_products"] != "auto":
             return config
         size, facts = wide_bytes(graph().graph), machine.describe_machine()
         fits = 2 * size <= facts.memory_available * _SHARE
         wide = size > 0 and fits and bool(_VNNI & set(facts.features))
         if wide:
-            _log.info("prompts are computed in int8, for %d MB of memory (wide_products=off)", size // 10**6)
+            _log.info(
+                "wide_products is on: prompts are computed in int8, which takes %d MB more memory",
+                size // 10**6,
+            )
         return dataclasses.replace(
             config, options={**config.options, "wide_products": "on" if wide else "off"}
         )
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
-        """The graph for runs of several tokens, if it is asked for."""
+        """Return the graph for runs of many tokens, if ``wide_products`` is on."""
         if config.options.get("wide_products") != "on":
             return {}
         options = dataclasses.replace(self._slot_options(config), wide_products=True)
         return {_WIDE: slot_passes(options)}
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
-        """Load a graph lowered by ``passes``, and the one for runs of several tokens if it is asked for.
+        """Load a graph lowered by ``passes``, and the one for runs of many tokens if ``wide_products`` is on.
 
         Raises:
-            ProviderUnavailableError: ``wide_products`` without the instructions that it needs.
+            ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
         if config.options.get("wide_products") != "on":
             return super().runner(model, config)
@@ -99,23 +102,24 @@ class CpuProvider(OrtProvider):
         return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=narrow)
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Portable int4 graphs compute in int8, as lowered ones do."""
+        """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""
         return {
             "session.intra_op.allow_spinning": str(int(options["spinning"])),
-            # Two graphs run in turn: threads of one that still spin would hold the cores of the other.
+            # With two graphs, spinning threads of one would occupy the cores of the other.
             "session.force_spinning_stop": str(int(options["wide_products"] == "on")),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
 
     def num_threads(self) -> int:
-        """One a physical core that this process may use."""
+        """Return the number of physical cores that this process may use."""
         return machine.usable_cores()
 
 
 def wide_bytes(graph: ir.Graph) -> int:
-    """Bytes of the second copy of a portable graph's int4 weights; 0 where that would not pay.
+    """Return the bytes of the second copy of a portable graph's weights; 0 if it would not pay.
 
-    A mixture's experts see few tokens each, and one operator computes them all only as they are stored.
+    It does not pay if most weights are not int4, or for a mixture of experts, whose experts see few tokens
+    each and run in one operator on the stored weights.
     """
     found = [blocked_weight(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
     weights = [one for one in found if isinstance(one, BlockedWeight)]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through ONNX Runtime's own kernels: KV and step inputs on the device, captured decode runs."""
+"""The provider ``cuda``: ONNX Runtime's CUDA kernels, KV on the device, captured decode runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ...errors import CarryallError, ProviderRuntimeError
+from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.kernels import CUDA
 from ...graph_opt.lower.pipelines.ort_paged import block_size
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
+from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.paged import OrtPagedSession, read_paged_graph
-from ..ort.provider import OrtProvider, is_paged
+from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
 
-# Flash attention holds no matrix of scores, and a GPU wants long pieces.
+# Flash attention stores no score matrix, and GPUs are efficient with long chunks.
 _PREFILL_CHUNK = 2048
 
 
@@ -32,18 +33,18 @@ class CudaOptions(Checked):
     """Options of the provider.
 
     Args:
-        device: which of several; CUDA_VISIBLE_DEVICES counts.
-        compute: ``fp16`` or ``bf16`` (compute capability 8), what float graphs are converted to. Models whose
-            activations go beyond 65504, such as Gemma's, need bf16.
-        kv_cache: ``int8`` or ``float32``, which is that of ``compute`` here; ``auto`` is int8 where the model
-            has scales for it.
-        cuda_graphs: capture decode runs, one a batch size in powers of two, and replay them.
-        top_logits: how many of the best logits the device finds, so that only these are downloaded for
-            requests that need no more; 0 downloads all.
-        kv_memory: ``slots``, a buffer as long as the context for each sequence; or ``paged``, blocks that
-            sequences take as they grow and share where their beginnings are equal. Paged runs are not
-            captured, their logits all cross the bus, and their cache is float.
-        memory_fraction: how much of the memory that is free once the model is loaded KV may take.
+        device: index of the device, within CUDA_VISIBLE_DEVICES.
+        compute: the dtype to which float graphs are converted: ``fp16``, ``bf16`` (compute capability 8) or
+            ``fp32``. Models with activations above 65504, such as Gemma, need bf16.
+        kv_cache: ``int8``, or ``float32`` for the dtype of ``compute``; ``auto`` is int8 if the model has
+            scales for it.
+        cuda_graphs: capture decode runs, one for each power of two of the batch size, and replay them.
+        top_logits: number of largest logits selected on the device; only these are downloaded for requests
+            that need no more. 0 downloads all.
+        kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
+            allocate as they grow, and share if their first tokens are equal. Paged runs are not captured,
+            download all logits, and have a float cache.
+        memory_fraction: maximum share of the memory, free after loading the model, for the KV cache.
     """
 
     device: int = option(0, least=0)
@@ -55,7 +56,7 @@ class CudaOptions(Checked):
     memory_fraction: float = option(0.9, least=0, most=1)
 
 
-class CudaProvider(OrtProvider):
+class CudaProvider(NvidiaProvider):
     """A CUDA device, compute capability 7.5 or newer."""
 
     name = "cuda"
@@ -66,34 +67,16 @@ class CudaProvider(OrtProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
 
-    def available(self) -> str | None:
-        """None if this provider can run here, else what is missing and what to do about it."""
-        reason = super().available()
-        if reason is not None:
-            return reason
-        lacking = libraries.complaint(libraries.missing(nvidia.cuda_libraries()))
-        if lacking is not None:
-            return lacking
-        try:
-            count = nvidia.device_count()
-        except CarryallError as error:
-            return str(error)
-        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
-
-    def device_names(self) -> list[str]:
-        """Numbers of the CUDA devices."""
-        return [str(index) for index in range(nvidia.device_count())]
-
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Options of the execution provider itself."""
+        """Return the options of the execution provider."""
         cudnn = libraries.load(nvidia.cudnn().file) is not None
         return {
             "device_id": str(options["device"]),
             "arena_extend_strategy": "kSameAsRequested",
-            # Sums of squares in fp32, whatever the type of the activations.
+            # Accumulate sums of squares in fp32 for every activation dtype.
             "enable_skip_layer_norm_strict_mode": "1",
             "enable_cuda_graph": str(int(generating and options["cuda_graphs"])),
-            # Generating needs no convolution; without cuDNN the provider then starts all the same.
+            # Decoders need no convolution, so the provider starts without cuDNN.
             **({"enable_cudnn": "0"} if generating and not cudnn else {}),
         }
 
@@ -115,10 +98,8 @@ class CudaProvider(OrtProvider):
         )
 
     def _paged_runner(self, model: Path, config: RunnerConfig, device: Device) -> Runner:
-        options = {
-            **self.checked_options(config.options),
-            "cuda_graphs": False,
-        }  # shapes change with every step
+        # Shapes change with every step, so runs cannot be captured.
+        options = {**self.checked_options(config.options), "cuda_graphs": False}
         own = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, own=own)
         graph = read_paged_graph(session, str(model), self.block_size)
@@ -141,17 +122,17 @@ class CudaProvider(OrtProvider):
         return PagedRunner(paged, pool, info, hidden_size=graph.hidden_size)
 
     def free_memory(self, index: int) -> int:
-        """Bytes that a device has to spare now."""
+        """Return the free memory of a device in bytes."""
         return nvidia.memory(index)[0]
 
     def _copier(self, config: RunnerConfig) -> Any:
-        """Open small graphs on the same device, never captured."""
+        """Return a function that opens small graphs on the same device, without capture."""
         own = self.provider_options(self.checked_options(config.options), generating=False)
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
 
 
 def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
-    """Runs in powers of two: a row more costs next to nothing beside the weights that every run reads."""
+    """Return a policy with decode runs in powers of two: reading the weights costs more than rows."""
     return SlotPolicy(
         prefill_chunk=_PREFILL_CHUNK,
         max_scores=2**40,
@@ -161,16 +142,16 @@ def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
 
 
 def slots_that_fit(free: int, slot_bytes: int, wanted: int) -> int:
-    """How many slots the free bytes hold, at most ``wanted``.
+    """Return how many slots (or blocks) fit into the free bytes, at most ``wanted``.
 
     Raises:
-        ProviderRuntimeError: not even one.
+        ProviderRuntimeError: not even one fits.
     """
     slots = min(wanted, free // slot_bytes)
     if slots < 1:
         raise ProviderRuntimeError(
-            f"{free / 2**30:.2f} GiB of device memory hold no sequence: its KV takes "
-            f"{slot_bytes / 2**30:.2f} GiB. Lower the context length, quantize the model or its KV cache, "
+            f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
+            f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
             "or raise memory_fraction."
         )
     return slots

@@ -1,4 +1,4 @@
-"""Any Direct3D 12 device on Windows through ONNX Runtime's DirectML kernels."""
+"""The provider ``directml``: any Direct3D 12 device on Windows through ONNX Runtime's DirectML kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
 
-# Names of the lowered graph's free sizes; see "The lowered graph" in docs/architecture.md.
+# Values of the free dimensions of the lowered graph; see "The slot graph" in docs/contract.md.
 _DECODE_SIZES = {"batch": 1, "sequence": 1, "wanted": 1}
 POLICY = SlotPolicy(max_hole=0, max_rows=1, prompts_on_cache=False)
 
@@ -28,10 +28,10 @@ class DirectMLOptions(Checked):
     """Options of the provider.
 
     Args:
-        device: which adapter, in the order of DXGI.
-        compute: ``fp16`` halves memory; ``fp32`` where a device lacks it.
-        static_shapes: a second session for decoding with every size fixed, which DirectML compiles into one
-            graph; the weights then lie in memory twice.
+        device: index of the adapter, in the order of DXGI.
+        compute: ``fp16`` (or ``bf16``, computed in fp16) halves memory; ``fp32`` if the device lacks fp16.
+        static_shapes: open a second session for decoding with fixed sizes, which DirectML compiles into one
+            graph; the weights are then in memory twice.
     """
 
     device: int = option(0, least=0)
@@ -40,9 +40,9 @@ class DirectMLOptions(Checked):
 
 
 class DirectMLProvider(OrtProvider):
-    """A GPU or NPU that Windows runs DirectML on.
+    """A GPU or NPU with DirectML.
 
-    Its attention kernel takes rows one by one here, and a prompt only whole and onto an empty cache.
+    Its attention kernel runs rows one by one, and a prompt only as a whole and with an empty cache.
     """
 
     name = "directml"
@@ -53,13 +53,13 @@ class DirectMLProvider(OrtProvider):
     options: ClassVar[type[Any]] = DirectMLOptions
 
     def available(self) -> str | None:
-        """None if this provider can run here, else what is missing and what to do about it."""
+        """Return None if the provider can run on this machine, else the reason and the remedy."""
         if sys.platform != "win32":
-            return "DirectML is a part of Windows; on this system use cuda, openvino or cpu"
+            return "DirectML exists on Windows only; on this system use cuda, openvino or cpu"
         return super().available()
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Options of the execution provider itself."""
+        """Return the options of the execution provider."""
         return {"device_id": str(options["device"])}
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:

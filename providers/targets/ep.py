@@ -1,6 +1,6 @@
-"""Any other execution provider of ONNX Runtime: one that the installed wheel has, or a plugin library.
+"""The provider ``ep``: other execution providers of ONNX Runtime, built into the wheel or plugins.
 
-``ep:NAME`` takes a built-in one (``ep:XNNPACK``, ``ep:QNNExecutionProvider``), ``ep:PATH`` a plugin library
+``ep:NAME`` is a built-in one (``ep:XNNPACK``, ``ep:QNNExecutionProvider``), ``ep:PATH`` a plugin library
 (https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/).
 """
 
@@ -17,13 +17,18 @@ import onnx_ir as ir
 from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
-from ...options import Checked
+from ...options import Checked, option
 from ..base import Runner, RunnerConfig
+from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
-from ..ort.device_memory import Device
+from ..ort.device_memory import Device, DeviceMemory
 from ..ort.explicit import OrtExplicitSession
+from ..ort.input_memory import cache_device
 from ..ort.provider import OrtProvider
+from ..ort.slot_policy import SlotPolicy
+from ..ort.slot_runner import SlotRunner
 from ..runners.explicit_runner import ExplicitRunner
+from ..runners.self_agreement import check_agreement
 
 _SUFFIX = "ExecutionProvider"
 _LIBRARIES = (".so", ".dll", ".dylib")
@@ -37,15 +42,35 @@ class PassThroughOptions(Checked):
         lowering: ``standard``, operators of opset 21 alone, or ``slots``, ONNX Runtime's own kernels.
         device: of a plugin's devices those of this kind: CPU, GPU or NPU; empty takes the first.
         settings: of the provider's own, as ``NAME=VALUE;NAME=VALUE``.
+        prefill_chunk: most tokens of a prompt in one run, with ``slots`` on a device.
     """
 
     lowering: Literal["standard", "slots"] = "standard"
     device: str = ""
     settings: str = ""
+    prefill_chunk: int = option(128, least=1)
+
+
+# What ONNX Runtime's providers for GPUs have in common: kernels that compute in float, none of int8 products.
+KERNELS = Kernels(
+    accuracy_level=0,
+    dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
+    int8_kv=False,
+    softcap=False,
+    padded_prompts=False,
+    dequantize_blocks=False,
+)
+_REMEDY = (
+    "Use --provider-option lowering=standard, or prefill_chunk=16 if kernels for long prompts are at fault"
+)
 
 
 class PassThroughProvider(OrtProvider):
-    """An execution provider that carryall knows nothing about; caches and logits pass through host memory.
+    """An execution provider that carryall knows nothing about.
+
+    With the lowering ``standard``, caches and logits pass through host memory. With ``slots``, caches stay
+    where the session reads them.
 
     Args:
         target: its name, with or without ``ExecutionProvider``, or the path of a plugin library.
@@ -53,7 +78,7 @@ class PassThroughProvider(OrtProvider):
 
     name = "ep"
     takes_argument = True
-    kernels = Kernels()
+    kernels = KERNELS
     options: ClassVar[type[Any]] = PassThroughOptions
 
     def __init__(self, target: str = "") -> None:
@@ -62,9 +87,9 @@ class PassThroughProvider(OrtProvider):
         self.execution_provider = f"{target}{_SUFFIX}" if named else target
 
     def available(self) -> str | None:
-        """None if this provider can run here, else why not and what to do about it."""
+        """Return None if the provider can run on this machine, else the reason and the remedy."""
         if not self.execution_provider:
-            return "say which: ep:NAME for one of onnxruntime's, or ep:PATH for a plugin library"
+            return "name one: ep:NAME for one of onnxruntime's, or ep:PATH for a plugin library"
         if self.library is None:
             return super().available()
         try:
@@ -74,7 +99,7 @@ class PassThroughProvider(OrtProvider):
         return None
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes of the chosen lowering, in order."""
+        """Return the passes of the chosen lowering, in order."""
         if self.checked_options(config.options)["lowering"] == "slots":
             return super().passes(config)
         if config.context_length is None:
@@ -83,39 +108,59 @@ class PassThroughProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
-        if self.checked_options(config.options)["lowering"] == "slots":
-            return super().runner(model, config)
         session = self._open(model, config, generating=True)
+        if self.checked_options(config.options)["lowering"] == "slots":
+            return self._slot_runner(session, model, config)
         device = Device(name="cpu", index=0)
         return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
+    def _slot_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
+        """Keep caches where the session reads them; refuse kernels that contradict themselves."""
+        graph = read_slot_graph(session, str(model))
+        device = cache_device(session, graph.caches, str(model))
+        if device is None:
+            return SlotRunner(session, config, str(model))
+        options = self.checked_options(config.options)
+        own, devices = self.provider_options(options, generating=False), self.devices(options)
+        name = devices[0].ep_name if devices else self.execution_provider
+        memory = functools.partial(
+            DeviceMemory,
+            device=device,
+            session_factory=lambda content: ort.open_session(content, name, None, own, devices=devices),
+        )
+        policy = SlotPolicy(max_hole=0, max_rows=1, max_scores=2**40, prefill_chunk=options["prefill_chunk"])
+        runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
+        if graph.hidden_size is None:
+            check_agreement(runner, f"{name}, {model},", _REMEDY)
+        return runner
+
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """What ``settings`` says."""
+        """Return the options in ``settings``."""
         pairs = [setting.partition("=") for setting in options["settings"].split(";") if setting]
         wrong = [name for name, equals, _ in pairs if not equals]
         if wrong:
-            raise UsageError(f"option 'settings' has '{wrong[0]}', which is no NAME=VALUE")
+            raise UsageError(f"option 'settings' has '{wrong[0]}', which is not NAME=VALUE")
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     def devices(self, options: Mapping[str, Any]) -> list[Any]:
-        """The plugin's device to use; none for a built-in provider."""
+        """Return the plugin's device to use; none for a built-in provider."""
         if self.library is None:
             return []
         found, kind = plugin_devices(self.library), options["device"].upper()
         chosen = [device for device in found if kind in ("", device.device.type.name)][:1]
         if not chosen:
             raise ProviderUnavailableError(
-                f"{self.library} offers no {kind} here, only {_described(found)}; change the option 'device'"
+                f"{self.library} has no {kind} device, only {_described(found)}; change the option 'device'"
             )
         return chosen
 
 
 @functools.cache
 def plugin_devices(library: Path) -> tuple[Any, ...]:
-    """Register a plugin library, once a process; returns its ``onnxruntime.OrtEpDevice``.
+    """Register a plugin library once in the process; return its ``onnxruntime.OrtEpDevice`` objects.
 
     Raises:
-        ProviderUnavailableError: it is missing, no plugin, or offers no device on this machine.
+        ProviderUnavailableError: it is missing, is not a plugin, or has no device on this machine.
     """
     onnxruntime = ort.load_onnxruntime(str(library))
     if not library.is_file():
@@ -126,20 +171,20 @@ def plugin_devices(library: Path) -> tuple[Any, ...]:
     except ort.runtime_errors() as error:
         raise ProviderUnavailableError(
             f"onnxruntime {onnxruntime.__version__} cannot load {library} as a plugin library: "
-            f"{ort.one_line(error)}. Make sure that it is one, made for this version, with its own libraries"
+            f"{ort.one_line(error)}. Check that it is built for this version and that its libraries exist"
         ) from error
     everything = onnxruntime.get_ep_devices()
     found = tuple(device for device in everything if (device.ep_name, device.device.type) not in before)
     if not found:
         raise ProviderUnavailableError(
-            f"the plugin library {library} offers no device on this machine; onnxruntime sees "
-            f"{_described(everything)}. It needs hardware, and a driver, that it was made for"
+            f"the plugin library {library} has no device on this machine; onnxruntime finds "
+            f"{_described(everything)}. Check that its hardware and driver are installed"
         )
     return found
 
 
 def _described(devices: Any) -> str:
-    """Devices in words."""
+    """Return a text that lists devices."""
     return ", ".join(
         f"{device.device.type.name} ({device.device.vendor}, {device.ep_name})" for device in devices
     )

@@ -1,7 +1,7 @@
-"""No model and no device: a toy language model for tests of everything above the providers.
+"""The provider ``null``: a test double with a toy language model, without a device.
 
-Its logits are a pure function of the tokens that were run in a slot, which it keeps as a real KV cache would,
-so a wrong slot, position or order changes the output or is refused.
+Its logits are a pure function of the tokens that were run in a slot. It keeps a history per slot as a KV
+cache does, so a wrong slot, position or order changes the output or is refused.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..base import BestLogits, KVEviction, Provider, Row, Runner, RunnerConfig, 
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
-_GONE = -1  # in the place of a hash
+_GONE = -1  # replaces a trimmed hash
 
 
 @dataclass(frozen=True, kw_only=True)
 class NullOptions(Checked):
-    """Settings of the toy model.
+    """Options of the toy model.
 
     Args:
-        vocab_size: how many tokens it knows.
-        kv_bytes_per_token: what it claims to need.
-        step_seconds: how long a run takes.
-        seed: another seed is another model.
-        top_logits: how many of the best logits ``forward_best`` gives.
-        embedding_size: width of the hidden states it gives; 0 gives none.
-        sliding_window: hashes that a token looks back at, 2 or more; 0 is all.
+        vocab_size: size of the vocabulary.
+        kv_bytes_per_token: reported KV bytes per token.
+        step_seconds: duration of a run.
+        seed: chooses the model.
+        top_logits: number of logits that ``forward_best`` returns.
+        embedding_size: width of the hidden states; 0 for none.
+        sliding_window: hashes that a token depends on, at least 2; 0 is all.
         trim_step: see ``RunnerInfo``.
     """
 
@@ -56,13 +56,13 @@ class NullRunner:
     """The toy model and its cache of token histories.
 
     Args:
-        config: slots and context, 4,096 tokens unless stated.
-        options: the toy model's own settings.
+        config: options of the runner; the context length is 4,096 by default.
+        options: options of the toy model.
 
     Attributes:
         before_forward: called with the rows of each run; it may raise ProviderRuntimeError.
-        forwards: runs so far.
-        downloads: times that all logits were asked for after the best ones.
+        forwards: number of runs.
+        downloads: how often ``BestLogits.whole`` was called.
     """
 
     def __init__(self, config: RunnerConfig, options: NullOptions) -> None:
@@ -87,14 +87,14 @@ class NullRunner:
         self._step_seconds = options.step_seconds
         rng = np.random.default_rng(options.seed)
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
-        # Per slot, a hash of the history after each token: what KV is to a real model.
+        # Per slot, a hash of the history after each token; it takes the role of KV.
         self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
-        self._dropped = [0] * config.max_slots  # tokens whose hashes have left by ``evict_kv``
-        self._trimmed = [0] * config.max_slots  # the position from which on rows may start after ``trim``
+        self._dropped = [0] * config.max_slots  # tokens evicted by ``evict_kv``
+        self._trimmed = [0] * config.max_slots  # the first position at which rows may start after ``trim``
         self._buffer = np.empty((0, options.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
-        """Run one step; the result is overwritten by the next."""
+        """Run one step; the next step overwrites the result."""
         self.forwards += 1
         self._check(rows)
         if self.before_forward is not None:
@@ -124,7 +124,7 @@ class NullRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """What it claims to need."""
+        """The reported KV memory in bytes."""
         return self.held_tokens() * self.info.kv_bytes_per_token
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -132,13 +132,13 @@ class NullRunner:
         rows = length - self._dropped[source]
         if not max(1, self._trimmed[source]) <= rows <= len(self._hashes[source]):
             raise ProviderRuntimeError(
-                f"slot {source} holds {len(self._hashes[source])} tokens, cannot copy {length}"
+                f"slot {source} holds {len(self._hashes[source])} tokens, {length} cannot be copied"
             )
         self._hashes[target] = self._hashes[source][:rows]
         self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Forget hashes that no token from ``length`` on looks at; see ``TrimmingRunner``."""
+        """Drop hashes that no token from ``length`` on depends on; see ``TrimmingRunner``."""
         hashes = self._hashes[slot]
         if length > len(hashes) or length % self.info.trim_step or self._dropped[slot]:
             raise ProviderRuntimeError(
@@ -150,39 +150,41 @@ class NullRunner:
         self._trimmed[slot] = length
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Keep the last hashes, on which alone what follows depends; see ``EvictingRunner``."""
+        """Keep the last hashes, since later tokens depend only on these; see ``EvictingRunner``."""
         hashes = self._hashes[slot][: length - self._dropped[slot]]
         if length - self._dropped[slot] != len(hashes) or eviction.kept > len(hashes):
-            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens; no {eviction}")
+            raise ProviderRuntimeError(
+                f"slot {slot} holds {len(self._hashes[slot])} tokens, so {eviction} is impossible"
+            )
         self._hashes[slot] = hashes[len(hashes) - eviction.kept :]
         self._dropped[slot] = length - eviction.kept
 
     def release(self, slot: int) -> None:
-        """Forget a slot's history."""
+        """Drop a slot's history."""
         self._hashes[slot] = []
         self._dropped[slot] = self._trimmed[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Hashes of positions [start, start + length)."""
+        """Return the hashes of positions [start, start + length)."""
         held = len(self._hashes[slot]) if start >= self._trimmed[slot] else 0
         if start + length > held or self._dropped[slot]:
             raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens")
         return [np.array(self._hashes[slot][start : start + length], np.int64)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Let a slot hold ``start + length`` hashes."""
+        """Write the hashes of positions [start, start + length)."""
         fits = self._trimmed[slot] <= start <= len(self._hashes[slot]) and not self._dropped[slot]
         if not fits or [len(part) for part in parts] != [length]:
             raise ProviderRuntimeError(f"{length} hashes from {start} do not continue slot {slot}")
         self._hashes[slot][start:] = parts[0].tolist()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all histories."""
         self.closed = True
         self._hashes = []
 
     def held_tokens(self) -> int:
-        """Tokens in all slots together."""
+        """Return the number of tokens in all slots."""
         return sum(len(hashes) - hashes.count(_GONE) for hashes in self._hashes)
 
     def _extend(self, row: Row) -> list[int]:
@@ -212,7 +214,7 @@ class NullRunner:
         return np.roll(self._patterns[pattern], shift)
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """Refuse what would silently corrupt a real cache."""
+        """Raise ProviderRuntimeError for rows that would silently corrupt a real cache."""
         if len({row.slot for row in rows}) != len(rows):
             raise ProviderRuntimeError(f"a slot appears twice in {[row.slot for row in rows]}")
         for row in rows:
@@ -236,26 +238,26 @@ class NullRunner:
 
 
 class NullProvider(Provider):
-    """Runs the toy model in place of any model."""
+    """Runs the toy model instead of the given model."""
 
     name = "null"
     runs_models = False
     options: ClassVar[type[Any]] = NullOptions
 
     def available(self) -> str | None:
-        """Always."""
+        """Return None: it is always available."""
         return None
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """None: no graph is run."""
+        """Return no passes: no graph is run."""
         return []
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
-        """Refused: the null provider computes nothing."""
-        raise UsageError("the null provider runs no graphs; it only stands in for a language model")
+        """Raise UsageError: the null provider runs no graphs."""
+        raise UsageError("the null provider runs no graphs; it only replaces language models in tests")
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
-        """The toy model, with the vocabulary of ``model`` if that file exists."""
+        """Return the toy model, with the vocabulary size of ``model`` if that file exists."""
         options = self.checked_options(config.options)
         if model.exists() and "vocab_size" not in config.options:
             options["vocab_size"] = _vocab_size(model)
@@ -266,10 +268,10 @@ def _vocab_size(model: Path) -> int:
     outputs = read_model(model).graph.outputs
     logits = next((value for value in outputs if value.name == LOGITS), None)
     if logits is None:
-        raise GraphError(f"{model} is no decoder: it has no output named logits")
+        raise GraphError(f"{model} is not a decoder: it has no output 'logits'")
     size = logits.shape[-1] if logits.shape is not None else None
     if not isinstance(size, int):
-        raise UsageError(f"{model} does not state its vocabulary; give the option vocab_size")
+        raise UsageError(f"{model} does not state its vocabulary size; set the option vocab_size")
     return size
 
 

@@ -1,4 +1,4 @@
-"""GeForce and RTX GPUs through TensorRT for RTX: as ``tensorrt``, with kernels compiled on the device."""
+"""The provider ``nv_tensorrt_rtx``: GeForce and RTX GPUs through TensorRT for RTX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tensorrt import TensorRTProvider
 
 
 class NvTensorRtRtxProvider(TensorRTProvider):
-    """A CUDA device through TensorRT for RTX, in an onnxruntime that was built with it.
+    """A CUDA device through TensorRT for RTX, with an onnxruntime that was built with it.
 
     Options: those of ``tensorrt``.
     """
@@ -20,22 +20,22 @@ class NvTensorRtRtxProvider(TensorRTProvider):
     name = "nv_tensorrt_rtx"
     execution_provider = "NvTensorRTRTXExecutionProvider"
     prefix = "nv"
-    int4 = True  # networks are strongly typed, which needs no flags
+    int4 = True  # its networks are strongly typed, which needs no builder flag
 
     def libraries(self) -> list[Library]:
-        """What must be loadable; its own library comes with the wheel that has this provider."""
+        """Return the required libraries; TensorRT for RTX itself is part of the onnxruntime wheel."""
         return nvidia.cuda_libraries()
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Options of the execution provider itself. Types are those of the graph."""
+        """Return the options of the execution provider."""
         return {"device_id": str(options["device"])}
 
     def type_options(self, model: Path) -> dict[str, str]:
-        """Nothing: types are those of the graph."""
+        """Return nothing: dtypes are those of the graph."""
         return {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:
-        """Where compiled kernels lie."""
+        """Return the option with the folder of compiled kernels."""
         return {"nv_runtime_cache_path": str(folder)}
 
 

@@ -1,4 +1,4 @@
-"""Intel devices through OpenVINO itself: paged attention, prompts and decode rows in one inference."""
+"""The provider ``openvino``: Intel devices with paged attention, prompts and decode rows in one inference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROPERTIES = {
     "performance_hint": "PERFORMANCE_HINT",
     "dynamic_quantization_group": "DYNAMIC_QUANTIZATION_GROUP_SIZE",
 }
-# What every device and model knows; the others are for generation.
+# Properties of all models; the others are for generation only.
 _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
 _NUMBER_OR_AUTO = "dynamic_quantization_group"
@@ -46,15 +46,15 @@ class OpenVinoOptions(Checked):
 
     Args:
         device: CPU, GPU, GPU.1, NPU.
-        inference_precision: f32 is exact; bf16 or f16 is faster where the device has it; auto leaves it to
-            OpenVINO.
-        kv_cache: int8 or float32, which is the precision of the inference here, whatever it is; auto is int8
-            where the model was calibrated for it.
-        kv_cache_precision: more exactly: f16 halves the memory of f32, u8 (int8) quarters it; auto leaves it
-            to OpenVINO; empty goes by ``kv_cache``.
-        dynamic_quantization_group: products with int4 and int8 weights take activations rounded to int8 in
-            groups of as many; 0, and a number larger than the blocks of weights, keeps them float; auto is
-            the size of those blocks.
+        inference_precision: f32 is exact; bf16 or f16 is faster if the device supports it; auto is OpenVINO's
+            default.
+        kv_cache: int8, or float32 for the precision of the inference; auto is int8 if the model was
+            calibrated for it.
+        kv_cache_precision: overrides ``kv_cache``: f32, f16 (half the memory), u8 (int8, a quarter), or auto
+            for OpenVINO's default; empty follows ``kv_cache``.
+        dynamic_quantization_group: matrix products with int4 and int8 weights round activations to int8 in
+            groups of this size; 0, or a number larger than the weights' blocks, keeps them float; auto is the
+            size of those blocks.
         kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
         performance_hint: LATENCY or THROUGHPUT.
     """
@@ -69,14 +69,14 @@ class OpenVinoOptions(Checked):
 
 
 class OpenVinoProvider(Provider):
-    """A device of OpenVINO, and that device only."""
+    """One device of OpenVINO."""
 
     name = "openvino"
     vendors = frozenset({"Intel"})
     options: ClassVar[type[Any]] = OpenVinoOptions
 
     def available(self) -> str | None:
-        """None if the package openvino can be imported, else what to install."""
+        """Return None if the package openvino can be imported, else what to install."""
         try:
             import openvino  # noqa: F401
         except ModuleNotFoundError:
@@ -86,22 +86,23 @@ class OpenVinoProvider(Provider):
         return None
 
     def device_names(self) -> list[str]:
-        """What OpenVINO finds here."""
+        """Return the devices that OpenVINO finds."""
         from ..openvino.model import present_devices
 
         return present_devices()
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes that lower a portable decoder graph to a paged cache, in order."""
+        """Return the passes that lower a portable decoder graph to a paged cache, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         passes = paged_passes(config.context_length)
-        # OpenVINO computes in full what an output reads up to the products before it: here all residual sums.
+        # With an output of hidden states, OpenVINO computes everything it depends on, back to the last matrix
+        # products, in f32: here all residual sums.
         full = self.checked_options(config.options)["inference_precision"] == "f32"
         return [LastHiddenStatePass(), *passes] if full else passes
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
-        """Open any ONNX model on the chosen device; has onnxruntime's ``run(output_names, feeds)``."""
+        """Open any ONNX model on the device; the result has onnxruntime's ``run(output_names, feeds)``."""
         from ..openvino.model import OpenVinoSession
 
         return OpenVinoSession(self._compile(model, options or RunnerConfig())[1])
@@ -110,8 +111,8 @@ class OpenVinoProvider(Provider):
         """Load a graph lowered by ``passes`` for generation.
 
         Raises:
-            GraphError: it is not lowered to a paged cache, or the device cannot run it.
-            ProviderRuntimeError: no memory for the KV pool.
+            GraphError: the graph is not lowered to a paged cache, or the device cannot run it.
+            ProviderRuntimeError: there is not enough memory for the KV pool.
         """
         facts = _facts(model, config)
         if facts.caches:
@@ -149,7 +150,7 @@ class OpenVinoProvider(Provider):
             embedding_size=facts.embedding_size,
             evicts_kv=on_host and session.rows_are_whole,
             sliding_window=max(windows),
-            # Layers share their blocks, so one that sees all positions keeps all of all.
+            # Layers share block tables, so blocks can be freed only if every layer has a window.
             trim_step=TRIM_STEP if all(windows) else 0,
             window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
         )
@@ -157,7 +158,7 @@ class OpenVinoProvider(Provider):
         return PagedRunner(session, pool, info, facts.num_tokens, facts.hidden_size)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
-        """Attention is written out, so the cache has the inference's inputs and outputs for its home."""
+        """Open a graph with decomposed attention, whose caches are inputs and outputs."""
         from ..openvino.sessions import OpenVinoExplicitSession
 
         _, compiled = self._compile(model, config, facts)
@@ -167,7 +168,7 @@ class OpenVinoProvider(Provider):
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
     def _compile(self, model: Path, config: RunnerConfig, facts: _Facts | None = None) -> tuple[Any, Any]:
-        """Core and compiled model; a decoder's ``facts`` say which properties only it has."""
+        """Return the core and the compiled model; ``facts`` are those of a decoder, else None."""
         settings = self.checked_options(config.options)
         reason = self.available()
         if reason is not None:
@@ -196,13 +197,13 @@ class OpenVinoProvider(Provider):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a lowered graph says; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
+    """The facts of a lowered graph; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
 
     Args:
-        block_size: weights that share a scale, in every product; 0 where no product has blocks.
+        block_size: number of weights that share a scale in all matrix products; 0 if they have no blocks.
         embedding_size: as in ``RunnerInfo``.
-        caches: shapes of explicit KV; none where the cache is paged.
-        layers: of a paged cache.
+        caches: shapes of explicit KV; empty if the cache is paged.
+        layers: the layers of a paged cache.
     """
 
     inputs: frozenset[str]
@@ -222,7 +223,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
-        raise GraphError(f"{path} is no readable ONNX file: {error}") from error
+        raise GraphError(f"{path} is not a readable ONNX file: {error}") from error
     inputs = {str(value.name): value for value in model.graph.inputs}
     missing = sorted(set(TABLES) - inputs.keys())
     if missing and INT8_CACHE not in model.metadata_props:
@@ -265,12 +266,12 @@ def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
 
 
 def _cache_properties(settings: Mapping[str, Any], inference: str, int8_cache: bool) -> dict[str, str]:
-    """OpenVINO's properties of the KV cache.
+    """Return OpenVINO's properties of the KV cache.
 
     Args:
-        settings: the provider's options, all of them.
-        inference: precision of the inference.
-        int8_cache: whether the model was calibrated for 8 bits.
+        settings: all options of the provider.
+        inference: the precision of the inference.
+        int8_cache: whether the model was calibrated for an int8 KV cache.
     """
     mode, precision = settings["kv_cache"], settings["kv_cache_precision"]
     if not precision:
@@ -278,19 +279,19 @@ def _cache_properties(settings: Mapping[str, Any], inference: str, int8_cache: b
         precision = "u8" if int8 else inference
     if precision == _DEVICES_CHOICE:
         return {}
-    # OpenVINO's own mode has scales a channel and block, so that every new token rounds the block again.
+    # OpenVINO's default has scales per channel and block, so every new token rounds its block again.
     by_token = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if precision == "u8" else {}
     return {"KV_CACHE_PRECISION": precision, **by_token}
 
 
 def _num_blocks(limit: int, block_bytes: int, wanted: int) -> int:
-    """Blocks of the pool: what is asked for, or what all slots need and half of the free memory holds."""
+    """Return the number of blocks: what all slots need, limited by ``limit`` or half of the free memory."""
     if not limit:
         limit = machine.memory()[1] // 2
     blocks = min(wanted, limit // block_bytes)
     if blocks < 1:
         raise ProviderRuntimeError(
-            f"a KV pool of {limit} bytes holds no block of {block_bytes}; raise kv_cache_bytes"
+            f"a KV pool of {limit} bytes cannot hold one block of {block_bytes} bytes; raise kv_cache_bytes"
         )
     return blocks
 

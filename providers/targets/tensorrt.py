@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through TensorRT: standard operators and Q/DQ, engines built once and kept."""
+"""The provider ``tensorrt``: NVIDIA GPUs through TensorRT, whose engines are built once and cached."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import CarryallError, UsageError
+from ...errors import UsageError
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
 from ...storage.root import cache_root
 from ..base import Runner, RunnerConfig
-from ..host import libraries, nvidia
+from ..host import nvidia
 from ..host.libraries import Library
+from ..host.nvidia_provider import NvidiaProvider
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
-from ..ort.provider import OrtProvider, compute_type
+from ..ort.provider import compute_type
 from ..ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
 from ..runners.explicit_runner import ExplicitRunner
 
@@ -34,10 +35,10 @@ class TensorRTOptions(Checked):
     """Options of the provider.
 
     Args:
-        device: which of several; CUDA_VISIBLE_DEVICES counts.
+        device: index of the device, within CUDA_VISIBLE_DEVICES.
         compute: ``fp16``, ``bf16``, or ``fp32``.
-        chunk: most new tokens of a run; engines are built for up to as many.
-        cache_folder: where engines are kept; empty is the cache of carryall, see ``CARRYALL_CACHE``.
+        chunk: maximum new tokens of a run; engines are built for this maximum.
+        cache_folder: the folder for engines; empty is the cache of carryall, see ``CARRYALL_CACHE``.
     """
 
     device: int = option(0, least=0)
@@ -46,38 +47,23 @@ class TensorRTOptions(Checked):
     cache_folder: str = ""
 
 
-class TensorRTProvider(OrtProvider):
+class TensorRTProvider(NvidiaProvider):
     """A CUDA device through TensorRT 10."""
 
     name = "tensorrt"
     execution_provider = "TensorrtExecutionProvider"
     kernels = Kernels()
-    device_name = "cuda"
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
-    # ONNX Runtime sets no builder flag for int4, without which TensorRT refuses it.
+    # TensorRT needs a builder flag for int4, which ONNX Runtime does not set.
     int4: ClassVar[bool] = False
     options: ClassVar[type[Any]] = TensorRTOptions
 
-    def available(self) -> str | None:
-        """None if this provider can run here, else what is missing and what to do about it."""
-        reason = super().available()
-        if reason is not None:
-            return reason
-        lacking = libraries.complaint(libraries.missing(self.libraries()))
-        if lacking is not None:
-            return lacking
-        try:
-            count = nvidia.device_count()
-        except CarryallError as error:
-            return str(error)
-        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
-
     def libraries(self) -> list[Library]:
-        """What must be loadable."""
+        """Return the required libraries."""
         return [*nvidia.cuda_libraries(), nvidia.cudnn(), *nvidia.tensorrt_libraries()]
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Passes that leave nothing but old standard operators, in order."""
+        """Return the passes that lower a portable decoder graph to standard operators, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         options = self.checked_options(config.options)
@@ -85,7 +71,7 @@ class TensorRTProvider(OrtProvider):
         return standard_passes(config.context_length, compute, int4=self.int4)
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Options of the execution provider itself; engines and timings are always kept."""
+        """Return the options of the execution provider; engines and timings are always cached."""
         folder = _cache_root(options["cache_folder"])
         return {
             "device_id": str(options["device"]),
@@ -99,7 +85,7 @@ class TensorRTProvider(OrtProvider):
         }
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
-        """Load a graph lowered by ``passes``; the first time, engines are built, which takes minutes."""
+        """Load a graph lowered by ``passes``; engines are built at the first load, which takes minutes."""
         options = self.checked_options(config.options)
         own = self.provider_options(options, generating=True)
         own |= self.shape_options(model, config, options) | self.type_options(model)
@@ -108,7 +94,7 @@ class TensorRTProvider(OrtProvider):
             {"model": model_facts(model), "options": own, "wheels": ort.installed_wheels()},
         )
         if not cache.ready():
-            _log.warning("building TensorRT engines for %s; this takes minutes, and once only", model)
+            _log.warning("building TensorRT engines for %s; this takes minutes, but only once", model)
         own |= self.cache_options(cache.folder)
         session = self._open(model, config, generating=True, own=own)
         runner = ExplicitRunner(
@@ -121,7 +107,7 @@ class TensorRTProvider(OrtProvider):
         return runner
 
     def shape_options(self, model: Path, config: RunnerConfig, options: Mapping[str, Any]) -> dict[str, str]:
-        """The shapes that engines are built for."""
+        """Return the options with the shapes that engines are built for."""
         if config.context_length is None:
             raise UsageError(
                 f"provider '{self.name}' builds engines for RunnerConfig.context_length; give it"
@@ -131,12 +117,12 @@ class TensorRTProvider(OrtProvider):
         return {f"{self.prefix}_profile_{kind}_shapes": text for kind, text in kinds}
 
     def type_options(self, model: Path) -> dict[str, str]:
-        """int8 where activations are quantized; without Q/DQ, TensorRT would want calibration for it."""
+        """Return the int8 option if the graph has Q/DQ; without it TensorRT would require calibration."""
         quantized = any(node.op_type == "QuantizeLinear" for node in read_model(model).graph)
         return {"trt_int8_enable": "1"} if quantized else {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:
-        """Where this model's engines lie."""
+        """Return the option with the folder of this model's engines."""
         return {"trt_engine_cache_path": str(folder)}
 
 

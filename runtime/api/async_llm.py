@@ -1,4 +1,4 @@
-"""Many concurrent callers on one engine, which runs in a thread of its own."""
+"""``AsyncLLM``: generation for many concurrent callers, with an engine in a background thread."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# Threads for what would hold up an event loop. Long texts are tokenized one at a time, for their memory; the
-# other threads are for short ones.
+# Threads for work that would block an event loop. Only one tokenizes a long text at a time, which bounds the
+# memory; the others serve short texts.
 _TEXT_THREADS = 4
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
-    """The growing state of one request. A slow reader sees fewer, later states, never old ones.
+    """The states of one request, as an async iterator. A slow reader skips states and gets the latest.
 
-    Lives in the event loop that made it.
+    It belongs to the event loop that created it.
     """
 
     def __init__(self, group: RequestGroup, cancel: Callable[[RequestStream], None]) -> None:
@@ -61,17 +61,17 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._ended = False
 
     def deliver(self, output: RequestOutput) -> None:
-        """Take a newer state. Called in the event loop."""
+        """Store a newer state. Called in the event loop."""
         self._latest = output
         self._news.set()
 
     def fail(self, error: CarryallError) -> None:
-        """End with an error. Called in the event loop."""
+        """End the stream with an error. Called in the event loop."""
         self._error = error
         self._news.set()
 
     def cancel(self) -> None:
-        """End the request, unless it has ended."""
+        """Cancel the request, unless it has ended."""
         if not self._ended:
             self._ended = True
             self._cancel(self)
@@ -84,26 +84,26 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self._error is not None:
             self._ended = True
             raise self._error
-        assert self._latest is not None  # noqa: S101 -- news is one or the other
+        assert self._latest is not None  # noqa: S101 -- ``deliver`` or ``fail`` was called
         state = self.group.settled(self._latest)
         if state.finished and not self._latest.finished:
-            self.cancel()  # what cannot be read need not be generated
+            self.cancel()  # making the text failed, so generation can stop
         self._ended = state.finished
         return state
 
 
 class AsyncLLM(TextModel):
-    """A model that many coroutines, of any number of event loops, generate with at once.
+    """A loaded model for concurrent generation from any number of coroutines and event loops.
 
     Args:
         model: as for ``LLM``.
-        engine_config: how requests are scheduled; None takes the defaults.
-        progress: told about every tensor written, as (done, total, name).
-        **fields: of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
+        engine_config: options of the engine; None takes the defaults.
+        progress: called for every tensor written, as (done, total, name).
+        **fields: fields of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
 
     Raises:
-        UsageError: the model or an option cannot be; see its subclasses.
-        ProviderUnavailableError: the provider cannot run here.
+        UsageError: the model or an option is invalid; see the subclasses.
+        ProviderUnavailableError: the provider is not available on this machine.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
@@ -116,7 +116,7 @@ class AsyncLLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
-        from ..models.loading import open_engine  # slow to import: it brings the optimizer
+        from ..models.loading import open_engine  # slow to import: it imports the optimizer
 
         loaded, self._engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
@@ -140,21 +140,23 @@ class AsyncLLM(TextModel):
         tenant: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt; yield its whole state as it grows. Closing the generator cancels the request.
+        """Generate from a prompt; yield the whole output each time it has grown.
+
+        Closing the generator cancels the request.
 
         Args:
-            prompt: text, token ids, or what ``render_chat`` made.
-            params: None takes the checkpoint's own options, without limit on the tokens.
-            request_id: unique among those in progress; None makes one.
+            prompt: text, token ids, or the result of ``render_chat``.
+            params: None takes the checkpoint's own options, without a token limit.
+            request_id: unique among the requests in progress; None generates one.
             priority: lower is served first.
-            cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
-            tenant: who asks; the model is shared out fairly between tenants. None takes the salt.
-            timeout: seconds after which the request ends, "cancelled" by "deadline", however far it is.
+            cache_salt: only requests with the same salt share cached prefixes.
+            tenant: slots are shared fairly between tenants; None uses ``cache_salt``.
+            timeout: seconds until the request ends with finish_reason "cancelled", stop_reason "deadline".
 
         Raises:
-            RequestError: the request is at fault.
+            RequestError: the prompt or an option is invalid.
             QueueFullError: too many requests are waiting.
-            EngineClosedError: the engine was shut down meanwhile.
+            EngineClosedError: the engine was shut down.
         """
         stream = await self.add_request(prompt, params, request_id, priority, cache_salt, tenant, timeout)
         try:
@@ -173,7 +175,7 @@ class AsyncLLM(TextModel):
         tenant: str | None = None,
         timeout: float | None = None,
     ) -> RequestStream:
-        """Queue a request to read, or cancel, through the stream returned; see ``generate``."""
+        """Queue a request; return a stream to read or cancel it. See ``generate``."""
         params = params or self._requests.default_params(None)
         make = functools.partial(
             self._requests.group,
@@ -192,13 +194,13 @@ class AsyncLLM(TextModel):
         return stream
 
     def abort(self, request_id: str) -> None:
-        """End a request: its reader gets a last state with finish_reason "cancelled"."""
+        """Cancel a request; its reader gets a last state with finish_reason "cancelled"."""
         self._tell(lambda: self._abort(self._streams.get(request_id)))
 
     async def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
-        """How likely continuations are; see ``LLM.score``."""
+        """Return log-probabilities of continuations; see ``LLM.score``."""
         return await self._ask(await self._in_thread(score_questions, self._requests, texts, continuations))
 
     async def rerank(
@@ -209,14 +211,14 @@ class AsyncLLM(TextModel):
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
-        """Which documents answer a query; see ``LLM.rerank``."""
+        """Return for each document the probability that it answers a query; see ``LLM.rerank``."""
         asked = query, documents, instruction, answers
         return await self._ask(await self._in_thread(rerank_questions, self._requests, *asked))
 
     async def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """Embeddings of prompts; see ``LLM.embed``."""
+        """Return embeddings [prompts, hidden_size]; see ``LLM.embed``."""
         check_pooling(pooling)
         listed = listed_prompts(prompts)
         tokens = await self._in_thread(lambda: [self._requests.token_ids(prompt) for prompt in listed])
@@ -226,7 +228,7 @@ class AsyncLLM(TextModel):
         return stacked(await self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
 
     async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
-        """A conversation as a prompt, like ``render_chat``, while the event loop goes on."""
+        """Render a conversation to a prompt in a thread, without blocking the event loop."""
         return await self._in_thread(self.render_chat, messages, **options)
 
     async def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
@@ -267,11 +269,11 @@ class AsyncLLM(TextModel):
         try:
             return questions.read(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # where one failed, nobody waits for the others
+            for task in tasks:  # if one failed, the others are cancelled
                 task.cancel()
 
     async def _final(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        """The last state of a request."""
+        """Run a request; return its last state."""
         stream = await self.add_request(prompt, params)
         try:
             return [output async for output in stream][-1]
@@ -279,11 +281,11 @@ class AsyncLLM(TextModel):
             stream.cancel()
 
     def stats(self) -> EngineStats:
-        """What the engine is doing, and has done."""
+        """Return counters and gauges of the engine."""
         return self._engine.stats()
 
     def shutdown(self) -> None:
-        """End all requests with EngineClosedError and free the model; returns when the thread has ended."""
+        """End all requests with EngineClosedError, free the model, and wait for the engine's thread."""
         atexit.unregister(self.shutdown)
         with self._wake:
             self._closed = self._closed or "the engine was shut down"
@@ -293,20 +295,22 @@ class AsyncLLM(TextModel):
         self._requests.encoder.close()
 
     def _drop(self, stream: RequestStream) -> None:
-        """End this very request; another of its id, which made the engine refuse it, lives on."""
+        """Cancel the request of a stream; a running request with the same id is not affected."""
         self._tell(lambda: self._abort(stream))
 
     def _tell(self, command: Callable[[], None]) -> bool:
-        """Let the engine's thread run ``command`` between two steps; False if it has ended."""
+        """Queue ``command`` for the engine's thread, which runs it between steps; False if it has ended."""
         with self._wake:
             if self._closed is None and not self._thread.is_alive():
-                self._closed = "its thread stayed behind in the process that was forked; make it after that"
+                self._closed = (
+                    "the engine's thread does not survive a fork; create AsyncLLM in the child process"
+                )
             if self._closed is None:
                 self._inbox.append(command)
                 self._wake.notify()
             return self._closed is None
 
-    # What follows runs in the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _work(self) -> None:
         try:
@@ -335,7 +339,7 @@ class AsyncLLM(TextModel):
                     raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
                 self._engine.add(request)
                 added.append(request)
-        except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, all other requests live on
+        except Exception as error:  # noqa: BLE001 -- fails this request only
             for request in added:
                 self._engine.cancel(request.request_id)
             if not isinstance(error, CarryallError):
@@ -355,7 +359,7 @@ class AsyncLLM(TextModel):
             self._engine.cancel(request.request_id)
 
     def _publish(self, requests: Sequence[Request]) -> None:
-        """Send the states of what the requests belong to to their readers, with one call an event loop."""
+        """Send the states of the requests' groups to their readers, with one call per event loop."""
         batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
         for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
             fault = stream.group.fault
@@ -371,7 +375,7 @@ class AsyncLLM(TextModel):
                 self._forget(loop)
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the requests of an event loop that is gone."""
+        """Cancel the requests of an event loop that is closed."""
         for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
             self._cancel(stream)
             self._remove(stream)
@@ -394,7 +398,7 @@ class AsyncLLM(TextModel):
         for command in inbox:
             try:
                 command()
-            except Exception as error:  # noqa: BLE001 -- the readers below must be told whatever happens
+            except Exception as error:  # noqa: BLE001 -- all readers below must get an error
                 log_fault(_log, "-", "a command left over when the engine ended", error)
         for stream in set(self._streams.values()):
             self._call(stream.loop, stream.fail, EngineClosedError(self._closed))

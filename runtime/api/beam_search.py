@@ -1,7 +1,7 @@
-"""Beam search on an engine: each step of each continuation is a request for one token.
+"""Beam search on an engine: each step of each beam is a request for one token.
 
-A continuation shares its beginning with the one it grew out of, so the prefix cache gives it that one's slot,
-or a copy of it: beams fork without being computed again.
+A beam shares all tokens except the last with its parent, so the prefix cache reuses or copies the parent's
+KV.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ def beam_search(
     context_length: int,
     tokenizer: Tokenizer | None,
 ) -> list[RequestOutput]:
-    """Search for the likeliest continuations of each prompt, all prompts side by side.
+    """Search for the most likely outputs of each prompt, all prompts in one batch.
 
     Args:
-        generate: runs requests.
-        prompts: token ids.
-        options: how to search.
-        end_token_ids: tokens that complete a continuation.
-        context_length: most tokens of prompt and continuation together.
-        tokenizer: makes texts; None leaves them empty.
+        generate: runs requests, given token ids and options.
+        prompts: token ids of each prompt.
+        options: options of the search.
+        end_token_ids: tokens that finish a beam.
+        context_length: maximum tokens of prompt and output together.
+        tokenizer: makes the texts; None leaves them empty.
 
     Raises:
-        InvalidSamplingError: more beams than log-probabilities can be had for.
-        PromptTooLongError: a prompt leaves no room.
+        InvalidSamplingError: the beams need more log-probabilities than ``MAX_LOGPROBS``.
+        PromptTooLongError: a prompt fills the context.
+        ProviderRuntimeError: a request failed.
     """
     longest = max(map(len, prompts), default=0)
     if longest >= context_length:
@@ -51,7 +52,8 @@ def beam_search(
     wanted = max((search.num_candidates for search in searches), default=0)
     if wanted > MAX_LOGPROBS:
         raise InvalidSamplingError(
-            f"{options.num_beams} beams need {wanted} candidates a step, at most {MAX_LOGPROBS} can be had"
+            f"{options.num_beams} beams need {wanted} candidates a step, the maximum is {MAX_LOGPROBS}; "
+            "lower num_beams"
         )
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=wanted, ignore_eos=True)
     while any(not search.done for search in searches):

@@ -1,8 +1,8 @@
-"""Runs on tensors of any library, without copies."""
+"""Run a session on tensors of any library, without copies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,54 +10,53 @@ import onnxruntime
 
 from ...errors import ProviderRuntimeError, UsageError
 from ...providers.ort import ort
+from ...providers.ort.input_memory import device_inputs
 
 Tensors = Mapping[str, Any]
 
 
 def ort_value(name: str, tensor: Any) -> onnxruntime.OrtValue:
-    """See a tensor as an ``OrtValue`` that shares its memory, wherever that lies.
+    """Return an ``OrtValue`` that shares the memory of a tensor, on the host or a device.
 
     Args:
-        name: what errors call it.
+        name: the name of the tensor, for errors.
         tensor: a C-contiguous NumPy array, an ``OrtValue``, or a DLPack tensor (PyTorch, JAX, ...).
 
     Raises:
-        UsageError: it is none of these, is not contiguous, or has a type that cannot be shared.
+        UsageError: it has another type, is not contiguous, or has a dtype that cannot be shared.
     """
     if isinstance(tensor, onnxruntime.OrtValue):
         return tensor
     if isinstance(tensor, np.ndarray):
         if not tensor.flags.c_contiguous:
-            raise UsageError(f"'{name}' is not C-contiguous; give np.ascontiguousarray of it")
+            raise UsageError(f"'{name}' is not C-contiguous; pass np.ascontiguousarray of it")
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor)
     if not hasattr(tensor, "__dlpack__"):
         raise UsageError(
-            f"'{name}' is a {type(tensor).__name__}; wanted: a NumPy array, an OrtValue or a DLPack tensor"
+            f"'{name}' must be a NumPy array, an OrtValue or a DLPack tensor, not {type(tensor).__name__}"
         )
     try:
         return onnxruntime.OrtValue.from_dlpack(tensor)
     except (RuntimeError, BufferError, TypeError) as error:
         raise UsageError(
-            f"'{name}' cannot be shared: {ort.one_line(error)}. Give it contiguous, without "
-            "gradient, and in a type that NumPy has"
+            f"'{name}' cannot be shared: {ort.one_line(error)}. It must be contiguous, without "
+            "gradient, and of a dtype that NumPy has"
         ) from error
 
 
 class BoundRun:
-    """A session with its tensors in place: ``run()`` reads the inputs where they lie, each time anew.
+    """A session with bound tensors; each ``run()`` reads the inputs from their memory again.
 
-    Inputs, and outputs that the caller brought, stay the caller's: change them between runs, never during
-    one. Outputs that the runtime allocates are new with every run, belong to whoever holds them, and outlive
-    the session.
-    Not thread-safe; use one a thread.
+    The caller owns inputs and given outputs, and may change them between runs, not during one. Other outputs
+    are allocated in each run and outlive the session. Not thread-safe; use one per thread.
 
     Args:
         session: an ``onnxruntime.InferenceSession``.
-        inputs: tensor by name, see ``ort_value``.
-        outputs: tensor by name to write into, of the shape and type of the result; others are allocated.
+        inputs: tensors by name, see ``ort_value``.
+        outputs: tensors to write into, by name, with the shape and dtype of the result; others are allocated.
 
     Raises:
-        UsageError: a name or a tensor does not fit the session.
+        UsageError: a name is unknown, or a tensor cannot be shared.
     """
 
     def __init__(self, session: Any, inputs: Tensors, outputs: Tensors | None = None) -> None:
@@ -70,18 +69,22 @@ class BoundRun:
         self._inputs = {name: ort_value(name, tensor) for name, tensor in inputs.items()}
         self._outputs = {name: ort_value(name, _writable(name, tensor)) for name, tensor in outputs.items()}
         self._binding = session.io_binding()
-        for name, value in self._inputs.items():
-            self._binding.bind_ortvalue_input(name, value)
+        self._bind_inputs(self._inputs)
+        copied = device_inputs(session)  # what lies on the host is copied there when it is bound
+        self._copied = [
+            name for name, value in self._inputs.items() if name in copied and value.device_name() == "cpu"
+        ]
 
     def run(self, run_options: Any = None) -> dict[str, onnxruntime.OrtValue]:
         """Run once.
 
         Returns:
-            Every output by name: ``.numpy()`` or ``torch.from_dlpack(value)`` see it without a copy.
+            All outputs by name; ``.numpy()`` and ``torch.from_dlpack(value)`` share their memory.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
+        self._bind_inputs(self._copied)
         # Bound anew, since a binding gives its allocated outputs out again otherwise.
         self._binding.clear_binding_outputs()
         for name in self._names:
@@ -95,6 +98,10 @@ class BoundRun:
             raise ProviderRuntimeError(f"the run failed: {ort.one_line(error)}") from error
         return dict(zip(self._names, self._binding.get_outputs(), strict=True))
 
+    def _bind_inputs(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._binding.bind_ortvalue_input(name, self._inputs[name])
+
 
 def _check_names(kind: str, tensors: Tensors, known: list[str]) -> None:
     for name in tensors:
@@ -104,5 +111,5 @@ def _check_names(kind: str, tensors: Tensors, known: list[str]) -> None:
 
 def _writable(name: str, tensor: Any) -> Any:
     if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
-        raise UsageError(f"'{name}' is to be written into, but the array is read-only")
+        raise UsageError(f"output '{name}' is a read-only array")
     return tensor

@@ -1,4 +1,4 @@
-"""Dynamic batching for models without a cache: single requests run together, as they arrive."""
+"""Dynamic batching for models without a KV cache: single requests run together in batches."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ class _Request:
 
     @property
     def shape_key(self) -> tuple[object, ...]:
-        """Equal for requests that can share a batch: same types, same sizes behind the batch axis."""
+        """A key that is equal if requests can share a batch: names, dtypes and sizes after axis 0."""
         return tuple((name, a.dtype.str, a.shape[1:]) for name, a in sorted(self.feeds.items()))
 
 
 class DynamicBatcher:
-    """Runs requests of many threads or tasks in shared batches along axis 0 of every input and output.
+    """Run requests of many threads or tasks in shared batches along axis 0 of all inputs and outputs.
 
-    A batch starts when it is full, or ``max_delay`` after its first request. Requests of other shapes wait
-    for a batch of their own. A batch that fails runs again one by one: only the request at fault fails.
+    A batch starts when it is full, or ``max_delay`` after its first request. Requests with different shapes
+    run in different batches. If a batch fails, its requests run one by one, so that only the one at fault
+    fails.
 
     Args:
-        session: an ``InferenceSession`` all of whose inputs and outputs begin with one free batch axis.
-        max_batch_size: most rows of a batch.
-        max_delay: seconds that the first request of a batch waits for company.
-        max_queue: most requests that may wait.
+        session: an ``InferenceSession`` whose inputs and outputs all have a free batch axis 0.
+        max_batch_size: maximum rows of a batch.
+        max_delay: seconds that the first request of a batch waits for others.
+        max_queue: maximum number of waiting requests.
 
     Raises:
         UsageError: an input or output has no free first axis, or an option is out of range.
@@ -65,14 +66,14 @@ class DynamicBatcher:
         self._thread.start()
 
     def submit(self, feeds: Feeds) -> Future[Results]:
-        """Queue one request of one or more rows; its arrays must not change until it is done.
+        """Queue a request of one or more rows; its arrays must not change until it is done.
 
         Returns:
-            Resolves to every output by name, the rows of this request only.
+            A future of all outputs by name, with the rows of this request.
 
         Raises:
-            RequestError: inputs are missing, unknown, disagree in their rows, or exceed ``max_batch_size``.
-            QueueFullError: too many wait.
+            RequestError: inputs are missing, unknown, differ in their rows, or exceed ``max_batch_size``.
+            QueueFullError: ``max_queue`` requests are waiting.
             EngineClosedError: the batcher is closed.
         """
         request = _Request(feeds, self._rows(feeds), Future())
@@ -86,15 +87,15 @@ class DynamicBatcher:
         return request.future
 
     def run(self, feeds: Feeds) -> Results:
-        """Queue one request and wait for it."""
+        """Queue a request and wait for its result."""
         return self.submit(feeds).result()
 
     async def run_awaited(self, feeds: Feeds) -> Results:
-        """``run`` for asyncio; cancelling the task takes the request out of the queue."""
+        """Run a request from asyncio; cancelling the task removes the request from the queue."""
         return await asyncio.wrap_future(self.submit(feeds))
 
     def close(self) -> None:
-        """Finish what is queued, then stop."""
+        """Finish all queued requests, then stop."""
         with self._closing:
             if self._closed:
                 return
@@ -110,17 +111,17 @@ class DynamicBatcher:
 
     def _rows(self, feeds: Feeds) -> int:
         if set(feeds) != set(self._inputs):
-            raise RequestError(f"the inputs are {', '.join(self._inputs)}; got {', '.join(feeds) or 'none'}")
+            raise RequestError(f"the inputs are {', '.join(self._inputs)}, not {', '.join(feeds) or 'none'}")
         rows = {array.shape[0] if np.ndim(array) else 0 for array in feeds.values()}
         if len(rows) != 1 or 0 in rows:
             raise RequestError("every input needs the same number of rows, at least one, on axis 0")
         count = rows.pop()
         if count > self._max_rows:
-            raise RequestError(f"{count} rows are more than a batch holds, {self._max_rows}")
+            raise RequestError(f"the request has {count} rows, the maximum of a batch is {self._max_rows}")
         return count
 
     def _serve(self) -> None:
-        held: list[_Request] = []  # arrived already, but did not fit the batch before
+        held: list[_Request] = []  # taken from the queue, but did not fit the last batch
         stopping = False
         while held or not stopping:
             if not held:
@@ -133,7 +134,7 @@ class DynamicBatcher:
             self._run([request for request in batch if request.future.set_running_or_notify_cancel()])
 
     def _gather(self, held: list[_Request]) -> bool:
-        """Wait for company for ``held[0]``; whether the end of the queue was met."""
+        """Collect requests for the batch of ``held[0]``; return whether the batcher is closing."""
         key, deadline = held[0].shape_key, time.monotonic() + self._max_delay
         while sum(request.rows for request in held if request.shape_key == key) < self._max_rows:
             try:
@@ -150,7 +151,7 @@ class DynamicBatcher:
             return
         try:
             results = self._forward(batch)
-        except Exception as error:  # noqa: BLE001 -- whatever fails is the requests'; the thread lives on
+        except Exception as error:  # noqa: BLE001 -- errors belong to the requests; the thread goes on
             if len(batch) > 1:
                 for request in batch:
                     self._run([request])
@@ -185,7 +186,7 @@ def _check_batch_axis(values: list[Any]) -> None:
 
 
 def _take_batch(held: list[_Request], max_rows: int) -> list[_Request]:
-    """Take the oldest request and those that may share its batch out of ``held``, oldest first."""
+    """Remove and return the oldest request of ``held`` and those that fit its batch, oldest first."""
     key, rows, batch = held[0].shape_key, 0, []
     for request in list(held):
         if request.shape_key != key:

@@ -1,4 +1,4 @@
-"""Embeddings from a decoder: its hidden states, pooled over a text's tokens, by the engine."""
+"""Embeddings from a decoder: its last hidden states, pooled over the tokens of a text."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 def check_pooling(pooling: str) -> None:
-    """Refuse what is no way to pool.
+    """Check the name of a pooling.
 
     Raises:
-        RequestError: there is none of this name.
+        RequestError: there is no such pooling.
     """
     if pooling not in ("last", "mean"):
-        raise RequestError(f"pooling is 'last' or 'mean', not {pooling!r}")
+        raise RequestError(f"pooling must be 'last' or 'mean', not {pooling!r}")
 
 
 def embedding_questions(texts: Sequence[list[int]], pooling: Pooling) -> Questions[Vectors]:
-    """The vectors of texts, each [hidden_size]."""
+    """Return the requests that embed texts; each result is a vector [hidden_size]."""
     prompts = [PooledPrompt(token_ids, pooling) for token_ids in texts]
     return Questions(prompts, [_NO_TOKENS] * len(prompts), lambda outputs: [_vector(o) for o in outputs])
 
 
 def stacked(vectors: Sequence[npt.NDArray[np.floating]], size: int, *, normalize: bool) -> Vectors:
-    """Vectors as one array, ``size`` wide even if there are none; ``normalize`` scales each to length 1."""
+    """Stack vectors to float32 [n, size], also for n = 0; ``normalize`` scales each to length 1."""
     array = np.array(vectors, np.float32).reshape(len(vectors), size)
     if normalize:
         array /= np.maximum(np.linalg.norm(array, axis=1, keepdims=True), np.finfo(np.float32).tiny)
@@ -45,5 +45,5 @@ def stacked(vectors: Sequence[npt.NDArray[np.floating]], size: int, *, normalize
 
 def _vector(output: RequestOutput) -> Vectors:
     if output.embedding is None:
-        raise ProviderRuntimeError(output.error or "the request ended without a vector")
+        raise ProviderRuntimeError(output.error or "the request ended without an embedding")
     return output.embedding

@@ -1,4 +1,7 @@
-"""Embeddings where the engine's runner gives no hidden states: a second session, its head cut off."""
+"""Embeddings by a second session of the model without its output head.
+
+Used if the engine's runner has no hidden states.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ _CHUNK = 128
 
 
 class Encoder:
-    """Runs texts through a model's own encoder, which is opened at first use. Thread-safe.
+    """Embed texts with a runner that returns hidden states; it is opened at first use. Thread-safe.
 
     Args:
-        open_encoder: opens a runner that gives hidden states as logits; None if there cannot be one.
+        open_encoder: opens a runner that returns hidden states as its logits; None if there is none.
     """
 
     def __init__(self, open_encoder: Callable[[], Runner] | None) -> None:
@@ -32,18 +35,18 @@ class Encoder:
     def embed(
         self, texts: Sequence[Sequence[int]], pooling: Pooling
     ) -> tuple[list[npt.NDArray[np.float64]], int]:
-        """Embed token ids, several texts a run.
+        """Embed texts, as many in a run as the runner has slots.
 
         Args:
-            texts: token ids of each.
+            texts: token ids of each text.
             pooling: the hidden state of the last token, or the mean over all tokens.
 
         Returns:
-            A vector a text, and their size.
+            A float64 vector [hidden_size] per text, and hidden_size.
 
         Raises:
             RequestError: a text is empty or too long.
-            UsageError: the model has no hidden states to give.
+            UsageError: the model cannot return hidden states.
             ProviderRuntimeError: the run failed.
             EngineClosedError: ``close`` was called.
         """
@@ -63,7 +66,7 @@ class Encoder:
 
     def _open(self) -> Runner:
         if self._open_encoder is None:
-            raise UsageError("this model has no hidden states to give")
+            raise UsageError("this model cannot return hidden states; embeddings need them")
         return self._open_encoder()
 
     def close(self) -> None:
@@ -77,13 +80,13 @@ class Encoder:
 
 def _check(text: Sequence[int], most: int) -> None:
     if not text:
-        raise RequestError("a text to embed is empty; give it at least one token")
+        raise RequestError("a text to embed is empty; it needs at least one token")
     if len(text) > most:
         raise PromptTooLongError(f"a text to embed has {len(text)} tokens, the context holds {most}")
 
 
 def _run(encoder: Runner, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[npt.NDArray[np.float64]]:
-    """Pooled hidden states of a few texts, one slot each, a piece of each at a time."""
+    """Return the pooled hidden states of a few texts, one slot each, computed in chunks."""
     tokens = [np.array(text, np.int64) for text in texts]
     pooled = [np.zeros(encoder.info.vocab_size) for _ in texts]
     try:

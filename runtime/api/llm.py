@@ -1,4 +1,4 @@
-"""Generate text, in Python."""
+"""``LLM``: load a model and generate text."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM(TextModel):
-    """A model ready to generate. Safe to call from several threads: their requests run in one batch.
+    """A loaded model. Thread-safe: requests of several threads run in one batch.
 
-    There is no thread of its own: whoever waits for a result runs the steps, for everybody's requests.
+    There is no background thread: a thread that waits for a result runs the steps, for all requests.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, a ``ModelConfig``, or what
-            ``load_model`` returned.
-        engine_config: how requests are scheduled; None takes the defaults.
-        progress: told about every tensor written, as (done, total, name).
-        **fields: of ``ModelConfig`` (``provider``, ``quantize``, ``context_length``, ...) and of
+        model: ``demo``, a package, a Hugging Face folder or hub id, an ONNX file, a ``ModelConfig``, or the
+            result of ``load_model``.
+        engine_config: options of the engine; None takes the defaults.
+        progress: called for every tensor written, as (done, total, name).
+        **fields: fields of ``ModelConfig`` (``provider``, ``quantize``, ``context_length``, ...) and
             ``EngineConfig`` (``max_slots``, ``kv_bytes``, ``prefix_cache``, ...).
 
     Raises:
-        UsageError: the model or an option cannot be; see its subclasses.
-        ProviderUnavailableError: the provider cannot run here.
+        UsageError: the model or an option is invalid; see the subclasses.
+        ProviderUnavailableError: the provider is not available on this machine.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
@@ -68,7 +68,7 @@ class LLM(TextModel):
         progress: Progress | None = None,
         **fields: Any,
     ) -> None:
-        from ..models.loading import open_engine  # slow to import: it brings the optimizer
+        from ..models.loading import open_engine  # slow to import: it imports the optimizer
 
         loaded, self._engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
         self.name = loaded.name
@@ -81,19 +81,19 @@ class LLM(TextModel):
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """Continue prompts, all in one batch.
+        """Generate from prompts, all in one batch.
 
         Args:
             prompts: one or several; each a text, token ids, ``{"prompt": text}``,
-                ``{"prompt_token_ids": ids}``, or what ``render_chat`` made.
-            sampling_params: for all, or one for each. None takes the checkpoint's own options, and 16 tokens
-                unless it states ``max_new_tokens``.
+                ``{"prompt_token_ids": ids}``, or the result of ``render_chat``.
+            sampling_params: one for all prompts, or one for each. None takes the checkpoint's own options,
+                and 16 tokens unless it sets ``max_new_tokens``.
 
         Returns:
-            One result a prompt, in their order. A request that the device failed has ``error`` set.
+            One result per prompt, in order. If a request failed while running, its ``error`` is set.
 
         Raises:
-            RequestError: a prompt or an option is at fault; nothing was run.
+            RequestError: a prompt or an option is invalid; nothing was run.
             EngineClosedError: ``close`` was called.
         """
         listed = listed_prompts(prompts)
@@ -110,23 +110,24 @@ class LLM(TextModel):
         tool_style: str | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations, written as the checkpoint's chat template says.
+        """Answer conversations, rendered with the checkpoint's chat template.
 
         Args:
-            messages: one or several conversations: objects with ``role`` and ``content``.
-            sampling_params: as in ``generate``, but None leaves it to the model when to end.
+            messages: one or several conversations, each a list of objects with ``role`` and ``content``.
+            sampling_params: as in ``generate``, but None sets no token limit.
             tools: JSON schemas of functions that the model may call.
-            add_generation_prompt: end the prompt with the beginning of the answer.
-            chat_template: another template: a name, or Jinja source.
-            tool_style: how the model writes tool calls, such as ``hermes``; None leaves it to the template.
-            variables: whatever else the template understands, such as ``enable_thinking``.
+            add_generation_prompt: append the header of the assistant's answer to the prompt.
+            chat_template: the name of another template, or Jinja source.
+            tool_style: the format of tool calls, such as ``hermes``; None derives it from the template.
+            variables: further variables of the template, such as ``enable_thinking``.
 
         Returns:
-            One result a conversation. ``text`` of its outputs is the answer; what the model thought or wants
-            called is in ``reasoning_content`` and ``tool_calls``.
+            One result per conversation. ``text`` of its outputs is the answer without reasoning and tool
+            calls, which are in ``reasoning_content`` and ``tool_calls``.
 
         Raises:
             ChatTemplateError: the template is missing, fails, or tries something forbidden.
+            RequestError: as for ``generate``.
         """
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = {
@@ -143,7 +144,10 @@ class LLM(TextModel):
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Continue one prompt; yield its whole state whenever it has grown. Leaving the loop cancels it."""
+        """Generate from one prompt; yield the whole output each time it has grown.
+
+        Closing the generator cancels the request.
+        """
         params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
         group = self._requests.group(prompt, params)
         try:
@@ -166,11 +170,11 @@ class LLM(TextModel):
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], options: BeamSearchOptions | None = None
     ) -> list[RequestOutput]:
-        """The likeliest continuations of prompts, ``num_beams`` each, the best first.
+        """Return the ``num_beams`` most likely outputs of each prompt, the best first.
 
         Raises:
-            RequestError: a prompt or an option is at fault.
-            UsageError: the prefix cache, through which beams share what they have in common, is off.
+            RequestError: a prompt or an option is invalid.
+            UsageError: the prefix cache is off; beams share KV through it.
             ProviderRuntimeError: the model failed to run.
         """
         if not self._engine.config.prefix_cache:
@@ -187,10 +191,10 @@ class LLM(TextModel):
     def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
-        """How likely each continuation is after its text; a single text goes with all continuations.
+        """Return the log-probability of each continuation of its text; one text may serve all continuations.
 
         Raises:
-            RequestError: a text or a continuation is at fault.
+            RequestError: a text or a continuation is invalid.
             UsageError: there are not as many texts as continuations.
             ProviderRuntimeError: the model failed to run.
         """
@@ -204,16 +208,16 @@ class LLM(TextModel):
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
-        """For each document, the probability that it answers the query, as Qwen3-Reranker says.
+        """Return for each document the probability that it answers the query, asked as for Qwen3-Reranker.
 
         Args:
-            query: what is asked.
-            documents: what may answer it.
-            instruction: what the search is for.
-            answers: what the model may say, that for yes first.
+            query: the question.
+            documents: texts that may answer it.
+            instruction: describes the search task to the model.
+            answers: the model's possible answers, the one for yes first.
 
         Raises:
-            RequestError: the prompt or the answers are at fault.
+            RequestError: the prompt is invalid, or two answers begin with the same token.
             ProviderRuntimeError: the model failed to run.
         """
         return self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
@@ -221,18 +225,18 @@ class LLM(TextModel):
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """Embeddings [prompts, hidden_size] of prompts, from the model's last hidden states.
+        """Return embeddings, float32 [prompts, hidden_size], from the model's last hidden states.
 
-        Where the provider gives none beside the logits, the first call opens the model a second time.
+        If the provider has no hidden states beside the logits, the first call opens the model a second time.
 
         Args:
             prompts: one or several.
-            pooling: ``last`` takes the last token's hidden state, ``mean`` the mean over all tokens.
-            normalize: scale each to a length of 1.
+            pooling: ``last`` takes the hidden state of the last token, ``mean`` the mean over all tokens.
+            normalize: scale each embedding to length 1.
 
         Raises:
             RequestError: a prompt is empty or too long.
-            UsageError: the model runs as it is, without a lowering that could give hidden states.
+            UsageError: the model was not lowered here, so it cannot return hidden states.
             ProviderRuntimeError: the model failed to run.
         """
         check_pooling(pooling)
@@ -242,7 +246,7 @@ class LLM(TextModel):
         return stacked(self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing, and has done."""
+        """Return counters and gauges of the engine."""
         with self._turn:
             return self._engine.stats()
 
@@ -283,7 +287,7 @@ class LLM(TextModel):
             params = self._requests.default_params(max_tokens)
         listed = [params] * count if isinstance(params, SamplingParams) else list(params)
         if len(listed) != count:
-            raise UsageError(f"{len(listed)} sampling_params for {count} prompts; give one, or one for each")
+            raise UsageError(f"{len(listed)} sampling_params for {count} prompts; pass one, or one for each")
         return listed
 
     def _add(self, groups: Sequence[RequestGroup]) -> None:
@@ -294,7 +298,7 @@ class LLM(TextModel):
                     self._engine.add(request)
 
     def _cancel(self, groups: Sequence[RequestGroup]) -> None:
-        """End requests; those of a stream that the collector of garbage ends within a step, after that."""
+        """Cancel requests; if garbage collection closes a stream during a step, cancel after the step."""
         self._dropped.extend(groups)
         if not self._turn.is_ours:
             with uninterrupted(), self._turn:
@@ -306,7 +310,7 @@ class LLM(TextModel):
                 self._engine.cancel(request.request_id)
 
     def _step_for(self, group: RequestGroup, seen: int) -> None:
-        """Run a step, unless another thread's step has moved the group beyond ``seen`` tokens meanwhile."""
+        """Run a step, unless another thread's step has already generated more than ``seen`` tokens."""
         with NATIVE, uninterrupted(), self._turn:
             if not group.finished and group.num_generated == seen:
                 self._engine.step()
@@ -314,7 +318,7 @@ class LLM(TextModel):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineClosedError(f"this LLM of {self.name} was closed; make a new one")
+            raise EngineClosedError(f"this LLM of {self.name} is closed; create a new one")
 
     def _raise_if_cut_off(self, group: RequestGroup) -> None:
         if group.cancelled:

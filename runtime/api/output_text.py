@@ -1,4 +1,4 @@
-"""The text of one request as its tokens arrive."""
+"""The text of one output, made from its tokens as they arrive."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from ..text.tokenizer import Tokenizer
 from ..types.outputs import ToolCall
 from ..types.sampling_params import SamplingParams
 
-# Enough for a tokenizer that joins words, and for a character of several tokens.
+# Prompt tokens given to the detokenizer: enough for tokenizers that join words, and characters of several
+# tokens.
 _CONTEXT = 6
 
 
 class TextSpan(NamedTuple):
-    """The text of some tokens, taken apart."""
+    """A section of the output: text, reasoning and tool calls."""
 
     text: str
     reasoning_content: str | None
     tool_calls: list[ToolCall]
 
 
-class _Understood(NamedTuple):
-    """How much of a message had been understood after some pieces of text."""
+class _Parsed(NamedTuple):
+    """How much of a message was parsed after some pieces of text."""
 
     content: int = 0
     reasoning: int = 0
@@ -34,17 +35,17 @@ class _Understood(NamedTuple):
 
 
 class OutputText:
-    """Detokenizer, stop strings and message parser in a row.
+    """A pipeline of detokenizer, stop strings and message parser.
 
-    Only stop strings need the text while tokens are generated. Without them, ``push`` and ``end`` note what
-    came, and the thread that reads the text decodes it. Messages are always parsed by the reader. Each piece
-    of text is made once. ``push`` and ``end`` are for one thread, everything else is thread-safe.
+    Only stop strings need the text while tokens are generated. Without them, ``push`` and ``end`` record the
+    tokens, and the thread that reads the text decodes them. The reader's thread always parses messages. Each
+    piece of text is made once. ``push`` and ``end`` belong to one thread; everything else is thread-safe.
 
     Args:
-        tokenizer: decodes.
-        prompt_token_ids: the text continues these.
-        params: stop strings and what to leave out.
-        parser: takes an answer apart; None leaves it whole.
+        tokenizer: decodes tokens.
+        prompt_token_ids: the tokens before the output.
+        params: stop strings, and whether special tokens are left out.
+        parser: parses the answer; None makes all of it text.
     """
 
     def __init__(
@@ -61,24 +62,24 @@ class OutputText:
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._eager = bool(params.stop)
         self._tokens: list[int] = []
-        self._pieces: list[str] = []  # of text, one a token, and at the end what was held back
+        self._pieces: list[str] = []  # the text of each token, and finally the text that was held back
         self._ended = self._stopped = False
-        self._understood = [_Understood()]  # before each piece, and after the last that was parsed
+        self._parsed = [_Parsed()]  # before each piece, and after the last parsed one
         self._fault: Exception | None = None
         self._reading = threading.Lock()
 
     @property
     def mark(self) -> int:
-        """How many pieces of text the tokens so far make; what held-back text is left comes last."""
+        """The number of pieces of text so far: one per token, and one for held-back text at the end."""
         return len(self._tokens) + self._ended
 
     @property
     def text(self) -> str:
-        """All of it, or the answer's content."""
+        """The whole text; with a parser, the content of the answer."""
         return self.span(0, self.mark).text
 
     def push(self, token_id: int, *, check_stop: bool) -> str | None:
-        """Add a token; return the stop string that it completed."""
+        """Add a token; return the stop string that it completed, if any."""
         self._tokens.append(token_id)
         if not self._eager:
             return None
@@ -88,17 +89,17 @@ class OutputText:
         return stop
 
     def end(self) -> None:
-        """No more tokens will come: what is held back belongs to the text, unless a stop string ended it."""
+        """Note that no more tokens follow; release held-back text unless a stop string ended the text."""
         if not self._ended:
             if self._eager:
                 self._pieces.append("" if self._stopped else self._rest())
             self._ended = True
 
     def catch_up(self, mark: int) -> None:
-        """Make the text up to a mark, as far as it is missing.
+        """Make the missing text up to a mark.
 
         Raises:
-            Exception: the tokenizer or the parser failed; the same again from then on.
+            Exception: the tokenizer or the parser failed; later calls raise the same error.
         """
         with self._reading:
             if self._fault is not None:
@@ -112,7 +113,7 @@ class OutputText:
                 raise
 
     def span(self, start: int, stop: int) -> TextSpan:
-        """The text between two marks.
+        """Return the text between two marks.
 
         Raises:
             Exception: see ``catch_up``.
@@ -121,7 +122,7 @@ class OutputText:
         if self._parser is None:
             return TextSpan("".join(self._pieces[start:stop]), None, [])
         message = self._parser.message
-        begin, end = self._understood[start], self._understood[stop]
+        begin, end = self._parsed[start], self._parsed[stop]
         return TextSpan(
             message.content.between(begin.content, end.content),
             message.reasoning.between(begin.reasoning, end.reasoning) or None,
@@ -129,12 +130,12 @@ class OutputText:
         )
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token on its own."""
+        """Return the text of a single token."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _decode(self, mark: int) -> None:
         pieces = self._pieces
-        while len(pieces) < mark:  # never where there are stop strings
+        while len(pieces) < mark:  # with stop strings, ``push`` made all pieces
             at_end = len(pieces) == len(self._tokens)
             pieces.append(self._rest() if at_end else self._detokenizer.push(self._tokens[len(pieces)]))
 
@@ -143,12 +144,12 @@ class OutputText:
         return new if stop else new + self._stops.end()
 
     def _parse(self, parser: MessageParser, mark: int) -> None:
-        while len(self._understood) <= mark:
-            piece = len(self._understood) - 1
+        while len(self._parsed) <= mark:
+            piece = len(self._parsed) - 1
             parser.push(self._pieces[piece])
             if piece == len(self._tokens):
                 parser.end()
             message = parser.message
-            self._understood.append(
-                _Understood(message.content.mark, message.reasoning.mark, len(message.tool_calls))
+            self._parsed.append(
+                _Parsed(message.content.mark, message.reasoning.mark, len(message.tool_calls))
             )

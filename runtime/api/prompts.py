@@ -1,4 +1,4 @@
-"""Prompts in all forms in which they may be given, as token ids that the model can read."""
+"""Convert prompts of all accepted types to token ids, and check them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..engine.schedule.admission import check_prompt
 from ..text.parsers.base import MessageParser
 from ..text.tokenizer import Tokenizer
 
-# Tokenizing takes about 170 bytes of memory a byte of text. The larger of these is the most that is taken.
+# Tokenizing needs about 170 bytes of memory per byte of text. The larger of these limits applies to a text.
 MOST_BYTES = 1 << 20
-MOST_BYTES_A_TOKEN = 16  # of context; English has about 4.5
+MOST_BYTES_A_TOKEN = 16  # per token of context; English has about 4.5
 
 ACCEPTED = (
-    "a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}; "
-    "several prompts are a list of these"
+    "a prompt must be a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, "
+    "or a list of these for several prompts"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the model reads it, and how its answer is to be read."""
+    """The tokens of a rendered conversation, and the parser of its answer."""
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
@@ -37,20 +37,20 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A text of which a vector is wanted."""
+    """The tokens of a text to embed."""
 
     token_ids: list[int]
     pooling: Pooling
 
 
 class TextPrompt(TypedDict):
-    """A text in the form that vLLM takes too."""
+    """A text prompt as a mapping, as in vLLM."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict):
-    """Token ids in the form that vLLM takes too."""
+    """A prompt of token ids as a mapping, as in vLLM."""
 
     prompt_token_ids: Sequence[int]
 
@@ -59,10 +59,10 @@ Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt | TextPrompt | TokensPr
 
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list.
+    """Return one prompt or several as a list.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the value is neither.
     """
     if isinstance(prompts, str | ChatPrompt | PooledPrompt | Mapping):
         return [cast(Prompt, prompts)]
@@ -73,10 +73,10 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPrompt:
-    """A prompt without the mapping it may lie in.
+    """Return a prompt, unpacked from its mapping if it is one.
 
     Raises:
-        RequestError: it is no prompt.
+        RequestError: the value is not a prompt.
     """
     if isinstance(prompt, Mapping):
         if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}):
@@ -92,20 +92,20 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPro
 
 
 def shown(value: Any) -> str:
-    """A value of the wrong kind, in a few words."""
+    """Return the type and a shortened repr of a value, for error messages."""
     if isinstance(value, bytes | bytearray):
-        return f"{type(value).__name__}; decode them into a text first"
+        return f"{type(value).__name__}; decode it to text first"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 class PromptReader:
-    """Prompts to token ids, within bounds. Thread-safe; long texts are for a thread that has the time.
+    """Converts prompts to token ids, with limits on their size. Thread-safe.
 
     Args:
-        find_tokenizer: gives the model's tokenizer, or raises UsageError.
-        vocab_size: token ids are below this.
-        context_length: most tokens of a sequence, prompt and output together.
+        find_tokenizer: returns the model's tokenizer, or raises UsageError.
+        vocab_size: the size of the model's vocabulary.
+        context_length: maximum tokens of a sequence, prompt and output together.
     """
 
     def __init__(self, find_tokenizer: Callable[[], Tokenizer], vocab_size: int, context_length: int) -> None:
@@ -115,16 +115,16 @@ class PromptReader:
 
     @functools.cached_property
     def most_bytes(self) -> int:
-        """UTF-8 bytes of the longest text that is tokenized at all."""
+        """The maximum size of a text in UTF-8 bytes; larger texts are not tokenized."""
         return max(MOST_BYTES, MOST_BYTES_A_TOKEN * self._context_length)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt.
+        """Return the tokens of a prompt.
 
         Raises:
-            UsageError: it needs a tokenizer, and there is none.
+            UsageError: the prompt is text, and the model has no tokenizer.
             PromptTooLongError: it has more tokens than the context holds, or so many bytes that it must.
-            RequestError: it is no prompt, is empty, or names tokens that do not exist.
+            RequestError: it is not a prompt, is empty, or has token ids outside the vocabulary.
             RequestFailedError: the tokenizer failed.
         """
         plain = plain_prompt(prompt)
@@ -140,15 +140,15 @@ class PromptReader:
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text that is not too long.
+        """Return the tokens of a text.
 
         Raises:
-            PromptTooLongError: it has so many bytes that its tokens cannot fit, or that it is not tokenized.
-            RequestError: it is no Unicode text.
+            PromptTooLongError: the text exceeds ``most_bytes``, or its tokens cannot fit the context.
+            RequestError: it has a lone surrogate.
             RequestFailedError: the tokenizer failed.
         """
         tokenizer = self._find_tokenizer()
-        self.check_bytes(len(text))  # at least; encoding a huge text takes time too
+        self.check_bytes(len(text))  # a lower bound, checked before a huge text is encoded
         try:
             if len(text) > self._context_length // 4:
                 self.check_bytes(len(text.encode(errors="surrogatepass")))
@@ -160,15 +160,15 @@ class PromptReader:
             raise RequestFailedError(f"the tokenizer failed: {error!r}") from error
 
     def check_bytes(self, count: int) -> None:
-        """Refuse a text of so many bytes, unless it may be tokenized.
+        """Check the size of a text.
 
         Raises:
-            PromptTooLongError: it may not.
+            PromptTooLongError: ``count`` exceeds ``most_bytes``.
         """
         if count > self.most_bytes:
             raise PromptTooLongError(
-                f"the prompt has at least {count} bytes; for a context of {self._context_length} tokens, at "
-                f"most {self.most_bytes} bytes are taken: {MOST_BYTES_A_TOKEN} a token, {MOST_BYTES} at least"
+                f"the prompt has at least {count} bytes; for a context of {self._context_length} tokens the "
+                f"limit is {self.most_bytes} bytes: {MOST_BYTES_A_TOKEN} per token, at least {MOST_BYTES}"
             )
 
     def _check_least_tokens(self, tokenizer: Tokenizer, text: str) -> None:
@@ -180,20 +180,20 @@ class PromptReader:
         if least >= self._context_length:
             raise PromptTooLongError(
                 f"the prompt has {count} bytes and a token covers at most {covered.bytes_per_token}: that is "
-                f"at least {least} tokens, but the context holds {self._context_length}, at least one of "
-                "them generated; shorten the prompt or load the model with room for more"
+                f"at least {least} tokens, but the context holds {self._context_length}, including at least "
+                "one generated token; shorten the prompt or load the model with a larger context_length"
             )
 
     def _check_length(self, count: int) -> None:
         if count > self._context_length:
             raise PromptTooLongError(
-                f"the prompt has {count} tokens, but the context holds {self._context_length}, at least "
-                "one of them generated; shorten the prompt or load the model with room for more"
+                f"the prompt has {count} tokens, but the context holds {self._context_length}, including at "
+                "least one generated token; shorten the prompt or load the model with a larger context_length"
             )
 
 
 def _integers(prompt: Sequence[int]) -> list[int]:
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise RequestError(f"{ACCEPTED}; this list holds {shown(token)}")
+            raise RequestError(f"{ACCEPTED}; the list has {shown(token)}")
     return [operator.index(token) for token in prompt]

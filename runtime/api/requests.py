@@ -1,4 +1,4 @@
-"""Prompts and options to requests: what ``LLM`` and ``AsyncLLM`` have in common before the engine."""
+"""Make engine requests from prompts and options, for ``LLM`` and ``AsyncLLM``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..text.grammars import GrammarCompiler
 
 
-# Characters to tokenize in the thread that asks, for which all other requests of its event loop wait.
+# Maximum characters that are tokenized in the caller's thread, which blocks its event loop meanwhile.
 _QUICK_TEXT = 4096
 
 
@@ -48,7 +48,7 @@ class RequestFactory:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the model came with a tokenizer."""
+        """Whether the model has a tokenizer."""
         return self._model.tokenizer is not None
 
     @property
@@ -56,11 +56,11 @@ class RequestFactory:
         """The model's tokenizer.
 
         Raises:
-            UsageError: it has none.
+            UsageError: the model has no tokenizer.
         """
         if self._model.tokenizer is None:
             raise UsageError(
-                f"{self._model.name} has no tokenizer.json: give prompts as token ids, or add the file"
+                f"{self._model.name} has no tokenizer.json: pass prompts as token ids, or add the file"
             )
         return self._model.tokenizer
 
@@ -75,12 +75,12 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
     ) -> RequestGroup:
-        """Requests for the continuations of one prompt.
+        """Return the requests for all outputs of one prompt; for arguments see ``AsyncLLM.generate``.
 
         Raises:
-            UsageError: it needs a tokenizer, and there is none.
-            RequestError: the prompt is neither text nor token ids, too long, or names tokens that do not
-                exist; or another argument is not what it must be.
+            UsageError: the prompt is text, and the model has no tokenizer.
+            RequestError: the prompt has a wrong type, is too long or has token ids outside the vocabulary; or
+                another argument is invalid.
             RequestFailedError: the tokenizer failed.
         """
         _check_kinds(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
@@ -97,7 +97,7 @@ class RequestFactory:
         if params.stop and tokenizer is None:
             raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
         if any(isinstance(word, str) for word in params.bad_words) and tokenizer is None:
-            raise InvalidSamplingError("bad words as text need a tokenizer; give their token ids")
+            raise InvalidSamplingError("bad words as text need a tokenizer; pass their token ids")
         own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
         name = request_id or uuid.uuid4().hex
         shared: dict[str, Any] = {
@@ -128,19 +128,19 @@ class RequestFactory:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """The model's own end tokens."""
+        """The end tokens of the model."""
         return self._model.defaults.end_token_ids
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, in whatever form it is; see ``PromptReader.token_ids``."""
+        """Return the tokens of a prompt; see ``PromptReader.token_ids``."""
         return self._reader.token_ids(prompt)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text; see ``PromptReader.encode``."""
+        """Return the tokens of a text; see ``PromptReader.encode``."""
         return self._reader.encode(text, add_special_tokens=add_special_tokens)
 
     def is_quick(self, prompt: Prompt, params: SamplingParams) -> bool:
-        """Whether making a request of it takes a few milliseconds; else it is not for an event loop."""
+        """Whether making the request takes at most a few milliseconds, so that an event loop may do it."""
         if params.structured_output is not None or isinstance(prompt, Mapping):
             return False
         texts = [word for word in params.bad_words if isinstance(word, str)]
@@ -148,7 +148,7 @@ class RequestFactory:
         return tokenized + (len(prompt) if isinstance(prompt, Sized) else 0) <= _QUICK_TEXT
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
-        """The checkpoint's own sampling options."""
+        """Return the checkpoint's own sampling options; see ``GenerationDefaults.params``."""
         return self._model.defaults.params(max_tokens)
 
     def chat_prompt(
@@ -161,21 +161,22 @@ class RequestFactory:
         tool_style: str | None = None,
         **variables: Any,
     ) -> ChatPrompt:
-        """A conversation as a prompt; see ``ChatTemplate.render``.
+        """Render a conversation to a prompt.
 
         Args:
-            messages: as there.
-            tools: as there.
-            add_generation_prompt: as there.
-            chat_template: as there.
-            tool_style: how the model writes tool calls, a name from ``parsers.registry.STYLES``; None leaves
-                it to the chat template to tell.
-            **variables: as there.
+            messages: see ``ChatTemplate.render``.
+            tools: see there.
+            add_generation_prompt: see there.
+            chat_template: see ``template`` there.
+            tool_style: the format of tool calls, a name from ``parsers.registry.STYLES``; None derives it
+                from the chat template.
+            **variables: see there.
 
         Raises:
-            ChatTemplateError: the template is missing, fails, or tries something forbidden; or a variable has
-                a name that is taken.
-            UsageError: no such style.
+            ChatTemplateError: the template is missing, fails, or tries something forbidden; or the name of a
+                variable is reserved.
+            UsageError: there is no such ``tool_style``.
+            PromptTooLongError: the prompt is too long.
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
@@ -189,12 +190,12 @@ class RequestFactory:
         )
         source = template.source(chat_template, with_tools=bool(tools))
         new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=tool_style)
-        new_parser()  # an unknown style is found out now
-        # The template wrote its special tokens itself.
+        new_parser()  # raises now if the style is unknown
+        # The template itself writes the special tokens.
         return ChatPrompt(self.encode(text, add_special_tokens=False), new_parser)
 
     def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
-        """The grammar of a structured output, compiled or about to be."""
+        """Return the future of the compiled grammar of a structured output, None without one."""
         if params.structured_output is None:
             return None
         from ..text.grammars import GrammarCompiler  # loaded on demand: few requests need it
@@ -207,7 +208,7 @@ class RequestFactory:
         return cast("Future[Grammar]", self._grammars.compile(params.structured_output))
 
     def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
-        """Token sequences of the bad words; a text counts with and without a space before it."""
+        """Return the token sequences of the bad words; a text is encoded with and without a leading space."""
         words = set[tuple[int, ...]]()
         for word in params.bad_words:
             if isinstance(word, str):
@@ -215,11 +216,11 @@ class RequestFactory:
                 words.update(tuple(self.encode(s, add_special_tokens=False)) for s in spellings)
             else:
                 words.add(word)
-        vocab_size = self._model.runner.info.vocab_size  # what a tokenizer has beyond it is never generated
+        vocab_size = self._model.runner.info.vocab_size  # the tokenizer may have more tokens than the model
         return {word for word in words if word and max(word) < vocab_size}
 
     def _dry_breakers(self, params: SamplingParams) -> set[int]:
-        """The token with which each sequence breaker ends, alone and after a letter."""
+        """Return the last token of each sequence breaker, encoded alone and after a letter."""
         if not params.dry_multiplier or self._model.tokenizer is None:
             return set()
         texts = [prefix + text for text in params.dry_sequence_breakers for prefix in ("", "a")]
@@ -227,7 +228,7 @@ class RequestFactory:
         return {token for token_ids in encoded for token in token_ids[-1:]}
 
 
-# What a request's own variables must not be called: what the template is given anyway, and by whom.
+# Names that template variables of a request must not have: parameters of the rendering functions.
 _RENDERING = frozenset(inspect.signature(ChatTemplate.render).parameters)
 RENDER_OPTIONS = _RENDERING | frozenset(inspect.signature(RequestFactory.chat_prompt).parameters)
 
@@ -237,7 +238,11 @@ def _no_parser() -> None:
 
 
 def _check_kinds(**texts: Any) -> None:
-    """Refuse here what would surprise the engine's thread, which serves others too."""
+    """Check that values are strings or None, here and not in the engine's thread.
+
+    Raises:
+        RequestError: a value has another type.
+    """
     for name, value in texts.items():
         if not isinstance(value, str | None):
-            raise RequestError(f"{name} must be a text, not {value!r}")
+            raise RequestError(f"{name} must be a string, not {value!r}")

@@ -1,4 +1,4 @@
-"""How likely a model finds given texts, and what it answers to a yes-or-no question about each."""
+"""Scoring: log-probabilities of given continuations, and reranking by a yes-or-no question."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .requests import ChatPrompt, Prompt, RequestFactory
 
 T = TypeVar("T")
 
-# As Qwen3-Reranker was trained (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
+# The prompts that Qwen3-Reranker was trained with (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
 RERANK_SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -24,9 +24,9 @@ RERANK_INSTRUCTION = "Given a web search query, retrieve relevant passages that 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationScore:
-    """The log-probability of a continuation, natural, in all and of each of its tokens.
+    """The log-probability (natural) of a continuation, and of each of its tokens.
 
-    ``greedy`` says whether each of them was the most likely one.
+    ``greedy`` says whether each token was the most likely one.
     """
 
     logprob: float
@@ -37,14 +37,14 @@ class ContinuationScore:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """A text and continuation as one prompt, and where in it the continuation begins."""
+    """A text and its continuation as one prompt; ``start`` is the first token of the continuation."""
 
     token_ids: list[int]
     start: int
 
     @property
     def params(self) -> SamplingParams:
-        """Options that report the continuation's log-probabilities."""
+        """The options that report the log-probabilities of the continuation."""
         return SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=self.start
         )
@@ -52,7 +52,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True, slots=True)
 class Questions(Generic[T]):
-    """Prompts with their options, and what their outputs say."""
+    """Prompts with their options, and a function that reads the results from their outputs."""
 
     prompts: Sequence[Prompt]
     params: Sequence[SamplingParams]
@@ -62,10 +62,10 @@ class Questions(Generic[T]):
 def score_questions(
     requests: RequestFactory, texts: str | Sequence[str], continuations: str | Sequence[str]
 ) -> Questions[ContinuationScore]:
-    """How likely each continuation is after its text.
+    """Return the requests that score each continuation of its text.
 
     Raises:
-        RequestError: a text or a continuation is at fault.
+        RequestError: a text or a continuation is invalid.
         UsageError: there are not as many texts as continuations.
     """
     wanted = [scoring_request(requests, *pair) for pair in paired(texts, continuations)]
@@ -79,10 +79,10 @@ def score_questions(
 def rerank_questions(
     requests: RequestFactory, query: str, documents: Sequence[str], instruction: str, answers: Sequence[str]
 ) -> Questions[float]:
-    """The probability that each document answers the query.
+    """Return the requests that give the probability that each document answers the query.
 
     Raises:
-        RequestError: the prompt or the answers are at fault.
+        RequestError: a prompt is invalid, or two answers begin with the same token.
     """
     params = answer_params(requests, answers)
     prompts = [rerank_prompt(requests, query, document, instruction) for document in documents]
@@ -94,7 +94,7 @@ def rerank_questions(
 
 
 def scoring_request(requests: RequestFactory, text: str, continuation: str) -> ScoringRequest:
-    """Both are tokenized together, as they would be read; tokens that the border cuts count as continuation.
+    """Tokenize text and continuation together; a token across the boundary belongs to the continuation.
 
     Raises:
         RequestError: one of them is empty.
@@ -110,10 +110,10 @@ def scoring_request(requests: RequestFactory, text: str, continuation: str) -> S
 
 
 def continuation_score(request: ScoringRequest, output: RequestOutput) -> ContinuationScore:
-    """Read what a scoring request gave.
+    """Return the score from the output of a scoring request.
 
     Raises:
-        ProviderRuntimeError: it failed.
+        ProviderRuntimeError: the request failed.
     """
     if output.error is not None or output.prompt_logprobs is None:
         raise ProviderRuntimeError(output.error or "the request gave no log-probabilities")
@@ -125,40 +125,40 @@ def continuation_score(request: ScoringRequest, output: RequestOutput) -> Contin
 
 
 def paired(texts: str | Sequence[str], continuations: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Each continuation with its text, a single text with all.
+    """Pair each continuation with its text; one text may serve all continuations.
 
     Raises:
-        UsageError: there are not as many of both.
+        UsageError: there are not as many texts as continuations.
     """
     ends = [continuations] if isinstance(continuations, str) else list(continuations)
     begins = [texts] * len(ends) if isinstance(texts, str) else list(texts)
     if len(begins) != len(ends):
-        raise UsageError(f"{len(begins)} texts for {len(ends)} continuations; give one, or one for each")
+        raise UsageError(f"{len(begins)} texts for {len(ends)} continuations; pass one, or one for each")
     return list(zip(begins, ends, strict=True))
 
 
 def rerank_prompt(requests: RequestFactory, query: str, document: str, instruction: str) -> ChatPrompt:
-    """The question whether a document answers a query; the model answers without thinking."""
+    """Return the prompt that asks whether a document answers a query, with reasoning disabled."""
     asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     messages = [{"role": "system", "content": RERANK_SYSTEM}, {"role": "user", "content": asked}]
     return requests.chat_prompt(messages, enable_thinking=False)
 
 
 def answer_params(requests: RequestFactory, answers: Sequence[str]) -> SamplingParams:
-    """Options that report how likely each answer's first token is.
+    """Return options that report the log-probability of each answer's first token.
 
     Raises:
-        RequestError: an answer has no token, or two have the same.
+        RequestError: an answer has no token, or two answers begin with the same token.
     """
     tokens = [requests.encode(answer, add_special_tokens=False)[:1] for answer in answers]
     if not all(tokens) or len({token for (token,) in tokens}) != len(answers):
-        raise RequestError(f"the answers {answers} must begin with different tokens")
+        raise RequestError(f"the answers {answers} must not be empty and must begin with different tokens")
     named = tuple(token for (token,) in tokens)
     return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, logprob_token_ids=named)
 
 
 def share_of_first(params: SamplingParams, output: RequestOutput) -> float:
-    """The probability of the first answer among all answers.
+    """Return the probability of the first answer, relative to all answers.
 
     Raises:
         ProviderRuntimeError: the request failed.

@@ -1,7 +1,7 @@
-"""``InferenceSession``: onnxruntime's, for any ONNX model, but strict about where it runs.
+"""``InferenceSession``: onnxruntime's class for any ONNX model, with strict placement.
 
-Everything onnxruntime's own class can do is inherited; only opening differs. What is asked for is what runs:
-a provider that is missing, cannot start, or leaves nodes to the CPU is an error, unless ``allow_fallback``.
+All methods of onnxruntime's class are inherited; only opening a model differs. A provider that is missing,
+cannot start, or leaves nodes to the CPU is an error, unless ``allow_fallback`` is set.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...providers.placement import (
     weight_bytes_by_node,
 )
 
-ort.load_onnxruntime("InferenceSession")  # a missing or doubled wheel is our error, with the remedy
+ort.load_onnxruntime("InferenceSession")  # reports a missing or duplicate wheel with the remedy
 import onnxruntime  # noqa: E402
 
 from .bound_run import BoundRun, Tensors  # noqa: E402
@@ -39,25 +39,26 @@ Providers = Sequence[str | tuple[str, dict[Any, Any]]]
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime is untyped
-    """Runs an ONNX model; same arguments, methods and results as ``onnxruntime.InferenceSession``.
+    """Run an ONNX model, with the arguments, methods and results of ``onnxruntime.InferenceSession``.
 
     It adds ``bind`` and ``run_tensors`` (tensors of any library, without copies), ``run_awaited`` (asyncio)
-    and ``placement``. Like onnxruntime's, one session may be run by several threads at once.
+    and ``placement``. Several threads may run one session at once.
 
     Args:
         path_or_bytes: a file, serialized ONNX, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         sess_options: ``onnxruntime.SessionOptions``.
-        providers: names of carryall ("cpu") or of onnxruntime ("CPUExecutionProvider"), best first, each
-            alone or with a dict of its options; None takes what onnxruntime takes by itself. A plugin library
-            ("ep:PATH") stands alone.
-        provider_options: one dict a provider, where ``providers`` are plain names.
-        allow_fallback: let onnxruntime replace a provider that fails, and run what it lacks on the CPU.
-        **kwargs: passed on to onnxruntime.
+        providers: names of carryall ("cpu") or of onnxruntime ("CPUExecutionProvider"), in order of priority,
+            each alone or with a dict of its options; None takes onnxruntime's default. A plugin library
+            ("ep:PATH") must be the only one.
+        provider_options: one dict per provider, if ``providers`` are plain names.
+        allow_fallback: let onnxruntime replace a provider that fails, and run unsupported nodes on the CPU.
+        **kwargs: passed to onnxruntime.
 
     Raises:
-        ModelNotFoundError: no such file.
-        GraphError: not a valid ONNX model, or it has operators that no asked provider has.
-        ProviderUnavailableError: an asked provider is missing, cannot start, or would leave nodes to the CPU.
+        ModelNotFoundError: there is no such file.
+        GraphError: the model is invalid, or has operators that no given provider supports.
+        ProviderUnavailableError: a given provider is missing, cannot start, or would leave nodes to the CPU.
+        UsageError: an argument is invalid.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         self._allow_fallback = allow_fallback
         self._source = ort.model_name(path_or_bytes)
         if isinstance(path_or_bytes, str | os.PathLike) and not Path(path_or_bytes).is_file():
-            raise ModelNotFoundError(f"no such model file: {self._source}")
+            raise ModelNotFoundError(f"there is no model file {self._source}")
         if not allow_fallback:
             kwargs["enable_fallback"] = 0
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
@@ -91,42 +92,42 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     def set_providers(
         self, providers: Providers | None = None, provider_options: Sequence[dict[Any, Any]] | None = None
     ) -> None:
-        """Open the model again on other providers; same rules as at construction."""
+        """Open the model again on other providers, with the checks of the constructor."""
         asked = _names(providers)
         with self._strictly(asked):
             super().set_providers(_translated(providers), provider_options)
         self._check(asked)
 
     def bind(self, inputs: Tensors, outputs: Tensors | None = None) -> BoundRun:
-        """Put tensors in place once, to run many times; see ``BoundRun``."""
+        """Bind tensors once for many runs; see ``BoundRun``."""
         return BoundRun(self, inputs, outputs)
 
     def run_tensors(
         self, inputs: Tensors, outputs: Tensors | None = None, run_options: Any = None
     ) -> dict[str, onnxruntime.OrtValue]:
-        """Run once on NumPy arrays, ``OrtValue`` or DLPack tensors without copies; see ``BoundRun``."""
+        """Run once on NumPy arrays, ``OrtValue`` or DLPack tensors, without copies; see ``BoundRun``."""
         return BoundRun(self, inputs, outputs).run(run_options)
 
     async def run_awaited(self, output_names: Sequence[str] | None, input_feed: dict[str, Any]) -> list[Any]:
-        """``run`` for asyncio: the event loop goes on, and cancelling the task ends the run."""
+        """Run from asyncio without blocking the event loop; cancelling the task terminates the run."""
         run_options = onnxruntime.RunOptions()
         run = asyncio.create_task(asyncio.to_thread(self.run, output_names, input_feed, run_options))
         try:
             return list(await asyncio.shield(run))
         except asyncio.CancelledError:
             run_options.terminate = True
-            await asyncio.wait([run])  # the inputs are read until then
+            await asyncio.wait([run])  # the run reads the inputs until it ends
             run.exception()
             raise
 
     def placement(self) -> Placement:
-        """Where the nodes run, how many bytes of weights lie there, and why not all on the first provider."""
+        """Return nodes and weight bytes by provider, and why nodes are not on the first provider."""
         placed = placed_nodes(self) or {}
         return summarise(placed, self._asked or self.get_providers(), self._weights(), self._heavy_nodes)
 
     @contextlib.contextmanager
     def _strictly(self, asked: list[str]) -> Iterator[None]:
-        """While a session opens: no node may fall to the CPU unasked, and failures become our errors."""
+        """Check the providers, and translate onnxruntime's errors while a session opens."""
         if self._allow_fallback:
             yield
             return
@@ -147,7 +148,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 
 
 def _facts(model: object) -> tuple[Callable[[], dict[str, int]], Callable[[], set[str]]]:
-    """Bytes of weights by node, and heavy nodes; read when wanted, if the model lies outside the session."""
+    """Return functions that give weight bytes by node and the heavy nodes; files are read lazily."""
     if isinstance(model, ir.Model | onnx.ModelProto):
         seen = read_model(model)
         weights, heavy = weight_bytes_by_node(seen), heavy_nodes(seen)
@@ -160,7 +161,7 @@ def _names(providers: Providers | None) -> list[str]:
 
 
 def _translated(providers: Providers | None) -> list[str | tuple[str, dict[Any, Any]]] | None:
-    """The same providers under onnxruntime's names."""
+    """Return the providers with onnxruntime's names."""
     if providers is None:
         return None
     if isinstance(providers, str):
@@ -171,7 +172,7 @@ def _translated(providers: Providers | None) -> list[str | tuple[str, dict[Any, 
 
 
 def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
-    """Options and devices of the plugin library among ``providers``; no devices if there is none."""
+    """Return options and devices of the plugin library in ``providers``; no devices if there is none."""
     for entry in providers or ():
         name, own = (entry, {}) if isinstance(entry, str) else entry
         if not has_argument(name):
@@ -179,7 +180,7 @@ def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
         target: Any = get_provider(name)
         devices = target.devices(target.checked_options({}))
         if devices and len(providers or ()) > 1:
-            raise UsageError("a plugin library stands alone in 'providers'")
+            raise UsageError("a plugin library must be the only entry of 'providers'")
         if devices:
             return own, devices
     return {}, []
@@ -191,7 +192,7 @@ def _execution_provider(name: str) -> str:
     translated = get_provider(name).execution_provider
     if translated is None:
         raise UsageError(
-            f"provider '{name}' is not part of onnxruntime; open its own session with "
+            f"provider '{name}' is not an execution provider of onnxruntime; open its session with "
             f"carryall.providers.get_provider('{name}').session(path)"
         )
     return translated
@@ -199,13 +200,13 @@ def _execution_provider(name: str) -> str:
 
 @contextlib.contextmanager
 def _readable(model: object) -> Iterator[object]:
-    """The model as a path or bytes; models in memory of any size go through a temporary folder."""
+    """Yield the model as a path or bytes; models in memory are written to a temporary folder."""
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
     if not isinstance(model, ir.Model):
         yield model
         return
-    # onnxruntime keeps external data mapped, which Windows does not let us delete.
+    # onnxruntime keeps external data mapped, and Windows does not delete mapped files.
     with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
         path = os.path.join(folder, "model.onnx")
         ir.save(model, path, external_data="model.onnx.data")

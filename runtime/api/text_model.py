@@ -1,4 +1,4 @@
-"""What ``LLM`` and ``AsyncLLM`` tell alike of the model behind them."""
+"""The methods that ``LLM`` and ``AsyncLLM`` share: tokenizer, chat template and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .requests import ChatPrompt, RequestFactory
 
 
 class TextModel:
-    """A model's tokenizer, chat template and limits."""
+    """Tokenizer, chat template and limits of a loaded model."""
 
     _requests: RequestFactory
     _engine: Engine
@@ -24,15 +24,15 @@ class TextModel:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> ChatPrompt:
-        """A conversation, as a prompt to generate from; see ``RequestFactory.chat_prompt``."""
+        """Render a conversation to a prompt; see ``RequestFactory.chat_prompt``."""
         return self._requests.chat_prompt(messages, tools=tools, **options)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return self._requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         return self._requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @property
@@ -47,5 +47,5 @@ class TextModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a sequence, prompt and output together."""
+        """The maximum number of tokens of a sequence, prompt and output together."""
         return self._engine.max_length

@@ -23,8 +23,22 @@ from .jobs.status import ask_to_cancel as cancel
 from .jobs.status import job_status as status
 from .spec import BatchSpec
 from .tables import map_table
+from .workers.ray_data import RayPredictor, SharedModel, share_model
 
-__all__ = ["BatchJob", "BatchSpec", "cancel", "map_table", "merge", "report", "retry_failed", "run", "status"]
+__all__ = [
+    "BatchJob",
+    "BatchSpec",
+    "RayPredictor",
+    "SharedModel",
+    "cancel",
+    "map_table",
+    "merge",
+    "report",
+    "retry_failed",
+    "run",
+    "share_model",
+    "status",
+]
 
 _PIECE = 256
 _POLL_SECONDS = 0.2

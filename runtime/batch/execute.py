@@ -209,7 +209,7 @@ def _refuse_output_as_input(spec: BatchSpec, source: Source) -> None:
         for target in (spec.paths.output, spec.paths.errors):
             same = name == target
             if not same and not is_remote(name) and not is_remote(target) and Path(name).is_file():
-                same = Path(target).exists() and os.path.samefile(name, target)
+                same = Path(target).is_file() and os.path.samefile(name, target)
             if same:
                 raise UsageError(f"{target} is the input; write the results elsewhere")
 

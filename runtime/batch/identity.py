@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...exporter.package import COPIED_FILES
 from ...progress import Progress
-from ..models.model_source import locate_model, resolve_model
+from ..models.model_source import find_model, resolve_model
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 
@@ -42,7 +42,7 @@ def model_stamp(model: str) -> Stamp:
 
 
 # Asked every second: a hub id is looked up once.
-_located = functools.cache(locate_model)
+_located = functools.cache(find_model)
 
 
 def _facts(path: Path) -> tuple[str, int, int, int]:

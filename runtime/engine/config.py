@@ -1,4 +1,4 @@
-"""How an engine schedules, and how much memory it may use."""
+"""Options of the engine: batch limits, KV memory, prefix cache, context length, speculation."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from .sampling.sampler import BatchLogitsProcessor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Checked):
-    """How an engine schedules, and how much memory it may use.
+    """Options of the engine: batch limits, KV memory, prefix cache, context length, speculation.
 
     Args:
-        max_slots: most sequences computed at once; each slot holds the KV cache of one.
-        max_step_tokens: most tokens of one step, prompts and generated tokens together.
-        max_step_slowdown: how many times longer prompts may make a step while other requests generate.
-            Smaller values keep their streams smooth, larger ones finish prompts sooner, ``inf`` runs prompts
-            first.
-        max_queue: most requests that may wait; more are refused. By default there is no limit.
-        kv_bytes: most bytes of KV that all requests together may hold; by default what the slots can hold.
-        prefix_cache: keep the KV of finished requests, while there is room, for prompts that begin alike.
-        prefix_cache_dir: a folder where evicted prefixes are kept, for this process and later ones.
-        prefix_cache_bytes: most bytes of the files in ``prefix_cache_dir``.
-        swap_bytes: host memory for KV of preempted requests and evicted prefixes, beside ``kv_bytes``.
-            Without it, and without ``prefix_cache_dir``, such KV is computed again.
-        trim_windows: when layers with a sliding window free the KV behind it: ``when_short`` of KV, before a
-            slot is evicted; or ``always``, which takes the least memory, but then only whole prompts are
-            shared. Without ``prefix_cache`` it is always.
+        max_slots: maximum number of sequences computed at once; each slot holds the KV cache of one.
+        max_step_tokens: maximum number of tokens of one step, prompt and generated tokens together.
+        max_step_slowdown: how many times longer prompt chunks may make a step while other requests generate.
+            Smaller values keep running streams smooth, larger ones finish prompts sooner; ``inf`` removes the
+            limit.
+        max_queue: maximum number of waiting requests; more are refused. By default there is no limit.
+        kv_bytes: maximum KV memory of all requests together; by default what the slots can hold.
+        prefix_cache: keep the KV of finished requests, while there is room, for prompts with the same first
+            tokens.
+        prefix_cache_dir: a folder for evicted prefixes, used by this process and later ones.
+        prefix_cache_bytes: maximum size of the files in ``prefix_cache_dir``.
+        swap_bytes: host memory for KV of preempted requests and evicted prefixes, in addition to
+            ``kv_bytes``. Without it, and without ``prefix_cache_dir``, such KV is computed again.
+        trim_windows: when layers with a sliding window free the KV behind it. ``when_short``: when KV memory
+            is short, before a slot is evicted. ``always``: at once, which needs the least memory, but then
+            only whole prompts are shared. Without ``prefix_cache`` it is ``always``.
         context_shift: when prompt and output fill the context, drop the middle and go on, instead of ending
             the request.
-        attention_sinks: how many of the first tokens stay when others are dropped.
+        attention_sinks: number of first tokens that stay when others are dropped.
         kv_eviction_tokens: limit the KV cache of a request that generates to about this many tokens (lossy);
-            tokens that matter least are evicted. By default none are.
+            the least important tokens are evicted. By default none are.
         grammar_timeout_seconds: how long a request waits for its grammar to compile before it is refused.
         logits_processors: change the logits of whole batches, in this order, before tokens are sampled.
-        adaptive_speculation: propose tokens only as far as that pays; otherwise always as many as possible.
+        adaptive_speculation: propose tokens only where that is expected to save time; otherwise always
+            propose as many as possible.
 
     Raises:
-        UsageError: a value is of another type, or out of range.
+        UsageError: a value has the wrong type or is out of range.
     """
 
-    max_slots: int = option(32, least=1, most=math.inf)  # compared with the memory that is there
+    max_slots: int = option(32, least=1, most=math.inf)  # the available memory limits it at load
     max_step_tokens: int = option(512, least=1)
     max_step_slowdown: float = option(2.25, least=1)
     max_queue: int | None = option(None, least=0)

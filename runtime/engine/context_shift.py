@@ -1,10 +1,10 @@
 """Context shift: when a context is full, keep the first tokens and the recent ones, drop the middle.
 
-Xiao et al., Efficient Streaming Language Models with Attention Sinks (arXiv:2309.17453): a model needs the
-first few tokens, on which attention rests, and the recent ones. There keys are re-rotated at every step; here
-the kept tokens get new positions and are computed anew whenever the context is full, so that what follows is
-exactly what the model says to "sinks + recent tokens", and costs about one more token computed for each one
-generated.
+Xiao et al., Efficient Streaming Language Models with Attention Sinks (arXiv:2309.17453), keep the attention
+sinks (the first few tokens) and the recent tokens. The paper rotates cached keys again at every step. Here
+the kept tokens get new positions and are recomputed whenever the context is full. The output is therefore
+exactly what the model gives for "sinks + recent tokens"; the cost is about one recomputed token for each
+generated one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _UNLIMITED = 2**31 - 1
 
 
 class ContextShift(KVPolicy):
-    """Makes room in contexts that are full.
+    """Drop the middle of full contexts, so that requests go on.
 
     Raises:
-        UsageError: nothing would be left to drop.
+        UsageError: ``attention_sinks`` leaves no token to drop.
     """
 
     frees_windows = False
@@ -33,7 +33,8 @@ class ContextShift(KVPolicy):
         length, sinks = parts.max_length, config.attention_sinks
         if not 0 <= sinks <= length - 2:
             raise UsageError(
-                f"attention_sinks is {sinks}; of a context of {length} tokens, {max(0, length - 2)} may stay"
+                f"attention_sinks is {sinks}, but a context of {length} tokens allows at most "
+                f"{max(0, length - 2)}"
             )
         self._recent = (length - sinks) // 2
 
@@ -43,12 +44,12 @@ class ContextShift(KVPolicy):
         return "context_shift" if config.context_shift else None
 
     def admit(self, request: Request, room: int) -> None:
-        """Let a request go on beyond the context."""
+        """Allow a request to generate beyond the context."""
         request.max_tokens = _UNLIMITED if request.max_tokens is None else request.max_tokens
         request.capacity = self._parts.max_length
 
     def after_step(self, requests: Sequence[Request]) -> None:
-        """Drop the middle of those requests that are full and go on."""
+        """Drop the middle of the requests whose context is full."""
         for request in requests:
             if request.slot is not None and request.num_tokens >= self._parts.max_length:
                 request.drop_middle(self._config.attention_sinks, self._recent)

@@ -1,4 +1,4 @@
-"""Continuous batching: many requests, one runner, one step at a time."""
+"""Continuous batching: an engine steps many requests through one runner."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
 from .kv_policies import chosen_policy
 from .kv_policy import KVPolicy, PolicyParts
-from .plan_draws import draw_tokens, observe_prompts
+from .late_draws import LateDraws
 from .plan_runner import PlanRunner
+from .plan_sampling import observe_prompts, sample_tokens
 from .requests.chunk import Tier
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request
@@ -42,25 +43,28 @@ from .stats import Counters, EngineStats
 
 _log = logging.getLogger(__name__)
 
-_NOTHING_TO_DRAW = (
-    "no token can be drawn: the logits are not finite numbers, or the options forbid all tokens"
+_NOTHING_TO_SAMPLE = (
+    "no token can be sampled: the logits are not finite numbers, or the options forbid all tokens"
 )
 
-# Seconds a step may spend on bringing KV back, beside running streams and without them.
+# Seconds that a step may spend on restoring KV from the tiers, with and without running streams.
 _RESTORE_BESIDE, _RESTORE_ALONE = 0.02, 0.2
 
 
 class Engine:
-    """Requests in, tokens out. Not thread-safe: one thread at a time may use it.
+    """Run requests on a runner, one batched step at a time. Not thread-safe.
 
     Args:
         runner: holds the model and the KV cache; the engine closes it.
-        config: how to schedule; ``max_slots`` is the runner's.
-        proposer: proposes tokens to check several at a time; the engine closes it.
+        config: options; ``max_slots`` is taken from the runner.
+        proposer: proposes tokens for speculative decoding; the engine closes it.
+        identity: a hash of the model's content, under which KV is stored on disk.
 
     Attributes:
-        clock: tells speculation what steps cost, in seconds.
-        identity: changes whenever the model does; KV kept on disk is found by it.
+        clock: returns seconds; speculation measures steps with it.
+
+    Raises:
+        UsageError: two options exclude each other, or the runner does not support one.
     """
 
     def __init__(
@@ -74,11 +78,11 @@ class Engine:
         self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
         if config.max_step_tokens < info.max_slots:
             raise UsageError(
-                f"max_step_tokens {config.max_step_tokens} is less than the {info.max_slots} slots, "
-                "each of which needs a token a step; raise it or lower max_slots"
+                f"max_step_tokens is {config.max_step_tokens}, less than the {info.max_slots} slots, "
+                "each of which needs one token a step; raise max_step_tokens or lower max_slots"
             )
         kv_tokens = _kv_tokens(config, info)
-        # The last token generated needs no KV.
+        # The last generated token needs no KV.
         self.max_length = (
             info.context_length if kv_tokens is None else min(info.context_length, kv_tokens + 1)
         )
@@ -119,6 +123,7 @@ class Engine:
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
+        self._late = LateDraws()
 
     @property
     def has_work(self) -> bool:
@@ -126,12 +131,14 @@ class Engine:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Queue a request, whose ``max_tokens`` is lowered to the room that the context leaves.
+        """Queue a request; its ``max_tokens`` is limited to the free part of the context.
 
         Raises:
-            PromptTooLongError: it can never fit.
-            RequestError: the prompt is empty, names tokens that do not exist, or the id is in use.
-            QueueFullError: too many wait already.
+            PromptTooLongError: the prompt can never fit.
+            RequestError: the prompt is empty, has token ids outside the vocabulary, or the id is in use.
+            InvalidSamplingError: an option names a token id outside the vocabulary.
+            QueueFullError: ``max_queue`` requests are waiting.
+            UsageError: an embedding is wanted, and the runner has no hidden states.
         """
         limit = self.config.max_queue
         if limit is not None and len(self._requests) >= self.info.max_slots + limit:
@@ -150,7 +157,7 @@ class Engine:
             self._compiling.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
-        """End a request now, with finish_reason "cancelled"; None if it is not in the engine."""
+        """End a request with finish_reason "cancelled"; return it, or None if it is not in the engine."""
         request = self._requests.get(request_id)
         if request is not None:
             self._cancel(request)
@@ -158,7 +165,7 @@ class Engine:
         return request
 
     def clear_prefix_cache(self) -> None:
-        """Give back the memory of everything that finished requests left behind."""
+        """Free the KV that finished requests left in the slots."""
         self._scheduler.cache.clear()
         self._operations.apply()
 
@@ -168,27 +175,33 @@ class Engine:
         refused = self._take_compiled()
         begin = self.clock()
         plan = self._prepare(self._scheduler.plan())
-        ran = self._plans.run(plan)
-        plan, failed = ran.plan, [request for request, _ in ran.faults]
-        for request, fault in ran.faults:
+        result = self._plans.run(plan)
+        plan, failed = result.plan, [request for request, _ in result.faults]
+        for request, fault in result.faults:
             self._fail(request, fault)
-        if ran.seconds is not None:
-            self._scheduler.learn(plan, ran.seconds)
+        if result.seconds is not None:
+            self._scheduler.learn(plan, result.seconds)
         self._scheduler.commit(plan)
-        embedded = observe_prompts(plan, ran.logits)
+        embedded = observe_prompts(plan, result.logits)
         for request in embedded:
             self._counters.finished += 1
             self._retire(request)
-        drawing = plan.drawing()
-        accepted = draw_tokens(plan, ran.logits, drawing, self.config.logits_processors, self._take)
+        sampling_rows = plan.sampling_rows()
+        known = {i: plan.requests[i].num_tokens for i in sampling_rows}
+        processors = self.config.logits_processors
+        accepted = sample_tokens(
+            plan, result.logits, sampling_rows, processors, self._append_token, self._late
+        )
         self._scheduler.settle(plan)
         self._policy.after_step(plan.requests)
         self._speculator.learn(plan, accepted, self.clock() - begin)
+        late = self._late.draw(processors, self._append_token, patient=not plan.rows)
         self._operations.apply()
-        return expired + refused + failed + embedded + [plan.requests[i] for i in drawing]
+        changed = [plan.requests[i] for i in sampling_rows if _has_news(plan.requests[i], known[i])]
+        return expired + refused + failed + embedded + changed + late
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of this moment."""
+        """Return the current counters and gauges."""
         held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
             running=len(self._scheduler.running),
@@ -219,7 +232,7 @@ class Engine:
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
 
     def close(self) -> list[Request]:
-        """Cancel everything and free the runner; return the requests that were cut off."""
+        """Cancel all requests, write idle prefixes to the tiers and free the runner; return the cancelled."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
         self._mover.patient = True
         self._scheduler.cache.clear(save=True)
@@ -235,21 +248,21 @@ class Engine:
         self._retire(request)
 
     def _expire(self) -> list[Request]:
-        """End the requests whose deadline has passed, wherever they stand."""
+        """Cancel the requests whose deadline has passed, waiting or running."""
         expired = [request for request in self._deadlines.take(time.monotonic()) if not request.finished]
         for request in expired:
             self._cancel(request, "deadline")
         return expired
 
-    def _take(self, request: Request, sample: Sample) -> None:
-        """Give a request the token drawn for it."""
+    def _append_token(self, request: Request, sample: Sample) -> None:
+        """Append a sampled token to its request; the request fails if there is none."""
         if sample.token_id == NO_TOKEN:
-            why = request.draw_error or sample.error or _NOTHING_TO_DRAW
+            why = request.sampling_error or sample.error or _NOTHING_TO_SAMPLE
             self._fail(request, ProviderRuntimeError(why))
             return
         try:
             request.append(sample)
-        except Exception as error:  # noqa: BLE001 -- the tokenizer's, say; all other requests live on
+        except Exception as error:  # noqa: BLE001 -- a tokenizer's fault must not end other requests
             log_fault(_log, request.request_id, "the tokenizer or the grammar", error)
             self._fail(request, RequestFailedError(fault_text("the tokenizer or the grammar", error)))
             return
@@ -263,7 +276,7 @@ class Engine:
         if not self._compiling:
             return []
         if len(self._compiling) == len(self._requests):
-            self._compiling.pause()  # there is nothing else to do
+            self._compiling.pause()  # all requests wait for a grammar
         ready, refused = self._compiling.take()
         for request in ready:
             self._scheduler.add(request)
@@ -285,23 +298,27 @@ class Engine:
             self._scheduler.remove(request, keep=keep)
 
     def _prepare(self, plan: StepPlan) -> StepPlan:
-        """Move KV to where the plan expects it; return the plan without the rows for which that failed."""
+        """Copy, evict and restore KV as the plan needs it; return the plan without rows whose KV was lost."""
         lost = self._operations.apply() | self._policy.before_run(plan.requests)
         for slot in lost:
-            self._scheduler.lose(slot)
+            self._scheduler.invalidate(slot)
         if lost:
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
         for request in plan.restoring:
             self._scheduler.cache.progress(request)
-        self._speculator.lengthen(plan, self._scheduler)
-        for i in plan.drawing():
-            plan.requests[i].prepare_draw()
+        self._speculator.add_proposals(plan, self._scheduler)
+        for i in plan.sampling_rows():
+            plan.requests[i].prepare_sampling()
         return plan
 
 
+def _has_news(request: Request, known: int) -> bool:
+    return request.finished or request.num_tokens > known
+
+
 def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
-    """For how many tokens there is KV in all; None is no limit beyond the slots'."""
+    """Return the total number of tokens that fit into the KV memory; None if only the slots limit it."""
     if config.kv_bytes is None:
         return info.kv_tokens
     most = config.kv_bytes // max(1, info.kv_bytes_per_token)
@@ -309,7 +326,7 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
 
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
-    """What KV behind sliding windows is worth; None if the runner cannot free it."""
+    """Return how KV behind sliding windows is freed and counted; None if the runner cannot free it."""
     if not info.trim_step:
         return None
     share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
@@ -317,8 +334,8 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
-    """What the options ask for to keep KV in outside of the runner."""
+    """Open the tiers that the options ask for; None if there are none."""
     folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
     if folder is not None and not identity:
-        raise UsageError("prefix_cache_dir needs to know the model: load it with LLM, or give identity")
+        raise UsageError("prefix_cache_dir needs the model's identity: load it with LLM, or pass identity")
     return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, info.kv_layout)

@@ -1,8 +1,8 @@
-"""KV eviction: a bounded cache for long answers. It is lossy.
+"""KV eviction: limit the KV cache of a generating request. Lossy.
 
-While a request generates, its cache is cut down to a number of tokens whenever it holds a quarter more. What
-stays are the attention sinks (the first tokens, arXiv:2309.17453), the recent half, and of the others those
-that the runner finds most important. Prompts are read whole, as in SnapKV (arXiv:2404.14469), and other
+Whenever the cache of a generating request exceeds the limit by a quarter, it is cut to the limit. Kept are
+the attention sinks (the first tokens, arXiv:2309.17453), the recent half, and the most important of the other
+tokens, which the runner selects. Prompts are computed in full, as in SnapKV (arXiv:2404.14469); other
 requests may share their KV until the first eviction.
 """
 
@@ -20,14 +20,14 @@ from .requests.request import Request
 
 _log = logging.getLogger(__name__)
 
-_SLACK = 4  # a quarter more before the next time, so that few tokens are copied for each that is generated
+_SLACK = 4  # evict at 1 + 1/4 of the limit: this bounds the tokens copied per generated token
 
 
 class KVEvictor(KVPolicy):
-    """Drops KV of requests that hold much.
+    """Evict KV of generating requests that exceed ``kv_eviction_tokens``.
 
     Raises:
-        UsageError: the runner cannot drop KV, or what is to be kept is too little.
+        UsageError: the runner cannot evict KV, or ``kv_eviction_tokens`` is too small.
     """
 
     frees_windows = False
@@ -43,7 +43,7 @@ class KVEvictor(KVPolicy):
         return None if config.kv_eviction_tokens is None else "kv_eviction_tokens"
 
     def before_run(self, requests: Sequence[Request]) -> set[int]:
-        """Evict from those that generate and hold too much; return slots whose content was lost by it."""
+        """Evict KV of requests that generate and hold too much; return slots that lost their content."""
         runner, lost = cast(EvictingRunner, self._parts.runner), set()
         for request in requests:
             held = request.num_computed - request.num_dropped
@@ -54,7 +54,7 @@ class KVEvictor(KVPolicy):
                 runner.evict_kv(request.slot, request.num_computed, self._eviction)
             except ProviderRuntimeError as error:
                 _log.warning(
-                    "slot %d could not have KV evicted, it is computed again: %s", request.slot, error
+                    "evicting KV of slot %d failed; the slot is computed again: %s", request.slot, error
                 )
                 lost.add(request.slot)
                 continue
@@ -63,17 +63,21 @@ class KVEvictor(KVPolicy):
 
 
 def _eviction(config: EngineConfig, info: RunnerInfo) -> KVEviction:
-    """What stays."""
+    """Return the eviction settings, checked against the runner and the model.
+
+    Raises:
+        UsageError: the runner cannot evict KV, or ``kv_eviction_tokens`` is too small.
+    """
     kept = config.kv_eviction_tokens or 0
     recent = kept // 2
     if not info.evicts_kv:
         raise UsageError(
-            "this provider, or its type of KV cache, cannot evict KV of single tokens; leave "
-            "kv_eviction_tokens out or choose another kv_cache_dtype"
+            "this provider, or its KV cache type, cannot evict KV of single tokens; omit "
+            "kv_eviction_tokens or choose another kv_cache_dtype"
         )
     if recent <= config.attention_sinks or recent < info.sliding_window:
         least = 2 * max(config.attention_sinks + 1, info.sliding_window)
         raise UsageError(
-            f"kv_eviction_tokens is {kept}; with this model and attention_sinks it is at least {least}"
+            f"kv_eviction_tokens is {kept}; this model and attention_sinks need at least {least}"
         )
     return KVEviction(kept, config.attention_sinks, recent)

@@ -1,4 +1,4 @@
-"""The KV policies, and which one an engine has."""
+"""The list of KV policies, and the choice of one by the options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ POLICIES: tuple[type[KVPolicy], ...] = (KVEvictor, ContextShift)
 
 
 def chosen_policy(config: EngineConfig) -> type[KVPolicy]:
-    """The policy that the options ask for, by default the one that keeps all KV.
+    """Return the policy that the options ask for, by default ``KVPolicy``, which keeps all KV.
 
     Raises:
-        UsageError: they ask for two.
+        UsageError: the options ask for two policies.
     """
     found = [(policy, option) for policy in POLICIES if (option := policy.wanted(config)) is not None]
     if len(found) > 1:

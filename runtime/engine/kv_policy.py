@@ -1,7 +1,7 @@
-"""What happens to the KV of running requests: the interface of a policy, and the one that keeps all KV.
+"""The interface of KV policies, which drop KV of running requests; the base class keeps all KV.
 
-A policy is one file: a subclass with a ``wanted`` of its own, and its line in ``kv_policies.py``. Engine,
-scheduler and slots know policies by these methods only.
+A policy is one file with a subclass that overrides ``wanted``, and a line in ``kv_policies.py``. Engine,
+scheduler and slots use policies through these methods only.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .speculation.speculator import Speculator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyParts:
-    """What a policy works with.
+    """The parts of an engine that a policy uses.
 
     Args:
-        runner: whose slots hold the KV.
-        scheduler: keeps the books of slots and requests.
-        speculator: knows the requests' tokens too.
-        max_length: tokens of a full context.
+        runner: holds the KV.
+        scheduler: tracks requests and slots.
+        speculator: must forget a request whose tokens change.
+        max_length: maximum number of tokens of a sequence.
     """
 
     runner: Runner
@@ -34,17 +34,17 @@ class PolicyParts:
 
 
 class KVPolicy:
-    """Keeps all KV of a request until it ends.
+    """Keep all KV of a request until it ends.
 
     Args:
-        config: what the user chose.
-        parts: what to work with.
+        config: the engine's options.
+        parts: the engine's parts.
 
     Raises:
-        UsageError: of a policy that the runner or another option excludes.
+        UsageError: the runner or another option excludes the policy.
     """
 
-    # Whether KV behind sliding windows may be freed; not if a text may be computed anew.
+    # Whether KV behind sliding windows may be freed. False for policies that recompute kept tokens.
     frees_windows = True
 
     def __init__(self, config: EngineConfig, parts: PolicyParts) -> None:
@@ -53,16 +53,16 @@ class KVPolicy:
 
     @classmethod
     def wanted(cls, config: EngineConfig) -> str | None:
-        """The option that asks for this policy, if it is set."""
+        """Return the name of the option that asks for this policy, None if it is not set."""
         return None
 
     def admit(self, request: Request, room: int) -> None:
-        """Limit a new request to the room that the context leaves behind its prompt."""
+        """Limit ``max_tokens`` of a new request to ``room``, the tokens that the context leaves free."""
         request.max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
 
     def before_run(self, requests: Sequence[Request]) -> set[int]:
-        """Change the KV of a step's requests before they run; return slots whose content was lost by it."""
+        """Change the KV of a step's requests before they run; return slots that lost their content."""
         return set()
 
     def after_step(self, requests: Sequence[Request]) -> None:
-        """Look at a step's requests after their new tokens were appended."""
+        """Change a step's requests after their new tokens were appended."""

@@ -1,4 +1,4 @@
-"""Runs a plan; where that fails, finds the rows at fault."""
+"""Run a plan on the runner; if that fails, find the rows at fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, Row, Runner
-from .draw_best import forward
+from .best_logits import forward
 from .requests.request import Request
 from .sampling.sampler import BatchLogitsProcessor
 from .schedule.scheduler import StepPlan
@@ -24,21 +24,21 @@ Logits = npt.NDArray[np.float32] | BestLogits
 
 @dataclass(slots=True)
 class RunCounters:
-    """Running totals; see EngineStats."""
+    """Running totals; see ``EngineStats``."""
 
     steps: int = 0
     computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What became of a plan.
+class StepResult:
+    """The result of running a plan.
 
     Args:
-        plan: what of it was computed.
-        logits: of each of its rows.
-        faults: requests whose rows failed, and why.
-        seconds: how long the run took; None where there was none, or rows ran one by one.
+        plan: the rows that were computed.
+        logits: per row of ``plan``.
+        faults: requests whose rows failed, with the errors.
+        seconds: duration of the run; None if nothing ran, or rows ran one by one.
     """
 
     plan: StepPlan
@@ -48,11 +48,11 @@ class Ran:
 
 
 class PlanRunner:
-    """The engine's way to its runner.
+    """Run plans on a runner.
 
     Args:
         runner: holds the model.
-        processors: will change the logits, which says how many of them are needed.
+        processors: batch logits processors; they decide which rows need all logits.
     """
 
     def __init__(self, runner: Runner, processors: Sequence[BatchLogitsProcessor]) -> None:
@@ -60,10 +60,10 @@ class PlanRunner:
         self._runner = runner
         self._processors = processors
 
-    def run(self, plan: StepPlan) -> Ran:
-        """Run all rows at once; where that fails, each alone."""
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run all rows together; if that fails, run each row alone."""
         if not plan.rows:
-            return Ran(plan)
+            return StepResult(plan)
         for row, request in zip(plan.rows, plan.requests, strict=True):
             if request.wants_hidden_states(row.start + len(row.tokens)):
                 shape = len(row.tokens), self._runner.info.embedding_size
@@ -76,22 +76,24 @@ class PlanRunner:
             return self._run_one_by_one(plan, error)
         seconds = time.perf_counter() - start
         self.counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
-        return Ran(plan, logits, seconds=seconds)
+        return StepResult(plan, logits, seconds=seconds)
 
-    def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> Ran:
-        """Find the rows at fault by running each alone, without proposals."""
+    def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
+        """Run each row alone and without proposed tokens, to find the rows at fault."""
         _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
         logits: list[Logits] = []
         faults: dict[int, ProviderRuntimeError] = {}
         retry = len(plan.rows) > 1 or any(plan.proposed)
-        plan.withdraw()
+        plan.remove_proposals()
         for i, row in enumerate(plan.rows):
             outcome = self._run_row(row) if retry else error
             if isinstance(outcome, ProviderRuntimeError):
                 faults[i] = outcome
             else:
                 logits.append(outcome)
-        return Ran(plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()])
+        return StepResult(
+            plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()]
+        )
 
     def _run_row(self, row: Row) -> Logits | ProviderRuntimeError:
         try:

@@ -1,4 +1,4 @@
-"""What the engine is doing, as numbers."""
+"""Counters and gauges of the engine."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot; counters count since the engine was made.
+    """A snapshot; counters start at 0 when the engine is created.
 
     Args:
         running: requests that hold a slot.
-        waiting: requests in the queue.
-        slots: how many requests may run at once.
-        kv_tokens: tokens that slots hold, for running requests or for later ones; shared ones count in each.
-        idle_kv_tokens: those of them that finished requests left behind.
-        kv_tokens_budget: most tokens that slots may hold together.
-        kv_bytes: memory that the KV cache takes up: less than ``kv_tokens`` would need where slots share it
-            or sliding windows gave some back, more where it is reserved as a whole.
-        kv_bytes_budget: most bytes the KV cache may hold; None is no limit beyond the slots' own.
+        waiting: requests in the queue, or waiting for their grammar.
+        slots: maximum number of running requests.
+        kv_tokens: tokens held by all slots, for running requests or as prefixes; a shared token counts in
+            each slot.
+        idle_kv_tokens: the part of ``kv_tokens`` that finished requests left.
+        kv_tokens_budget: maximum of ``kv_tokens``.
+        kv_bytes: memory of the KV cache. It is smaller than ``kv_tokens`` needs where slots share blocks or
+            sliding windows freed some, and larger where memory is reserved in advance.
+        kv_bytes_budget: maximum of ``kv_bytes``; None if only the slots limit it.
         steps: forward steps run.
-        prompt_tokens: prompt tokens of the requests taken in.
+        prompt_tokens: prompt tokens of all accepted requests.
         generated_tokens: tokens sampled.
-        computed_tokens: tokens run through the model, recomputed ones included.
-        preemptions: times a running request had to give up its slot.
-        finished: requests that ended by themselves.
-        cancelled: requests that the caller ended.
+        computed_tokens: tokens run through the model, including recomputed ones.
+        preemptions: how often a running request lost its slot.
+        finished: requests that ended by a stop, their length limit, or an embedding.
+        cancelled: requests ended by the caller or by their deadline.
         failed: requests that ended with an error.
-        prefix_queries: times a request looked for KV of its prefix, when it got its slot.
-        prefix_hits: times it found some.
-        prefix_cached_tokens: tokens whose KV it found.
-        kv_saved_tokens: tokens whose KV went to host memory or disk.
-        kv_restored_tokens: tokens whose KV came back from there.
-        kv_lost_chunks: pieces of 64 tokens that were gone or damaged when they were wanted.
-        proposed_tokens: tokens that speculation, or a demanded form, proposed.
-        accepted_tokens: those of them that became output.
+        prefix_queries: look-ups in the prefix cache, one for each admission of a request.
+        prefix_hits: look-ups that found a prefix.
+        prefix_cached_tokens: tokens of these prefixes.
+        kv_saved_tokens: tokens whose KV was saved to host memory or disk.
+        kv_restored_tokens: tokens whose KV was restored from there.
+        kv_lost_chunks: chunks of 64 tokens that were missing or damaged when they were to be restored.
+        proposed_tokens: tokens proposed by speculation or by a grammar.
+        accepted_tokens: proposed tokens that became output.
     """
 
     running: int
@@ -64,13 +65,13 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of proposed tokens that became output; 0 where none were proposed."""
+        """Return the accepted share of the proposed tokens, 0 if none were proposed."""
         return self.accepted_tokens / self.proposed_tokens if self.proposed_tokens else 0.0
 
 
 @dataclass(slots=True)
 class Counters:
-    """The engine's running totals; see EngineStats."""
+    """The engine's running totals; see ``EngineStats``."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The text that calibration runs on: the user's own, or one that comes along."""
+"""Read the calibration text, given by the user or built in, as windows of tokens."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def calibration_windows(
     context_length: int,
     max_tokens: int = MAX_TOKENS,
 ) -> list[Tokens]:
-    """Tokens of a calibration text, in windows [n].
+    """Return the tokens of a calibration text in windows [n], at most 512 tokens each.
 
     Args:
-        tokenizer: of the model to calibrate.
-        path: plain text; or, if it ends in .jsonl, a line a sample: a string, or an object with ``text`` or
-            ``prompt``. None takes a text that comes along: Python and English.
-        context_length: windows are no longer than this.
-        max_tokens: later ones are not read.
+        tokenizer: the tokenizer of the model.
+        path: plain text; or, if it ends in .jsonl, one sample per line: a string, or an object with ``text``
+            or ``prompt``. None takes a built-in text of Python and English.
+        context_length: maximum length of a window.
+        max_tokens: maximum number of tokens read.
 
     Raises:
-        UsageError: the file is empty, no text, or has a line of another form.
+        UsageError: the file is empty or not text, or a line has another format.
     """
     source = path or CALIBRATION_TEXT
     window = min(WINDOW, context_length)
@@ -54,17 +54,17 @@ def calibration_windows(
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file's content.
+    """Return the content of a UTF-8 file.
 
     Raises:
-        UsageError: it is missing or no text.
+        UsageError: the file is missing or not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise UsageError(f"there is no text file {path}") from error
     except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise UsageError(f"{path} is no UTF-8 text: {error}") from error
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _samples(path: Path) -> Iterator[str]:
@@ -81,7 +81,7 @@ def _sample(line: str, place: str) -> str:
     try:
         content = json.loads(line)
     except ValueError as error:
-        raise UsageError(f"{place} is no JSON: {error}") from error
+        raise UsageError(f"{place} is not valid JSON: {error}") from error
     if isinstance(content, dict):
         content = next((content[key] for key in _TEXT_KEYS if key in content), None)
     if not isinstance(content, str):

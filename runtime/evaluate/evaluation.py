@@ -1,7 +1,7 @@
-"""How well a model predicts a text, and how near it stays to a reference: what quantization costs.
+"""Evaluate a model on a text: perplexity, and divergence from a reference model.
 
-Tokens are scored in overlapping windows, each token once (https://huggingface.co/docs/transformers/perplexity).
-Only a few rows of logits are held at a time.
+Each token is scored once, in overlapping windows (https://huggingface.co/docs/transformers/perplexity). Only
+a few rows of logits are held at a time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PROMPT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """How a text was predicted.
+    """The result of scoring a text.
 
     Attributes:
-        tokens: how many were scored.
-        perplexity: exp of their mean negative log likelihood.
+        tokens: number of scored tokens.
+        perplexity: exp of the mean negative log-likelihood per token.
         mean_kl: mean Kullback-Leibler divergence from the reference's next-token distribution, in nats.
-        max_kl: the largest one.
-        top1_agreement: share of positions where both find the same token likeliest.
-        reference_perplexity: that of the reference.
-        tokens_per_second: speed of reading the text, the reference's time not counted.
+        max_kl: the largest divergence of a position, in nats.
+        top1_agreement: share of positions where both models have the same most likely token.
+        reference_perplexity: perplexity of the reference.
+        tokens_per_second: prefill speed of the model, without the time of the reference.
 
-    Those about the reference are None where there is none.
+    The values that need a reference are None without one.
     """
 
     tokens: int
@@ -52,13 +52,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyAgreement:
-    """Greedy continuations of two models.
+    """A comparison of the greedy outputs of two models.
 
     Attributes:
-        prompts: how many there were.
-        equal_prompts: how many were continued by the same tokens throughout.
-        agreement: mean share of leading tokens that are the same.
-        tokens_per_second: speed of decoding all prompts together.
+        prompts: number of prompts.
+        equal_prompts: number of prompts with equal outputs.
+        agreement: mean share of leading tokens that are equal.
+        tokens_per_second: speed of the first model, all prompts in one batch.
     """
 
     prompts: int
@@ -91,16 +91,16 @@ def predict(
     """Score a text.
 
     Args:
-        runner: of the model; its slot 0 is used.
-        tokens: the text.
-        window: tokens a model sees at once.
-        stride: how far one window lies behind the other, less than ``window``.
-        reference: of the model to compare with.
-        progress: told about every window.
+        runner: the model; its slot 0 is used.
+        tokens: [n], the tokens of the text.
+        window: tokens of a window.
+        stride: distance between the starts of two windows, less than ``window``.
+        reference: the model to compare with.
+        progress: called after every window.
 
     Raises:
         UsageError: the text is too short, the windows are out of range, or the vocabularies differ.
-        ProviderRuntimeError: the run failed, or its logits are no numbers.
+        ProviderRuntimeError: the run failed, or its logits are NaN or infinite.
     """
     _check(runner, tokens, window, stride, reference)
     sums = _Sums()
@@ -123,7 +123,7 @@ def predict(
 def compare_greedy(
     runner: Runner, reference: Runner, prompts: Sequence[Tokens], new_tokens: int
 ) -> GreedyAgreement:
-    """Continue prompts by both models' likeliest tokens, all prompts of a model in one batch.
+    """Generate greedily from prompts with both models, all prompts in one batch, and compare the outputs.
 
     Raises:
         ProviderRuntimeError: a run failed.
@@ -144,7 +144,7 @@ def compare_greedy(
 def greedy_agreement(
     runners: Sequence[Runner], tokens: Tokens, prompts: int, new_tokens: int
 ) -> GreedyAgreement | None:
-    """Let two models continue prompts from places spread evenly over a text; None with nothing to compare."""
+    """Compare greedy outputs on prompts spread evenly over a text; None without a second model."""
     if len(runners) < 2 or not prompts:
         return None
     longest = min(runner.info.context_length for runner in runners)
@@ -166,8 +166,8 @@ def _check(runner: Runner, tokens: Tokens, window: int, stride: int, reference: 
         raise UsageError(f"the stride is {stride}; it must be 1 to {window - 1}, less than the window")
     if reference is not None and reference.info.vocab_size != runner.info.vocab_size:
         raise UsageError(
-            f"the models have {runner.info.vocab_size} and {reference.info.vocab_size} tokens: "
-            "only models of one vocabulary can be compared"
+            f"the models have {runner.info.vocab_size} and {reference.info.vocab_size} tokens; "
+            "only models with the same vocabulary can be compared"
         )
 
 
@@ -213,7 +213,7 @@ def _add(sums: _Sums, targets: Tokens, logits: Sequence[Logits]) -> None:
 
 
 def _continue(runner: Runner, prompts: Sequence[Tokens], new_tokens: int) -> Tokens:
-    """Return the likeliest continuations [prompts, new_tokens]."""
+    """Return the greedy outputs [prompts, new_tokens]."""
     rows = [Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
     result = np.empty((len(prompts), new_tokens), np.int64)
     for step in range(new_tokens):
@@ -225,7 +225,7 @@ def _continue(runner: Runner, prompts: Sequence[Tokens], new_tokens: int) -> Tok
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     if not np.isfinite(logits).all():
-        raise ProviderRuntimeError("the model's logits hold NaN or infinity")
+        raise ProviderRuntimeError("the model's logits are NaN or infinite")
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result

@@ -1,4 +1,4 @@
-"""What quantizing measures beforehand: the float model on a calibration text."""
+"""Measurements of the float model on a calibration text, which quantization needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
 from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
-from ...graph_opt.quantize.formats.half import LARGEST
+from ...graph_opt.quantize.formats.half_pass import LARGEST
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Forms
 from ...graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence
@@ -34,20 +34,20 @@ from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 from .measurements import Arrays, cached_arrays
 
-LAYER_TOKENS = 65536  # second moments have many more entries than there are channels
-_PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # tokens that every weight is judged by, logits of all kept
+LAYER_TOKENS = 65536  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
+_PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
 class FloatModel:
-    """Runs a model on a text, as far as that is asked for; what takes long is kept in the cache.
+    """Run a float model on a text and measure what a recipe asks for; slow measurements are cached.
 
     Args:
-        source: the model as the user called it.
+        source: the user's name of the model.
         model: its graph.
-        text: the user's own, or None for the one that comes along.
-        scratch: an empty folder that lives as long as the results are needed.
-        tokens: how many of the text are read; None takes what suits the method.
-        progress: told about every window and layer, with ``calibrate`` or ``measure`` as the name.
+        text: the calibration text; None takes the built-in one.
+        scratch: an empty folder, which must exist as long as the results are used.
+        tokens: number of tokens of the text to read; None takes the default of the method.
+        progress: called for every window and layer, in the phases ``calibrate`` and ``measure``.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class FloatModel:
 
     @property
     def graph(self) -> Path:
-        """The float graph's file."""
+        """The file of the float graph."""
         return self._graph
 
     def longest_window(self) -> Tokens:
-        """Return the longest piece of the text that it is calibrated on."""
+        """Return the longest window of the calibration text."""
         return max(self._windows, key=len)
 
     def unread(self, count: int) -> Tokens:
-        """Return the last ``count`` tokens of the text; of a long one, no method has read them."""
+        """Return the last ``count`` tokens of the text; if it is long, no calibration has read them."""
         return np.concatenate(self._read(sys.maxsize))[-count:]
 
     def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
@@ -115,7 +115,7 @@ class FloatModel:
         )
 
     def smoothing(self) -> dict[str, Floats]:
-        """Measure what to divide the channels between norms and layers by."""
+        """Measure the SmoothQuant factors of the channels between norms and layers."""
 
         def measure(tell: Progress) -> Arrays:
             return largest_activations(
@@ -125,7 +125,7 @@ class FloatModel:
         return smoothing_factors(self._graph, self._cached("channels", measure))
 
     def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
-        """Measure the inputs of all layers, divided by ``factors`` where there are any."""
+        """Measure the ranges of the inputs of all layers, divided by ``factors`` if there are any."""
 
         def measure(tell: Progress) -> Arrays:
             histograms = input_histograms(
@@ -142,17 +142,17 @@ class FloatModel:
         return {name: choose(Histogram.from_array(array)) for name, array in found.items()}
 
     def beyond(self, dtype: ir.DataType) -> list[str]:
-        """Find the values that a 16-bit type cannot hold.
+        """Return the names of values that exceed the range of a 16-bit dtype.
 
         Raises:
-            UsageError: the model has no tokenizer, so that it cannot be run on a text.
+            UsageError: the model has no tokenizer, so it cannot run on a text.
         """
-        if dtype == ir.DataType.BFLOAT16:  # the range of fp32
+        if dtype == ir.DataType.BFLOAT16:  # bfloat16 has the range of float32
             return []
         if not (self._folder / TOKENIZER_FILE).is_file():
             raise UsageError(
-                f"fp16 overflows beyond {LARGEST[dtype]:,.0f}, so the model is run on a text first, but "
-                f"{self._source} has no tokenizer: put its {TOKENIZER_FILE} beside it, or take --method bf16"
+                f"fp16 overflows beyond {LARGEST[dtype]:,.0f}, so the model must first run on a text, but "
+                f"{self._source} has no tokenizer: add {TOKENIZER_FILE} to its folder, or use --method bf16"
             )
 
         def measure(tell: Progress) -> Arrays:
@@ -167,10 +167,11 @@ class FloatModel:
     def sensitive_layers(
         self, max_error: float, rounding: Rounding, factors: Mapping[str, Floats], form: BlockFormat | None
     ) -> tuple[list[str], list[str]]:
-        """Find the weights whose products quantization would change by more than ``max_error``.
+        """Find the weights whose matrix products change by more than ``max_error`` when quantized.
 
         Returns:
-            Those whose inputs stay float, and those of them that ``form`` cannot hold either.
+            The weights whose inputs must stay float, and those of them that must stay float themselves, since
+            ``form`` exceeds the error too.
         """
         longest = max(self._windows, key=len)
 
@@ -183,7 +184,7 @@ class FloatModel:
         return vetoed, found(float_inputs, form=form, only=vetoed)
 
     def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
-        """What is measured on this model and text, now or earlier."""
+        """Return the result of ``measure`` for this model and text, from the cache if possible."""
         tokens = np.concatenate(self._windows)
         facts = {
             "what": what,
@@ -203,7 +204,7 @@ class FloatModel:
         length = default_context_length(self._source, self._model)
         if length is None:
             raise UsageError(
-                f"{self._source} does not say how long its context is; quantize its package instead"
+                f"{self._source} does not state its context length; quantize its package instead"
             )
         return length
 
@@ -223,7 +224,7 @@ class FloatModel:
 
 
 def _content_key(source: str) -> str:
-    """What changes whenever the model does."""
+    """Return a key that changes whenever the model does."""
     path = locate_model(source)
     if path.is_dir():
         return Package.open(path).content_hash if Package.is_package(path) else fingerprint(path)

@@ -1,4 +1,4 @@
-"""The text that lies beside a model, which it has not seen in training."""
+"""Find the held-out text in a model's folder, which the model was not trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HELD_OUT = "heldout.txt"
 
 
 def held_out_text(*models: str | None) -> Path | None:
-    """Return the held-out text of the first model that has one, as the demo does."""
+    """Return the held-out text of the first model that has one (the demo does), None if none has."""
     for name in models:
         path = None if name is None else locate_model(name) / HELD_OUT
         if path is not None and path.is_file():

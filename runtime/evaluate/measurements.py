@@ -1,4 +1,4 @@
-"""What was measured on a model and a text, kept in the cache for the next time."""
+"""Cache arrays that were measured on a model and a text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FILE = "measured.npz"
 
 
 def cached_arrays(facts: Mapping[str, Any], measure: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays measured for ``facts``, now or earlier.
+    """Return the arrays measured for ``facts``, from the cache if possible.
 
     Args:
-        facts: all that the result depends on but the code: model, text, settings.
-        measure: called if there is no result yet.
+        facts: everything except the code that the result depends on: model, text, settings.
+        measure: called if there is no cached result.
     """
 
     def build(folder: Path) -> None:

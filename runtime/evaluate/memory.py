@@ -1,4 +1,4 @@
-"""How much memory this process needs at most."""
+"""Measure the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak() -> None:
-    """Forget the peak so far, where the system can (Linux; proc_pid_clear_refs(5))."""
+    """Reset the peak, where the system supports it (Linux; proc_pid_clear_refs(5))."""
     if _CLEAR.exists():
         _CLEAR.write_text("5")
 
 
 def peak_memory() -> int | None:
-    """Return the most resident memory, in bytes; None where the system does not tell (Windows)."""
+    """Return the peak resident memory in bytes; None where the system does not report it (Windows)."""
     if _STATUS.exists():
         found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text())
         return 1024 * int(found[1]) if found else None

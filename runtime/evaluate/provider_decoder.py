@@ -1,4 +1,4 @@
-"""A provider's own runner as a decoder to compare, for graphs that nothing else can run."""
+"""Verify a graph that only its provider can run, through the provider's runner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...providers.base import Provider, Row, Runner, RunnerConfig
 
 
 class ProviderDecoder:
-    """Sequences in a provider's slots."""
+    """A decoder for ``verify`` that runs sequences in the slots of a runner."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -23,11 +23,11 @@ class ProviderDecoder:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary."""
+        """The size of the vocabulary."""
         return self._runner.info.vocab_size
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """Append tokens [n] to each sequence. Returns logits [n, vocab] per sequence."""
+        """Append tokens [n] to each sequence; return logits [n, vocab_size] per sequence."""
         starts = {slot: self._lengths.get(slot, 0) for slot in rows}
         steps = [Row(slot, tokens, starts[slot], num_logits=len(tokens)) for slot, tokens in rows.items()]
         logits = self._runner.forward(steps)
@@ -35,18 +35,18 @@ class ProviderDecoder:
         return {slot: one.copy() for slot, one in zip(rows, logits, strict=True)}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """``forward``, which is one step for all sequences."""
+        """Call ``forward``, which already runs all sequences in one step."""
         return self.forward(rows)
 
     def cache(self, row: int) -> dict[str, Array]:
-        """Return nothing: the cache is the provider's."""
+        """Return an empty dict: the runner does not give out its cache."""
         return {}
 
 
 def verify_with_provider(
     original: Path, lowered: Path, provider: Provider, bars: Bars, names: tuple[str, str]
 ) -> VerifyReport:
-    """Compare a decoder, run by onnxruntime, with what a provider makes of its lowered graph."""
+    """Compare a decoder, run by onnxruntime, with its lowered graph, run by a provider."""
     with _decoders(provider) as open_decoder:
         return verify(original, lowered, bars=bars, names=names, open_candidate=open_decoder)
 
@@ -66,7 +66,7 @@ class _Opener:
 
 @contextmanager
 def _decoders(provider: Provider) -> Iterator[_Opener]:
-    """Yield what opens decoders; they are closed in the end."""
+    """Yield a function that opens decoders; all are closed at the end."""
     opener = _Opener(provider)
     try:
         yield opener

@@ -1,4 +1,4 @@
-"""What ``carryall quantize --report`` measures: errors, predictions and speed, before and after."""
+"""Measure the cost of a quantization for ``carryall quantize --report``: errors, predictions and speed."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _ROUNDS = 5
 
 
 def check_measurable(source: str) -> None:
-    """Refuse, before any work, a model of which nothing could be measured.
+    """Check before any work that the cost of quantizing a model can be measured.
 
     Raises:
-        UsageError: it has no tokenizer.
+        UsageError: the model has no tokenizer.
         ProviderUnavailableError: onnxruntime is not installed.
     """
     path = locate_model(source)
     if not ((path if path.is_dir() else path.parent) / TOKENIZER_FILE).is_file():
         raise UsageError(
-            f"--report predicts a text, and {source} has no tokenizer: quantize a package or checkpoint, "
-            f"or put {TOKENIZER_FILE} beside it"
+            f"--report evaluates a text, but {source} has no tokenizer: quantize a package or checkpoint, "
+            f"or add {TOKENIZER_FILE} to its folder"
         )
     check_available(_PROVIDER)
 
@@ -61,15 +61,15 @@ def measure_cost(
     scratch: Path,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Compare a quantized model with the one before.
+    """Compare a quantized model with its source.
 
     Args:
-        source: the model before.
-        out: the quantized one.
-        passes: what made it.
-        measured: knows the calibration text.
-        scratch: a folder for a while.
-        progress: told about layers and windows, in the phase ``evaluate``.
+        source: the model before quantization.
+        out: the quantized model.
+        passes: the passes that quantized it.
+        measured: the float model with the calibration text.
+        scratch: a temporary folder.
+        progress: called for layers and windows, in the phase ``evaluate``.
 
     Returns:
         ``layer_errors`` by weight, ``fidelity``, ``speed`` before and after, and ``machine``.
@@ -88,7 +88,7 @@ def measure_cost(
 
 
 def summary(facts: dict[str, Any]) -> str:
-    """Return what it costs and brings in one line."""
+    """Return the cost in quality and the gain in speed as one line."""
     fidelity, speed = facts["fidelity"], facts["speed"]
     decode, prefill = (
         speed["after"][what]["median"] / speed["before"][what]["median"] for what in ("decode", "prefill")
@@ -96,7 +96,7 @@ def summary(facts: dict[str, Any]) -> str:
     return (
         f"perplexity {fidelity['perplexity_ratio']:.4f} times the original's, KL {fidelity['mean_kl']:.3g}, "
         f"top-1 agreement {100 * fidelity['top1_agreement']:.1f} %; "
-        f"decoding {decode:.2f}x, reading {prefill:.2f}x as fast"
+        f"decode {decode:.2f}x, prefill {prefill:.2f}x as fast"
     )
 
 
@@ -108,14 +108,14 @@ def _layer_errors(
     scratch: Path,
     progress: Progress | None,
 ) -> dict[str, float]:
-    """Measure against the float model, or its rescaled twin where channels were moved before rounding."""
+    """Measure the errors against the float model, rescaled if SmoothQuant scaled channels before rounding."""
     reference = measured.graph
     moved = [pass_ for pass_ in passes if isinstance(pass_, SmoothQuantPass)]
     if moved:
-        twin, _ = run(load_graph(source)[0], moved)
-        reference = scratch / "twin" / MODEL_FILE
+        rescaled, _ = run(load_graph(source)[0], moved)
+        reference = scratch / "rescaled" / MODEL_FILE
         reference.parent.mkdir()
-        ir.save(twin, reference, external_data=DATA_FILE)
+        ir.save(rescaled, reference, external_data=DATA_FILE)
     quantized = Package.open(out).model_path if out.is_dir() else out
     return layer_errors(reference, quantized, measured.longest_window(), phase(progress, "evaluate"))
 
@@ -141,7 +141,7 @@ def _fidelity(
 
 
 def _text(source: str, measured: FloatModel) -> tuple[str, Tokens]:
-    """Return what to call the text, and its tokens: one that the model never saw, if it comes with one."""
+    """Return the name of the evaluation text and its tokens: the held-out text, if the model has one."""
     folder = locate_model(source)
     held_out = folder / HELD_OUT
     if not held_out.is_file():
@@ -150,7 +150,7 @@ def _text(source: str, measured: FloatModel) -> tuple[str, Tokens]:
 
 
 def _speed(runners: list[Runner]) -> dict[str, Any]:
-    """Return tokens a second of one sequence, both models in turn."""
+    """Return the speed of one sequence in tokens per second, both models interleaved."""
     context = min(runner.info.context_length for runner in runners)
     work = Workload(batch=1, prompt_tokens=min(256, context // 2), new_tokens=min(64, context // 4))
     names = ("after", "before")

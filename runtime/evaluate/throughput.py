@@ -1,4 +1,4 @@
-"""Speed of an engine: prefill, first token and decode, on random prompts."""
+"""Measure the speed of an engine: prefill, first token and decode, on random prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..types.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """``batch`` requests that arrive together, each with a prompt of its own."""
+    """``batch`` requests that arrive together, each with its own random prompt."""
 
     batch: int
     prompt_tokens: int
@@ -30,9 +30,9 @@ class Sample:
     """One run of a workload.
 
     Attributes:
-        prefill: prompt tokens per second, until every request has its first token.
-        decode: generated tokens per second, while all requests generate.
-        first_token: seconds until a request's first token, the median of the batch.
+        prefill: prompt tokens per second until every request has its first token.
+        decode: generated tokens per second while all requests generate.
+        first_token: median over the batch of the seconds until the first token.
     """
 
     prefill: float
@@ -41,7 +41,7 @@ class Sample:
 
 
 def check_fits(engine: Engine, works: Sequence[Workload]) -> None:
-    """Make sure that workloads fit the model's context and the step, before anything is made for them.
+    """Check that workloads fit the context.
 
     Raises:
         UsageError: one does not.
@@ -49,14 +49,14 @@ def check_fits(engine: Engine, works: Sequence[Workload]) -> None:
     for work in works:
         total = work.prompt_tokens + work.new_tokens
         if total > engine.max_length:
-            raise UsageError(f"{total} tokens a request exceed the context of {engine.max_length}")
+            raise UsageError(f"{total} tokens per request exceed the context of {engine.max_length}")
 
 
 def measure(engine: Engine, work: Workload, seed: int) -> Sample:
     """Run a workload once.
 
     Raises:
-        UsageError: it does not fit the model's context or the engine.
+        UsageError: it does not fit the context, or requests ended before all had begun.
         ProviderRuntimeError: a request failed.
     """
     check_fits(engine, [work])
@@ -88,9 +88,9 @@ def measure(engine: Engine, work: Workload, seed: int) -> Sample:
 
 
 def interleaved(engines: Mapping[str, Engine], work: Workload, rounds: int) -> dict[str, list[Sample]]:
-    """Run a workload on several engines in turn, so that other load touches all alike.
+    """Run a workload on several engines in turn, so that other load affects all equally.
 
-    Each round begins with another engine; a first one, for warming up, is not returned.
+    Each round starts with the next engine. A warm-up round is not returned.
     """
     names = list(engines)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
@@ -103,7 +103,7 @@ def interleaved(engines: Mapping[str, Engine], work: Workload, rounds: int) -> d
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, least and largest value."""
+    """Return median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
@@ -118,4 +118,6 @@ def _check(requests: Sequence[Request], steps: int) -> None:
     if error is not None:
         raise ProviderRuntimeError(error)
     if steps == 0:
-        raise UsageError("requests ended before the last one had begun; raise --new-tokens or lower --batch")
+        raise UsageError(
+            "some requests ended before others had a first token; raise --new-tokens or lower --batch"
+        )

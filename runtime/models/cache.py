@@ -1,4 +1,4 @@
-"""Folders made from other things and kept for the next time: exported packages, lowered graphs."""
+"""The cache of exported packages, lowered graphs and other built folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 RECORD = "entry.json"
 _ABANDONED_SECONDS = 24 * 3600
-IN_USE_SECONDS = 3600  # whoever was given a folder this lately may yet open its files
+IN_USE_SECONDS = 3600  # an entry returned within this time may still have files to be opened
 _DEFAULT_LIMIT_GB = 32.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
@@ -34,7 +34,7 @@ _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "
 
 
 def cache_key(**facts: Any) -> str:
-    """A name for what is made from ``facts`` by the libraries and the code installed here."""
+    """Return the cache key of a result made from ``facts`` by the installed libraries and code."""
     known = {**facts, "versions": _versions(), "code": _code()}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -42,20 +42,20 @@ def cache_key(**facts: Any) -> str:
 def cached_folder(
     kind: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any] | None = None
 ) -> Path:
-    """The folder of that key, built if there is none or its files are not what was written.
+    """Return the folder of a key; build it if it is missing or damaged.
 
-    Several processes may ask at once: each builds under a temporary name, and the first rename wins. Where a
-    kind then takes more than ``CARRYALL_CACHE_GB`` (32), its folders unused for longest go.
+    Several processes may build at once: each uses a temporary name, and the first rename wins. If the kind
+    then exceeds ``CARRYALL_CACHE_GB`` (32 GB), its least recently used entries are deleted.
 
     Args:
         kind: a folder of the cache, such as ``lowered``.
         key: see ``cache_key``.
-        build: writes files into the empty folder it is given.
-        about: what the folder is of, for people.
+        build: writes files into the empty folder that it is given.
+        about: a description of the entry for people, as JSON values.
 
     Raises:
-        UsageError: ``CARRYALL_CACHE_GB`` is no size, or the cache cannot be used.
-        OSError: the disk is full, or the like; nothing is left behind.
+        UsageError: ``CARRYALL_CACHE_GB`` is not a size, or the cache folder cannot be used.
+        OSError: a file cannot be written, for instance on a full disk; the partial folder is deleted.
     """
     limit = limit_bytes()
     folder = cache_root() / kind / key
@@ -64,7 +64,7 @@ def cached_folder(
         if wrong is None:
             _mark_used(folder)
             return folder
-        _log.warning("cache entry %s is damaged and made again: %s", folder, wrong)
+        _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
         discard(folder)
     scratch = folder.parent / f".{key}.{uuid.uuid4().hex[:8]}"
     try:
@@ -87,10 +87,10 @@ def cached_folder(
 
 
 def limit_bytes() -> float:
-    """How large a kind of entries may grow: ``CARRYALL_CACHE_GB``, 32 GB by default.
+    """Return the size limit of a kind of entries in bytes: ``CARRYALL_CACHE_GB``, 32 GB by default.
 
     Raises:
-        UsageError: that is no size.
+        UsageError: ``CARRYALL_CACHE_GB`` is not a size.
     """
     text = os.environ.get("CARRYALL_CACHE_GB") or str(_DEFAULT_LIMIT_GB)
     with contextlib.suppress(ValueError):
@@ -100,22 +100,22 @@ def limit_bytes() -> float:
 
 
 def _mark_used(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # a cache that may only be read, or an entry evicted just now
+    with contextlib.suppress(OSError):  # a read-only cache, or an entry deleted by another process
         os.utime(folder / RECORD)
 
 
 def _evict(parent: Path, limit: float) -> None:
-    """Delete what was used longest ago, until the rest fits; what is in use stays."""
+    """Delete the least recently used entries until the rest fits; entries in use stay."""
     entries = []
     for record in parent.glob(f"[!.]*/{RECORD}"):
-        with contextlib.suppress(OSError, ValueError):  # gone, damaged
+        with contextlib.suppress(OSError, ValueError):  # deleted meanwhile, or damaged
             size = sum(facts.size for facts in read_manifest(read_entry(record.parent)["files"]).values())
             entries.append((record.stat().st_mtime, record.parent, size))
     excess = sum(size for _, _, size in entries) - limit
     for used, folder, size in sorted(entries):
         if excess <= 0 or time.time() - used < IN_USE_SECONDS:
             return
-        _log.info("cache entry %s goes: the cache is %.1f GB over its limit", folder, excess / 1e9)
+        _log.info("cache entry %s is deleted: the cache exceeds its limit by %.1f GB", folder, excess / 1e9)
         discard(folder)
         excess -= size
 
@@ -123,25 +123,24 @@ def _evict(parent: Path, limit: float) -> None:
 def _publish(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
-    except OSError:  # somebody else was first
+    except OSError:  # another process was faster
         if _damage(folder) is not None:
             raise
 
 
 def _sweep(parent: Path) -> None:
-    """Delete what killed processes left half-built."""
+    """Delete partial folders that killed processes left."""
     for path in parent.glob(".*"):
-        with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+        with contextlib.suppress(FileNotFoundError):  # another process deleted it
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(folder: Path) -> None:
-    """Move a folder out of the way before deleting it, so that nobody opens half of it."""
+    """Rename a folder, then delete it, so that no process opens a partial one."""
     doomed = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
-    with contextlib.suppress(
-        FileNotFoundError, PermissionError
-    ):  # another was faster; open files, on Windows
+    # FileNotFoundError: another process was faster. PermissionError: its files are open, on Windows.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         folder.rename(doomed)
     if doomed.is_dir():
         shutil.rmtree(doomed, ignore_errors=True)
@@ -158,32 +157,32 @@ def _write_record(folder: Path, kind: str, key: str, about: Mapping[str, Any]) -
 
 
 def read_entry(folder: Path) -> dict[str, Any]:
-    """The record of an entry.
+    """Return the record of an entry.
 
     Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it is damaged, or of another version.
+        OSError: the record cannot be read.
+        ValueError: it is missing, damaged or of another version.
     """
-    if not (folder / RECORD).is_file():  # a pipe would be waited for
-        raise ValueError(f"{RECORD} is missing or no file")
+    if not (folder / RECORD).is_file():  # reading a pipe would block
+        raise ValueError(f"{RECORD} is missing or not a regular file")
     try:
         content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(content, dict) or content.keys() != {"kind", "key", "about", "files"}:
-        raise ValueError(f"{RECORD} is of another version")
+        raise ValueError(f"{RECORD} has another version")
     return content
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with an entry: it is another's, or a file is not what was written."""
+    """Return what is wrong with an entry, None if it is complete and unchanged."""
     try:
         content = read_entry(folder)
         files = read_manifest(content["files"])
     except (OSError, ValueError) as error:
         return f"{RECORD} cannot be read: {error}"
     if (content["kind"], content["key"]) != (folder.parent.name, folder.name):
-        return f"{RECORD} is of {content['kind']}/{content['key']}"
+        return f"{RECORD} belongs to {content['kind']}/{content['key']}"
     return next((f"{name} {wrong}" for name, wrong in find_damage(folder, files)), None)
 
 
@@ -197,7 +196,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _code() -> str:
-    """What tells states of the graph-writing code apart; the version of a checkout stays the same."""
+    """Return a hash of the code that writes graphs, since a checkout's version does not change with it."""
     digest = hashlib.sha256()
     for name in _GRAPH_CODE:
         for path in sorted((_PACKAGE_ROOT / name).rglob("*.py")):

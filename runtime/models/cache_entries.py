@@ -1,4 +1,4 @@
-"""What lies in the cache, and how to get rid of it."""
+"""List and delete entries of the cache."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ...storage.hashes import forget_missing_folders
 from ...storage.root import cache_root, unusable
 from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry
 
-# Folders of the cache that hold entries; whatever else lies in the cache's folder is not carryall's.
+# Folders of the cache that hold entries; other files in the cache folder are left alone.
 KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One thing that was prepared for the next time.
+    """One entry of the cache.
 
     Args:
-        kind: what it is: one of ``KINDS``.
-        path: the folder or file.
-        size: in bytes, of all its files.
-        used: when it was made or used last, in seconds since 1970.
-        about: what it was made of, such as ``model`` and ``provider``; empty if it does not say.
+        kind: one of ``KINDS``.
+        path: its folder or file.
+        size: total size of its files in bytes.
+        used: when it was last made or used, in seconds since 1970.
+        about: its description, such as ``model`` and ``provider``; empty if there is none.
     """
 
     kind: str
@@ -37,10 +37,10 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """Everything in the cache, what was used last first.
+    """Return all entries, the most recently used first.
 
     Raises:
-        UsageError: the cache is no folder, or cannot be read.
+        UsageError: the cache is not a folder, or cannot be read.
     """
     root = cache_root()
     try:
@@ -53,12 +53,12 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def remove_entries(entries: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Delete entries, and what the cache remembers of folders that are gone.
+    """Delete entries, and the stored hashes of folders that no longer exist.
 
-    A process that has opened an entry's files keeps them on POSIX systems; on Windows such an entry stays.
+    On POSIX systems, processes that have an entry's files open can go on; on Windows such an entry stays.
 
     Returns:
-        Those that are gone now.
+        The entries that were deleted.
     """
     for entry in entries:
         discard(entry.path)
@@ -67,14 +67,14 @@ def remove_entries(entries: Sequence[CacheEntry]) -> list[CacheEntry]:
 
 
 def prune(max_bytes: float | None = None, max_age: float | None = None) -> list[CacheEntry]:
-    """Delete entries until the rest is small and young enough; what was used in the last hour stays.
+    """Delete old entries, and the least recently used ones above a size; those used in the last hour stay.
 
     Args:
-        max_bytes: of all entries together; without this and ``max_age``, ``CARRYALL_CACHE_GB`` (32 GB).
-        max_age: seconds since an entry was used last.
+        max_bytes: maximum size of all entries; if ``max_age`` is None too, ``CARRYALL_CACHE_GB`` (32 GB).
+        max_age: maximum seconds since an entry was last used.
 
     Returns:
-        What was deleted.
+        The deleted entries.
     """
     if max_bytes is None and max_age is None:
         max_bytes = limit_bytes()
@@ -93,7 +93,7 @@ def _entries(kind: str, folder: Path) -> Iterator[CacheEntry]:
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
-        # A folder of folders without a record of its own holds entries: tensorrt/engines/KEY.
+        # A folder of folders without a record holds entries itself, such as tensorrt/engines/KEY.
         if path.is_dir() and not (path / RECORD).exists() and any(child.is_dir() for child in path.iterdir()):
             yield from _entries(kind, path)
         elif not path.name.startswith("."):

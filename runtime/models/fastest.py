@@ -1,4 +1,4 @@
-"""``provider="auto"``: the provider that runs this model fastest here, found by trying."""
+"""``provider="auto"``: measure the model on all providers and choose the fastest."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ AUTO = "auto"
 
 _log = logging.getLogger(__name__)
 _FILE = "fastest.json"
-_PROMPT_TOKENS, _NEW_TOKENS, _BURSTS = 32, 8, 3
+_PROMPT_TOKENS, _NEW_TOKENS, _REPEATS = 32, 8, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One provider, tried.
+    """The measurement of one provider.
 
     Args:
-        provider: its name.
-        seconds: for a prompt of 32 tokens and 8 generated ones, the best of three; None if it cannot run.
+        provider: the provider's name.
+        seconds: for a prompt of 32 tokens and 8 generated tokens, the best of 3; None if it cannot run.
         reason: why it cannot run.
     """
 
@@ -45,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest provider, and what it was compared with."""
+    """The fastest provider, and the measurements of all providers."""
 
     provider: str
     trials: tuple[Trial, ...]
@@ -58,7 +58,7 @@ class Choice:
             for trial in self.trials
         ]
         work = f"{_PROMPT_TOKENS} + {_NEW_TOKENS} tokens"
-        return f"provider {self.provider} is the fastest for this model here; {work}: {', '.join(said)}"
+        return f"provider {self.provider} is the fastest for this model; {work}: {', '.join(said)}"
 
 
 def fastest_provider(
@@ -67,13 +67,13 @@ def fastest_provider(
     candidates: Sequence[Provider] | None = None,
     progress: Progress | None = None,
 ) -> Choice:
-    """Try the model on every provider that can run here; the outcome is kept in the cache.
+    """Measure the model on every provider that is available; the result is cached.
 
     Args:
         files: the model; it is lowered for each provider.
-        config: as it will run.
-        candidates: None takes all that are available.
-        progress: told about every tensor written while lowering.
+        config: the options of the runner.
+        candidates: the providers to measure; None takes all that are available.
+        progress: called for every tensor written while lowering.
 
     Raises:
         ProviderUnavailableError: no provider can run the model; the message has all reasons.
@@ -98,7 +98,9 @@ def fastest_provider(
     working = [(trial.seconds, trial.provider) for trial in trials if trial.seconds is not None]
     if not working:
         reasons = "; ".join(f"{trial.provider}: {trial.reason}" for trial in trials)
-        raise ProviderUnavailableError(f"no provider can run {files.name} here: {reasons or 'none is there'}")
+        raise ProviderUnavailableError(
+            f"no provider can run {files.name}: {reasons or 'none is available; see carryall doctor'}"
+        )
     choice = Choice(min(working)[1], trials)
     _log.info("%s", choice)
     return choice
@@ -108,7 +110,7 @@ def _try(provider: Provider, files: SourceModel, config: RunnerConfig, progress:
     try:
         runner = provider.runner(lowered_model(files, provider, config, progress), config)
         try:
-            seconds = min(_burst(runner) for _ in range(_BURSTS))
+            seconds = min(_generate_seconds(runner) for _ in range(_REPEATS))
         finally:
             runner.close()
     except CarryallError as error:
@@ -116,8 +118,8 @@ def _try(provider: Provider, files: SourceModel, config: RunnerConfig, progress:
     return Trial(provider.name, seconds)
 
 
-def _burst(runner: Runner) -> float:
-    """Seconds for one sequence, with tokens that cost what any tokens cost."""
+def _generate_seconds(runner: Runner) -> float:
+    """Return the seconds for one sequence of made-up tokens."""
     room = runner.info.context_length
     prompt = np.arange(max(1, min(_PROMPT_TOKENS, room - _NEW_TOKENS))) % runner.info.vocab_size
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a checkpoint's own files say about generating with it."""
+"""Generation defaults of a checkpoint: end tokens and sampling options."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class GenerationDefaults:
     """End tokens, and sampling options for requests that give none.
 
     Args:
-        end_token_ids: tokens that end a text.
-        sampling: options for ``SamplingParams``, as far as the checkpoint states any.
+        end_token_ids: tokens that end an output.
+        sampling: the options of ``SamplingParams`` that the checkpoint sets.
     """
 
     end_token_ids: frozenset[int] = frozenset()
@@ -29,14 +29,15 @@ class GenerationDefaults:
 
     @classmethod
     def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
-        """Read ``generation_config.json``, and ``config.json`` for end tokens that it leaves out.
+        """Read ``generation_config.json``; missing end tokens are taken from ``config.json``.
 
         Args:
-            folder: of the checkpoint.
-            config: gives the content of its ``config.json``.
+            folder: the folder of the checkpoint.
+            config: returns the content of its ``config.json``.
 
         Raises:
-            PackageError: a value is not what it should be.
+            PackageError: a file is not a JSON object, or ``eos_token_id`` is not an integer or a list of
+                them.
         """
         generation = read_optional_json(folder / "generation_config.json")
         end = generation.get("eos_token_id")
@@ -45,10 +46,10 @@ class GenerationDefaults:
         return cls(_token_ids(end, folder), _sampling(generation))
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:
-        """The options of a request that gives none.
+        """Return the options of a request that gives none.
 
         Args:
-            max_tokens: where the checkpoint states no ``max_new_tokens``.
+            max_tokens: used if the checkpoint sets no ``max_new_tokens``.
         """
         return SamplingParams(**{"max_tokens": max_tokens, **self.sampling})
 
@@ -56,12 +57,12 @@ class GenerationDefaults:
 def _token_ids(value: Any, folder: Path) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) for token in ids):
-        raise PackageError(f"eos_token_id of {folder} must be one or several integers, not {value!r}")
+        raise PackageError(f"eos_token_id of {folder} must be an integer or a list of them, not {value!r}")
     return frozenset(ids)
 
 
 def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in our terms: an explicit ``do_sample: false`` is greedy, as it is to transformers."""
+    """Return the options for ``SamplingParams``; ``do_sample: false`` is greedy, as in transformers."""
     sampling = {name: generation[name] for name in _OPTIONS if generation.get(name) is not None}
     sampling = {name: value for name, value in sampling.items() if value != _OFF[name]}
     if generation.get("do_sample") is False:

@@ -1,4 +1,4 @@
-"""From the name of a model to its graph."""
+"""Find and load the graph of a model by its name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CONFIG_FILE = "config.json"
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:
-    """Load the graph of MODEL, its weights lazily; and the package, if it is one.
+    """Load the graph of MODEL with lazy weights; return it and the package, None if there is no package.
 
     Raises:
-        ModelNotFoundError: no such model.
-        GraphError: an ONNX file cannot be read, or is no valid graph.
+        ModelNotFoundError: there is no such model.
+        GraphError: an ONNX file cannot be read, or is not a valid graph.
         PackageError: the package is damaged.
     """
     path = locate_model(name)
@@ -34,11 +34,12 @@ def load_graph(name: str) -> tuple[ir.Model, Package | None]:
 
 
 def graph_file(name: str, scratch: Path) -> Path:
-    """Return the ONNX file of MODEL; a checkpoint is exported into the folder ``scratch``.
+    """Return the ONNX file of MODEL; a checkpoint is exported into ``scratch``, which must not exist.
 
     Raises:
-        ModelNotFoundError: no such model.
-        GraphError: an ONNX file cannot be read, or is no valid graph.
+        ModelNotFoundError: there is no such model.
+        GraphError: an ONNX file cannot be read, or is not a valid graph.
+        PackageError: the package is damaged.
     """
     path = locate_model(name)
     if path.is_file():
@@ -52,7 +53,7 @@ def graph_file(name: str, scratch: Path) -> Path:
 
 
 def default_context_length(name: str, model: ir.Model) -> int | None:
-    """Return how long a sequence may be unless asked otherwise; None if neither graph nor files tell."""
+    """Return the default context length of a model; None if neither its graph nor its files state one."""
     path = locate_model(name)
     if Package.is_package(path):
         return Package.open(path).record.default_context_length
@@ -66,10 +67,10 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
 
 
 def stated_context(*names: str) -> int | None:
-    """Return the shortest context that the files of several models state; None if none does.
+    """Return the smallest context length that the files of several models state; None if none does.
 
     Args:
-        names: packages, checkpoints, or ONNX files, which state theirs in a config.json beside them.
+        names: packages, checkpoints, or ONNX files with a config.json in their folder.
     """
     found = []
     for name in names:

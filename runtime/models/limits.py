@@ -1,4 +1,4 @@
-"""What the machine can hold: threads and memory are compared with what is there before they are asked for."""
+"""Check requested threads and memory against the machine before loading a model."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from ...providers.host import machine
 from ..engine.config import EngineConfig
 from .model_source import SourceModel
 
-THREADS_PER_CORE = 4  # more only wait for each other
-_LEAST_TOKENS = 64  # of a slot; KV moves in pieces of as many
+THREADS_PER_CORE = 4  # more threads only wait for each other
+_MIN_TOKENS = 64  # per slot; KV is allocated in chunks of this many tokens
 _FLOAT = 4  # bytes
 
 
 def check_threads(num_threads: int) -> None:
-    """Refuse more threads than could be of use.
+    """Check the number of threads.
 
     Raises:
-        UsageError: there are more than four for each core.
+        UsageError: there are more than four threads for each core.
     """
     cores = machine.usable_cores()
     if num_threads > THREADS_PER_CORE * cores:
         raise UsageError(
-            f"num_threads is {num_threads}; at most {THREADS_PER_CORE * cores} are allowed here, "
+            f"num_threads is {num_threads}; at most {THREADS_PER_CORE * cores} are allowed, "
             f"{THREADS_PER_CORE} for each of the {cores} cores that this process may use"
         )
 
 
 def check_memory(source: SourceModel, max_slots: int, context_length: int) -> None:
-    """Refuse slots and contexts that cannot fit, however short the sequences in them are.
+    """Check that the minimum memory of slots and context is available.
 
-    KV takes memory as sequences grow, so what is counted is the least: a short sequence in each slot, and
-    tables for each position.
+    KV grows with its sequence, so only a minimum is counted: 64 tokens in each slot, and rotary tables for
+    all positions.
 
     Raises:
-        UsageError: they need more than the memory that is available.
+        UsageError: the minimum exceeds the available memory.
     """
     sizes = source.signature
-    if sizes is None:  # the provider will say what is wrong with the graph
+    if sizes is None:  # not a decoder: the provider reports what is wrong with the graph
         return
     available, table = machine.memory()[1], sizes.head_dim * _FLOAT
     if context_length * table > available:
@@ -46,7 +46,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
             f"{_in_words(context_length * table)}, and {_in_words(available)} of memory is available; "
             f"lower context_length to {available // table} or less"
         )
-    tokens, token = min(context_length, _LEAST_TOKENS), sizes.kv_bytes_per_token
+    tokens, token = min(context_length, _MIN_TOKENS), sizes.kv_bytes_per_token
     slot = tokens * token + sizes.vocab_size * _FLOAT
     if max_slots * slot > available:
         raise UsageError(
@@ -57,7 +57,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
 
 
 def check_budgets(config: EngineConfig, info: RunnerInfo) -> None:
-    """Refuse budgets of host memory that the machine does not have.
+    """Check ``swap_bytes`` and ``kv_bytes`` against the memory of the machine.
 
     Raises:
         UsageError: they exceed the memory that this process may use.

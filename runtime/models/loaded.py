@@ -1,4 +1,4 @@
-"""A model that is open on a provider, with all that its folder says of it."""
+"""A loaded model: its runner, tokenizer, chat template and defaults."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .generation_defaults import GenerationDefaults
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A runner, and what turns text into its tokens and back.
+    """A model that is open on a provider.
 
     Args:
-        name: as the user called the model.
-        runner: holds the model; whoever makes an engine of it closes it.
-        tokenizer: None where the model came without; prompts must be token ids then.
-        chat_template: the checkpoint's own, or the one that was given in its place.
+        name: the user's name of the model.
+        runner: holds the model; an engine made from it closes it.
+        tokenizer: None if the model has none; prompts must then be token ids.
+        chat_template: the checkpoint's own, or the one given in its place.
         defaults: end tokens and sampling options.
-        identity: changes whenever the model or its lowering does; empty if unknown.
-        open_encoder: opens another runner of the same model, with hidden states in place of logits.
-        proposer: proposes tokens for the model to check several at a time; the engine closes it too.
-        provider: where it runs.
-        choice: why there, if the provider was to be chosen.
-        fallbacks: where the nodes of each session lie that was allowed, and had, to fall back to the CPU.
-        graphs: the lowered graph that runs; of a split model, one a part.
+        identity: a hash of the model's content and its lowering; empty if unknown.
+        open_encoder: opens another runner of the model that returns hidden states instead of logits.
+        proposer: proposes tokens for speculative decoding; the engine closes it.
+        provider: the provider that runs the model.
+        choice: the measurements, if the provider was ``auto``.
+        fallbacks: the placement of each session that runs some nodes on the CPU by ``allow_fallback``.
+        graphs: the lowered graph that runs; for a split model, one per part.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LoadedModel:
     graphs: Sequence[Path] = ()
 
     def close(self) -> None:
-        """Free the model, where no engine does."""
+        """Close the runner and the proposer; not needed if an engine closes them."""
         self.runner.close()
         if self.proposer is not None:
             self.proposer.close()

@@ -1,4 +1,4 @@
-"""From a MODEL to something an engine can run."""
+"""Load a model: resolve, lower and open it, with tokenizer, chat template and proposer."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def load_model(
     progress: Progress | None = None,
     **fields: Any,
 ) -> LoadedModel:
-    """Export, quantize and lower a model as far as that is not in the cache yet, and load it.
+    """Load a model; export, quantize and lower it first, unless that is cached.
 
     Args:
-        model: see ``ModelConfig.model``; or all options of the model.
-        max_slots: sequences that may run at once; None takes the default of ``EngineConfig``.
-        progress: told about every tensor written, as (done, total, name).
-        **fields: of ``ModelConfig``.
+        model: see ``ModelConfig.model``; or a ``ModelConfig`` with all options.
+        max_slots: maximum number of sequences computed at once; None takes the default of ``EngineConfig``.
+        progress: called for every tensor written, as (done, total, name).
+        **fields: fields of ``ModelConfig``.
 
     Raises:
-        UsageError: the model or an option cannot be; see its subclasses.
-        ProviderUnavailableError: the provider cannot run here.
+        UsageError: the model or an option is invalid; see the subclasses.
+        ProviderUnavailableError: the provider is not available on this machine.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
     """
@@ -82,17 +82,17 @@ def load_for_engine(
     owner: str,
     progress: Progress | None = None,
 ) -> tuple[LoadedModel, EngineConfig]:
-    """A model, loaded unless it is already, and the options of an engine for it.
+    """Return a loaded model, and the options of an engine for it.
 
     Args:
-        model: as for ``load_model``, or what that returned.
-        engine_config: None takes the defaults.
-        fields: of ``ModelConfig`` and of ``EngineConfig``; the latter go before ``engine_config``.
-        owner: whose arguments they are, for messages.
+        model: as for ``load_model``, or its result.
+        engine_config: options of the engine; None takes the defaults.
+        fields: fields of ``ModelConfig`` and ``EngineConfig``; the latter override ``engine_config``.
+        owner: the class or function that takes the fields, for messages.
         progress: as for ``load_model``.
 
     Raises:
-        UsageError: a field is unknown, cannot be, or comes too late for a model that is loaded.
+        UsageError: a field is unknown or invalid, or cannot be set for a model that is already loaded.
         CarryallError: see ``load_model``.
     """
     of_model, of_engine = split_fields(fields, owner)
@@ -101,7 +101,7 @@ def load_for_engine(
         late = [*of_model, *(name for name in of_engine if name == "max_slots")]
         if late:
             raise UsageError(
-                f"{model.name} is loaded already, so {late[0]} cannot be set; give it to load_model"
+                f"{model.name} is already loaded, so {late[0]} cannot be set; pass it to load_model"
             )
         loaded = model
     else:
@@ -117,10 +117,10 @@ def open_engine(
     owner: str,
     progress: Progress | None = None,
 ) -> tuple[LoadedModel, Engine]:
-    """A model and its engine; see ``load_for_engine``. A model that was loaded here is closed on errors.
+    """Return a model and its engine; see ``load_for_engine``. On errors, a model loaded here is closed.
 
     Raises:
-        CarryallError: see ``load_for_engine``; or the engine cannot run the model as asked.
+        CarryallError: see ``load_for_engine``; or an option of the engine is invalid for the model.
     """
     loaded, config = load_for_engine(model, engine_config, fields, owner=owner, progress=progress)
     try:
@@ -133,15 +133,15 @@ def open_engine(
 
 
 def _where(config: ModelConfig) -> tuple[str, str | None]:
-    """The provider's name, or a split, and the device on it."""
+    """Return the provider's name or split, and the device, None for the default."""
     provider = config.provider if config.ep_library is None else f"ep:{config.ep_library}"
     name, device = name_and_device(provider)
     if config.device is None:
         return name, device
     if device is not None or is_split(name) or name == AUTO:
         raise UsageError(
-            f"device '{config.device}' has no meaning beside provider '{provider}', which tells the devices "
-            "itself; leave one out"
+            f"device '{config.device}' cannot be combined with provider '{provider}', which already decides "
+            "the device; omit device"
         )
     return name, str(config.device)
 
@@ -160,7 +160,7 @@ def _runner_config(config: ModelConfig, max_slots: int, provider: str, device: s
 def _opened(
     source: SourceModel, provider: str, config: RunnerConfig, asked: ModelConfig, progress: Progress | None
 ) -> LoadedModel:
-    """The model with all that its folder says of it, open on a provider."""
+    """Open a model on a provider, with the tokenizer, template and defaults of its folder."""
     tokenizer = Tokenizer(source.folder) if (source.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     if asked.chat_template is None:
@@ -178,7 +178,7 @@ def _opened(
 def _open(
     source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None
 ) -> tuple[Runner, str, Sequence[Path]]:
-    """A runner, what identifies the model it runs, and its lowered graphs."""
+    """Open a runner; return it, the identity of its model, and its lowered graphs."""
     if is_split(provider):
         runner, graphs = split_runner(source, provider, config, progress)
         return runner, f"{source.content_key} {provider}", graphs
@@ -190,17 +190,17 @@ def _open(
 
 def _encoder(source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
     if is_split(provider):
-        raise UsageError("a split model gives no embeddings; load it on one provider")
+        raise UsageError("a split model cannot compute embeddings; load it on one provider")
     target = get_provider(provider)
     return target.runner(lowered_model(source, target, config, progress, change=HiddenStatesPass()), config)
 
 
 def check_available(provider: str) -> None:
-    """Make sure that a provider can run here; of a split, each of them.
+    """Check that a provider is available on this machine; for a split, all of its providers.
 
     Raises:
-        UsageError: no such provider.
-        ProviderUnavailableError: it cannot run here.
+        UsageError: there is no such provider.
+        ProviderUnavailableError: it is not available.
     """
     if is_split(provider):
         for piece in provider.split(","):
@@ -209,13 +209,13 @@ def check_available(provider: str) -> None:
     name, _ = name_and_device(provider)
     reason = None if name == AUTO else get_provider(name).available()
     if reason is not None:
-        raise ProviderUnavailableError(f"provider '{provider}' cannot run here: {reason}")
+        raise ProviderUnavailableError(f"provider '{provider}' is not available: {reason}")
 
 
 def _proposer(
     model: LoadedModel, asked: ModelConfig, slots: int, draft: Mapping[str, Any], progress: Progress | None
 ) -> Proposer:
-    """What proposes tokens for ``model``, which is closed if that cannot be."""
+    """Return the proposer of ``model``; on errors, the model's runner is closed."""
     context_length = model.runner.info.context_length
 
     def load_draft(name: str) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""Portable model to the graph that a provider runs, through the cache."""
+"""Lower a portable model to the graph that a provider runs; the result is cached."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .model_source import SourceModel
 
 
 def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
-    """``config`` with the context length that holds for this model.
+    """Return ``config`` with its context length set, by default to that of the model.
 
     Raises:
-        UsageError: it is longer than the model's.
+        UsageError: the context length exceeds the model's maximum.
     """
     wanted = config.context_length or files.default_context_length
     if not 1 <= wanted <= files.context_length:
         raise UsageError(
-            f"context length {wanted} is not in [1, {files.context_length}], what {files.name} was made for"
+            f"context_length {wanted} is not in [1, {files.context_length}], the range of {files.name}"
         )
     return dataclasses.replace(config, context_length=wanted)
 
@@ -39,22 +39,22 @@ def lowered_model(
     *,
     change: GraphPass | None = None,
 ) -> Path:
-    """The ONNX file for ``provider.runner``, lowered now or found in the cache.
+    """Return the ONNX file for ``provider.runner``; lower the model unless that is cached.
 
     Args:
-        files: a portable model; one that is lowered already is taken as it is.
-        provider: whose kernels to use.
-        config: as it will be given to the runner, its ``context_length`` set.
-        progress: told about every tensor written.
-        change: a pass over the portable graph, to lower less or other than the whole; its name must say all
-            that it depends on.
+        files: a portable model; a model that is already lowered is returned unchanged.
+        provider: the provider to lower for.
+        config: the options of the runner, with ``context_length`` set.
+        progress: called for every tensor written.
+        change: a pass that changes the portable graph first, for instance to keep some layers; its name is
+            part of the cache key, so it must contain all parameters.
 
     Raises:
-        UsageError: such a change is wanted of a graph that was lowered elsewhere.
+        UsageError: ``change`` is given for a model that is already lowered or is not lowered at all.
     """
     passes = provider.passes(config)
     if change is not None and (files.lowered or not passes):
-        raise UsageError(f"{files.name} runs as it is, without a lowering, so {change.name} is not possible")
+        raise UsageError(f"{files.name} is not lowered for {provider.name}, so {change.name} is not possible")
     if not passes or files.lowered:
         return files.model_path
     key = cache_key(

@@ -1,4 +1,4 @@
-"""What a MODEL is: the demo, a package, a checkpoint folder, a hub id or an ONNX file."""
+"""Resolve MODEL: the demo, a package, a checkpoint folder, a hub id, a GGUF file or an ONNX file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import SEQLENS_K
-from ...errors import GraphError, ModelNotFoundError, PackageError, UsageError
+from ...errors import CarryallWarning, GraphError, ModelNotFoundError, PackageError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
+from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import (
     COPIED_FILES,
@@ -41,13 +42,13 @@ _EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A runnable decoder on disk. What is read of it is read once, when it is first asked for.
+    """A runnable decoder on disk. Each file is read once, when it is first needed.
 
     Args:
-        name: as the user called it.
-        folder: tokenizer and configuration.
+        name: the user's name of the model.
+        folder: the folder of tokenizer and configuration.
         model_path: the ONNX file.
-        package: where the files are one.
+        package: the package, if the model is one.
     """
 
     name: str
@@ -57,10 +58,10 @@ class SourceModel:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The checkpoint's config.json.
+        """The content of config.json.
 
         Raises:
-            ModelNotFoundError: there is none.
+            ModelNotFoundError: there is no config.json.
             CheckpointError: it is damaged.
         """
         return read_config(self.folder)
@@ -73,20 +74,20 @@ class SourceModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens a sequence may have."""
+        """The maximum number of tokens of a sequence."""
         return self._context_lengths[0]
 
     @property
     def default_context_length(self) -> int:
-        """The same where nobody asked for more."""
+        """The maximum number of tokens of a sequence by default."""
         return self._context_lengths[1]
 
     @cached_property
     def graph(self) -> ir.Model:
-        """The graph, its weights mapped from disk on demand: to look at, never to change.
+        """The graph with lazy weights. It is shared and must not be changed; see ``load``.
 
         Raises:
-            GraphError: the file is no ONNX, or no valid graph.
+            GraphError: the file is not a valid ONNX graph.
         """
         model = read_model(self.model_path) if self.package is None else self.package.graph
         check_loaded(model, self.model_path)
@@ -94,7 +95,7 @@ class SourceModel:
 
     @cached_property
     def signature(self) -> DecoderSignature | None:
-        """The sizes that the graph states; None where it is no decoder."""
+        """The sizes of the decoder; None if the graph is not a decoder."""
         try:
             return DecoderSignature.of(self.graph)
         except GraphError:
@@ -102,23 +103,23 @@ class SourceModel:
 
     @cached_property
     def lowered(self) -> bool:
-        """Whether the graph is written for some provider's cache already."""
+        """Whether the graph was already lowered for a provider."""
         return any(value.name in _LOWERED_INPUTS for value in self.graph.graph.inputs)
 
     def load(self) -> ir.Model:
-        """The graph once more, for passes that change it.
+        """Load another copy of the graph, which passes may change.
 
         Raises:
-            GraphError: the file is no ONNX, or no valid graph.
+            GraphError: the file is not a valid ONNX graph.
         """
         return load_model(self.model_path)
 
     @cached_property
     def graph_files(self) -> tuple[str, ...]:
-        """The graph and its weights, all in the folder of ``model_path``.
+        """The names of the files of graph and weights, in the folder of ``model_path``.
 
         Raises:
-            GraphError: the file is no ONNX, or no valid graph.
+            GraphError: the file is not a valid ONNX graph.
         """
         if self.package is not None:
             return tuple(name for name in self.package.record.files if name not in COPIED_FILES)
@@ -142,10 +143,10 @@ class SourceModel:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Refuse a result that was made from these files while another process wrote to them.
+        """Check at the end of a block that no file of graph or weights was changed during it.
 
         Raises:
-            PackageError: at the end, if a file that the graph lies in is another one now.
+            PackageError: a file was changed.
         """
         before = self.content_key
         yield
@@ -156,24 +157,25 @@ class SourceModel:
 def resolve_model(
     model: str | Path, *, quantize: str | None = None, progress: Progress | None = None
 ) -> SourceModel:
-    """Find a model, and export and quantize it into the cache where that is needed.
+    """Find a model; export and quantize it into the cache if needed.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
-        quantize: how to quantize the weights first, such as ``int4``; None takes them as they are.
-        progress: told about every tensor written.
+        model: ``demo``, a package, a Hugging Face folder or hub id, a GGUF file, or an ONNX file beside its
+            tokenizer.
+        quantize: the quantization method, such as ``int4``; None does not quantize.
+        progress: called for every tensor written.
 
     Raises:
-        ModelNotFoundError: there is nothing of that name.
-        UsageError: it cannot be quantized, or is of a kind that is not supported.
-        UnsupportedModelError: no exporter knows the model.
+        ModelNotFoundError: there is no model of that name.
+        UsageError: the model cannot be quantized, or its format is not supported.
+        UnsupportedModelError: no exporter supports the model.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
         GraphError: the package's graph is not valid.
     """
     method = None if quantize is None else QuantizationRecipe(quantize)
-    path = locate_model(model)
-    if path.is_file():
+    path = find_model(model)
+    if path.suffix == ".onnx" and path.is_file():
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
@@ -184,27 +186,41 @@ def resolve_model(
 
 
 def locate_model(model: str | Path) -> Path:
-    """The folder or ONNX file that MODEL names, fetched if it is a hub id.
-
-    Names of embedded models (``demo``) always mean these, whatever the working folder holds; ``./demo`` is a
-    folder. Of other names, a file or folder goes before a hub id.
+    """Return the folder or ONNX file that MODEL names. A GGUF file is exported into the cache.
 
     Raises:
-        ModelNotFoundError: there is nothing of that name.
-        UsageError: it is of a kind that is not supported.
+        CheckpointError: the GGUF file is damaged.
+        UnsupportedModelError: carryall cannot read what the GGUF file holds.
+        ModelNotFoundError: and the others of ``find_model``.
+    """
+    path = find_model(model)
+    return _exported(path, None, None).path if path.suffix.lower() == GGUF_SUFFIX else path
+
+
+def find_model(model: str | Path) -> Path:
+    """Return the folder, ONNX or GGUF file that MODEL names; a hub id is downloaded.
+
+    Names of embedded models (``demo``) always mean these, even if the working folder has a folder of that
+    name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a hub id.
+
+    Raises:
+        ModelNotFoundError: there is no model of that name.
+        UsageError: its format is not supported.
         MissingExtraError: it is a hub id, and huggingface_hub is not installed.
     """
     name, path = str(model), Path(model).expanduser()
     if isinstance(model, str) and name in _EMBEDDED:
         if path.exists():
-            warnings.warn(f"'{name}' is the embedded model; write ./{name} for the folder", stacklevel=2)
+            warnings.warn(
+                f"'{name}' is the embedded model; write ./{name} for the folder",
+                CarryallWarning,
+                stacklevel=2,
+            )
         return demo_path(_EMBEDDED[name])
-    if path.suffix.lower() == ".gguf":
-        raise UsageError(f"{name}: GGUF files are not supported yet; take the model's safetensors checkpoint")
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")
-    if path.is_file() and path.suffix != ".onnx":
-        raise ModelNotFoundError(f"{path} is no model: give a folder or an .onnx file")
+    if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
+        raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
     if path.is_dir() and is_traced_folder(path):
         return path / MODEL_FILE
     if path.exists():
@@ -214,17 +230,17 @@ def locate_model(model: str | Path) -> Path:
     if is_hub_id(name):
         return download(name)
     raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, an .onnx file, a hub id or 'demo'"
+        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
     )
 
 
 def _looks_like_path(name: str) -> bool:
-    """Whether a name can be nothing but a path; ``org/name`` may be one or a hub id."""
+    """Whether a name can only be a path; ``org/name`` may be a path or a hub id."""
     return name.startswith((".", "~", "/")) or "\\" in name or ("/" in name and not is_hub_id(name))
 
 
 def is_traced_folder(path: Path) -> bool:
-    """Whether a folder holds a traced model beside its configuration, as Optimum writes it."""
+    """Whether a folder holds ``model.onnx`` and no safetensors, as Optimum writes it."""
     return (
         (path / MODEL_FILE).is_file()
         and not Package.is_package(path)
@@ -233,13 +249,13 @@ def is_traced_folder(path: Path) -> bool:
 
 
 def _exported(source: Path, method: QuantizationRecipe | None, progress: Progress | None) -> Package:
-    """The package of a checkpoint folder, from the cache if it was exported before."""
+    """Return the package of a checkpoint folder; export it unless that is cached."""
 
     def build(folder: Path) -> None:
         passes, record = ([], None) if method is None else method.passes()
         export_package(
             source,
-            folder / source.name,
+            folder / _package_name(source),
             transform=lambda model: run(model, passes)[0],
             quantization=record,
             passes=tuple(map(pass_name, passes)),
@@ -250,9 +266,9 @@ def _exported(source: Path, method: QuantizationRecipe | None, progress: Progres
 
 
 def _quantized(package: Package, method: QuantizationRecipe, progress: Progress | None) -> Package:
-    """A quantized copy of a package, from the cache if it was made before."""
+    """Return a quantized copy of a package; quantize it unless that is cached."""
     if package.record.quantization is not None:
-        raise UsageError(f"{package.path} is quantized already: {package.record.quantization}")
+        raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
 
     def build(folder: Path) -> None:
         passes, record = method.passes()
@@ -272,9 +288,13 @@ def _cached(
     source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
 ) -> Package:
     record = None if method is None else method.to_dict()
-    key = cache_key(name=source.name, content=content, quantization=record)
+    key = cache_key(name=_package_name(source), content=content, quantization=record)
     about = {"model": str(source), "quantization": record and record["method"]}
-    return Package.open(cached_folder("packages", key, build, about) / source.name)
+    return Package.open(cached_folder("packages", key, build, about) / _package_name(source))
+
+
+def _package_name(source: Path) -> str:
+    return source.stem if source.is_file() else source.name
 
 
 def _package_files(name: str, package: Package) -> SourceModel:
@@ -288,7 +308,7 @@ def _package_files(name: str, package: Package) -> SourceModel:
 
 def _onnx_file(name: str, path: Path) -> SourceModel:
     if not (path.parent / "config.json").is_file():
-        raise UsageError(f"{path} has no config.json beside it, which says how long its context is")
+        raise UsageError(f"{path} needs a config.json in its folder, which states the context length")
     return SourceModel(
         name=name,
         folder=path.parent,

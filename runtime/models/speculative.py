@@ -1,4 +1,4 @@
-"""What the option ``speculative`` means."""
+"""Make the proposer that the option ``speculative`` asks for."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ DRAFT = "draft:"
 def make_proposer(
     method: str, max_tokens: int | None, model: LoadedModel, load: Callable[[str], LoadedModel]
 ) -> Proposer:
-    """A proposer for ``model``.
+    """Return a proposer for ``model``.
 
     Args:
         method: ``prompt-lookup`` or ``draft:MODEL``.
-        max_tokens: most tokens of one proposal; None leaves it to the method.
-        model: whose tokens are proposed.
+        max_tokens: maximum tokens of one proposal; None takes the default of the method.
+        model: the model that verifies the proposals.
         load: loads the draft model.
 
     Raises:
-        UsageError: there is no such method, or the draft model knows other tokens.
+        UsageError: there is no such method, or the draft model has another tokenizer.
     """
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if method == PROMPT_LOOKUP:
         return PromptLookup(**limit)
     name = method.removeprefix(DRAFT)
     if name == method or not name:
-        raise UsageError(f"no speculative method '{method}'; choose {PROMPT_LOOKUP} or {DRAFT}MODEL")
+        raise UsageError(f"there is no speculative method '{method}'; choose {PROMPT_LOOKUP} or {DRAFT}MODEL")
     draft = load(name)
     try:
         _check_same_tokens(draft, model)
@@ -44,10 +44,10 @@ def make_proposer(
 
 
 def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:
-    """Make sure that a token id means the same to both.
+    """Check that both models have the same vocabulary.
 
     Raises:
-        UsageError: it does not, or that cannot be told.
+        UsageError: they do not, or one has no tokenizer.
     """
     for each in (draft, model):
         if each.tokenizer is None:
@@ -58,5 +58,5 @@ def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:
         shared = sum(wanted.get(token) == token_id for token, token_id in own.items())
         raise UsageError(
             f"{draft.name} cannot draft for {model.name}: their tokenizers differ ({len(own)} and "
-            f"{len(wanted)} tokens, {shared} of them the same); take a smaller model of the same family"
+            f"{len(wanted)} tokens, {shared} of them equal); use a smaller model of the same family"
         )

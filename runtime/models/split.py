@@ -1,4 +1,4 @@
-"""``--split cpu:0-11,openvino:12-27``: which layers run where, and the runner of them all."""
+"""Split a model by layers over several providers: ``--split cpu:0-11,openvino:12-27``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LAYERS = re.compile(r":\d+-\d+$")
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """Some layers and where they run.
+    """A range of layers and where it runs.
 
     Args:
-        provider: name of the provider.
-        layers: which layers.
-        device: value of the provider's option ``device``; None takes its default.
-        process: in a process of its own.
+        provider: the name of the provider.
+        layers: the range of layers.
+        device: the value of the provider's option ``device``; None takes its default.
+        process: whether it runs in a separate process.
     """
 
     provider: str
@@ -43,27 +43,27 @@ class SplitPart:
     process: bool = False
 
     def config(self, config: RunnerConfig) -> RunnerConfig:
-        """``config`` for this part's provider."""
+        """Return ``config`` with the device of this part."""
         if self.device is None:
             return config
         return with_device(config, self.provider, self.device)
 
 
 def with_device(config: RunnerConfig, provider: str, device: str) -> RunnerConfig:
-    """``config`` with the provider's option ``device`` set.
+    """Return ``config`` with the provider's option ``device`` set.
 
     Raises:
-        UsageError: it has none, or other ones.
+        UsageError: the provider has no option ``device``, or not this device.
     """
     known = declared(get_provider(provider).options).get("device")
     if known is None:
-        raise UsageError(f"provider '{provider}' has no choice of devices, such as '{device}'")
+        raise UsageError(f"provider '{provider}' has no devices to choose from; omit '{device}'")
     chosen = known.parse(device, f"provider '{provider}'")
     return dataclasses.replace(config, options={**config.options, "device": chosen})
 
 
 def name_and_device(provider: str) -> tuple[str, str | None]:
-    """``cuda:1`` in its parts; names of providers and splits have no device of their own."""
+    """Split ``cuda:1`` into name and device; the device of other names and of splits is None."""
     if is_split(provider) or has_argument(provider):
         return provider, None
     name, _, device = provider.partition(":")
@@ -71,34 +71,34 @@ def name_and_device(provider: str) -> tuple[str, str | None]:
 
 
 def is_split(provider: str) -> bool:
-    """Whether a provider's name is a split instead."""
+    """Whether the value of ``provider`` is a split."""
     ranges = "," in provider or _LAYERS.search(provider) is not None
     return ranges and not has_argument(provider)
 
 
 def first_provider(split: str) -> str:
-    """The provider of the first layers; a plain name is its own."""
+    """Return the provider's name of the first layers, or of ``split`` itself if it is not a split."""
     if not is_split(split):
         return name_and_device(split)[0]
     return split.split(",")[0].split(":")[0].removesuffix("@process")
 
 
 def parse_split(text: str, num_layers: int) -> list[SplitPart]:
-    """Read ``PROVIDER[@process][:DEVICE]:FIRST-LAST,...``.
+    """Parse ``PROVIDER[@process][:DEVICE]:FIRST-LAST,...``.
 
     Args:
         text: parts in the order of their layers, such as ``cpu:0-11,cuda:0:12-27``.
-        num_layers: how many layers the model has; each must occur once.
+        num_layers: number of layers of the model; each must occur once.
 
     Raises:
-        UsageError: it reads otherwise, or layers are missing, double or unknown.
+        UsageError: the text is malformed, or layers are missing, repeated or unknown.
     """
     parts = []
     for piece in text.split(","):
         found = _PART.fullmatch(piece.strip())
         if found is None:
             raise UsageError(
-                f"'{piece}' is no part of a split; write PROVIDER[:DEVICE]:FIRST-LAST, as in cpu:0-11"
+                f"'{piece}' is not a valid part of a split; write PROVIDER[:DEVICE]:FIRST-LAST (cpu:0-11)"
             )
         layers = LayerRange(int(found["first"]), int(found["last"]))
         parts.append(SplitPart(found["provider"], layers, found["device"], bool(found["process"])))
@@ -120,16 +120,16 @@ def parse_split(text: str, num_layers: int) -> list[SplitPart]:
 def split_runner(
     files: SourceModel, text: str, config: RunnerConfig, progress: Progress | None = None
 ) -> tuple[Runner, list[Path]]:
-    """Lower each part for its provider, and load them all; returns the lowered graphs too.
+    """Lower each part for its provider and open it; return the runner and the lowered graphs.
 
     Args:
         files: a portable model.
         text: see ``parse_split``.
-        config: for every part.
-        progress: told about every tensor written.
+        config: options of every part.
+        progress: called for every tensor written.
 
     Raises:
-        UsageError: the split is wrong, or the model was lowered as a whole.
+        UsageError: the split is invalid, or the model is already lowered.
     """
     caches = [str(value.name) for value in files.graph.graph.inputs if PAST_KEY.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))

@@ -1,4 +1,4 @@
-"""Writes a changed graph: as a package where there is a tokenizer, else as plain ONNX."""
+"""Write a changed graph as a package or as an ONNX file."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def write_graph(
     quantization: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a graph; nothing is left behind if that fails.
+    """Write a graph; partial files are deleted if that fails.
 
     Args:
         model: the graph.
-        source: what it was made from: a package, a checkpoint folder, or an ONNX file.
+        source: the model that it was made from: a package, a checkpoint folder, or an ONNX file.
         out: a new folder, or a new ONNX file if it ends in ``.onnx``.
-        passes: names of the passes applied, for a package's record.
-        quantization: how the weights were quantized now; None if they were not.
-        progress: told about every tensor written into a package.
+        passes: names of the applied passes, for a package's record.
+        quantization: the record of the quantization; None keeps that of ``source``.
+        progress: called for every tensor written into a package.
 
     Raises:
         OutputExistsError: ``out`` exists.
-        UsageError: ``source`` is an ONNX file and ``out`` is none.
+        UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``.
     """
     check_output(source, out)
     if out.suffix == ".onnx":
@@ -56,11 +56,12 @@ def write_graph(
 
 
 def check_output(source: Path, out: Path) -> None:
-    """Refuse what ``write_graph`` would refuse, before any work.
+    """Check the arguments of ``write_graph`` before any work.
 
     Raises:
         OutputExistsError: ``out`` exists.
-        UsageError: ``source`` is an ONNX file and ``out`` is none, or its folder does not exist.
+        UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``; or the folder of
+            ``out`` does not exist.
     """
     if out.suffix == ".onnx":
         for path in (out, _data_file(out)):
@@ -69,7 +70,7 @@ def check_output(source: Path, out: Path) -> None:
         if not out.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {out.parent} to write {out.name} to")
     elif _folder(source).is_file():
-        raise UsageError(f"{source} is an ONNX file, so the result is one too: call it {out}.onnx")
+        raise UsageError(f"{source} is an ONNX file, so the output must be one too: name it {out}.onnx")
     else:
         check_paths(_folder(source), out)
 
@@ -86,7 +87,7 @@ def _data_file(out: Path) -> Path:
 
 
 def _write_file(model: ir.Model, out: Path) -> None:
-    """Write the two files under a temporary name beside ``out``, the weights' file first in place."""
+    """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
     data = _data_file(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         try:
@@ -97,38 +98,38 @@ def _write_file(model: ir.Model, out: Path) -> None:
                 Path(folder, data.name).rename(data)
             Path(folder, out.name).rename(out)
         except OSError as error:
-            data.unlink(missing_ok=True)  # which was not there before, see check_output
+            data.unlink(missing_ok=True)  # it did not exist before, see check_output
             hide_scratch(error, Path(folder), out.parent)
             raise
 
 
-_LARGEST_FILE = 1 << 30  # bytes of weights in the model's own file; protobuf ends at 2 GB
+_MAX_INLINE_BYTES = 1 << 30  # of weights in the ONNX file itself; protobuf's limit is 2 GB
 
 
 def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
-    """Write a graph as one file, weights beside it only where they are many; nothing is left if that fails.
+    """Write a graph as one file; weights above 1 GiB go to a second one. Partial files are deleted on errors.
 
     Args:
         model: the graph.
         out: the file, which must not exist.
-        at_most: bytes that the result may have.
+        at_most: maximum size of the result in bytes.
 
     Returns:
-        Bytes written.
+        The size of all files in bytes.
 
     Raises:
-        UsageError: the result is larger.
+        UsageError: the result is larger than ``at_most``.
     """
     stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
-    data = _data_file(out).name if stored > _LARGEST_FILE else None
+    data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         ir.save(model, Path(folder, out.name), external_data=data)
-        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights' file first
+        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights before the graph
         size = sum(file.stat().st_size for file in files)
         if size > at_most:
             raise UsageError(
-                f"the result would be larger than the source, {size} bytes instead of {at_most}: too little "
-                "of the model can be quantized in this way; try another --method"
+                f"the result would be larger than the source, {size} bytes instead of {at_most}: this method "
+                "quantizes too few weights; try another --method"
             )
         for file in files:
             file.rename(out.with_name(file.name))

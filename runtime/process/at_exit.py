@@ -1,8 +1,8 @@
-"""Native code and the end of the process.
+"""Keep daemon threads in native code from aborting the process when the interpreter ends.
 
-A daemon thread that comes back from native code while the interpreter ends is unwound by force, which
-aborts the process where C++ or Rust frames are in between. So such threads pass a gate: the end of the
-interpreter waits for those inside, for a while, and lets nobody in any more.
+The interpreter force-unwinds a daemon thread that returns from native code while it shuts down. With C++ or
+Rust frames on the stack this aborts the process. So native calls of such threads run inside a gate: at exit
+the gate lets no thread in, and waits up to 10 s for those inside.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import sys
 import threading
 
-_PATIENCE = 10.0  # seconds; a run of a device that hangs must not keep the process alive for ever
+_MAX_WAIT = 10.0  # seconds; a device that hangs must not keep the process alive for ever
 
 
 class Gate:
-    """A context around native code, for daemon threads; the interpreter's end waits for all others anyway."""
+    """A context manager around native calls. It affects daemon threads only; others are joined at exit."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,7 +26,7 @@ class Gate:
     def __enter__(self) -> None:
         if threading.current_thread().daemon:
             with self._changed:
-                self._changed.wait_for(lambda: not self._shut)  # for ever, once the process ends
+                self._changed.wait_for(lambda: not self._shut)  # never returns once the process ends
                 self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -36,22 +36,22 @@ class Gate:
                 self._changed.notify_all()
 
     def shut(self) -> None:
-        """Let no daemon thread in any more, and wait for those that are inside."""
+        """Let no further daemon thread in, and wait for those inside, at most 10 s."""
         with self._changed:
             self._shut = True
-            self._changed.wait_for(lambda: not self._inside, _PATIENCE)
+            self._changed.wait_for(lambda: not self._inside, _MAX_WAIT)
 
 
 def leave_threads(code: int) -> None:
-    """End the process now if a daemon thread still loads a model, which nothing can interrupt."""
+    """End the process at once if a daemon thread is loading a model, which cannot be interrupted."""
     if any(thread.name == LOADING and thread.is_alive() for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-LOADING = "carryall-load"  # the name of such a thread
+LOADING = "carryall-load"  # the name of threads that load a model
 NATIVE = Gate()
 atexit.register(NATIVE.shut)
-if hasattr(os, "register_at_fork"):  # in the child, threads inside are not there
+if hasattr(os, "register_at_fork"):  # the child has none of the parent's threads
     os.register_at_fork(after_in_child=NATIVE.__init__)  # type: ignore[misc]

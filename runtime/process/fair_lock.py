@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they asked."""
+"""A lock that is acquired in the order of the requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class FairLock:
-    """First come, first served; ``threading.Lock`` lets a thread that loops over it keep all others out."""
+    """A first-come, first-served lock. With ``threading.Lock``, a thread in a loop can starve the others."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -17,7 +17,7 @@ class FairLock:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the calling thread holds it."""
+        """Whether the calling thread holds the lock."""
         return self._owner == threading.get_ident()
 
     def __enter__(self) -> None:
@@ -33,7 +33,7 @@ class FairLock:
             turn.acquire()
             self._turns.append(turn)
         try:
-            turn.acquire()  # released by the holder before us, who leaves the lock held for us
+            turn.acquire()  # the previous holder releases it, and ``_held`` stays True for this thread
         except BaseException:  # such as KeyboardInterrupt
             self._give_up(turn)
             raise

@@ -1,4 +1,4 @@
-"""Work that Ctrl-C must not cut in two."""
+"""Delay Ctrl-C until the end of a block."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, so that what it does is done as a whole.
+    """Delay SIGINT until the end of the block, so that the block runs as a whole.
 
-    Python raises KeyboardInterrupt between any two operations of the main thread; books that are being kept
-    would be wrong from then on. Elsewhere, and where nobody handles the signal in Python, nothing changes.
+    Python may raise KeyboardInterrupt between any two operations of the main thread, which would leave
+    scheduler and slots inconsistent. In other threads, and without a Python signal handler, nothing changes.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

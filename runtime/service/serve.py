@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from starlette.routing import BaseRoute
 
 from ...errors import EngineClosedError
 from .core.config import ServerConfig
@@ -34,7 +36,25 @@ class Addresses:
     grpc: str | None = None
 
 
-async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callable[[Addresses], None]) -> bool:
+class ServicePart(Protocol):
+    """Routes of another part of the package, and what works behind them."""
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """For the HTTP application."""
+
+    async def start(self) -> None:
+        """Begin to work; called before models are loaded."""
+
+    async def stop(self) -> None:
+        """Stop working; called before requests are drained."""
+
+
+async def serve(
+    models: ModelRepository,
+    config: ServerConfig,
+    on_ready: Callable[[Addresses], None],
+    parts: Sequence[ServicePart] = (),
+) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
     The addresses are bound before models are loaded, so that a taken port is known in the first second and
@@ -44,6 +64,7 @@ async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callabl
         models: what to load and serve; freed at the end.
         config: where to listen, and how long to drain.
         on_ready: told the addresses once requests are accepted.
+        parts: further ones of the service.
 
     Returns:
         Whether all requests ended within the grace period.
@@ -55,12 +76,15 @@ async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callabl
     """
     inference = Inference.of(models, config)
     grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
-    app = make_app(models, config, inference=inference)
+    routes = [route for part in parts for route in part.routes()]
+    app = make_app(models, config, routes, inference)
     http = HttpServer(app, config) if config.http_port is not None else None
     try:
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
         )
+        for part in parts:
+            await part.start()
         with _stop_signal() as stop:
             if await _unless(stop, _task(models.load_all())):
                 if grpc:
@@ -71,6 +95,8 @@ async def serve(models: ModelRepository, config: ServerConfig, on_ready: Callabl
     finally:
         if grpc:
             await grpc.set_stopping()
+        for part in parts:
+            await part.stop()
         drained = await models.drain(config.grace_seconds)
         for server in (grpc, http):
             if server:

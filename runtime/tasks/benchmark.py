@@ -1,4 +1,4 @@
-"""``carryall.benchmark``: how fast a model runs here."""
+"""``carryall.benchmark``: measure the speed of a model on this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...errors import CarryallError, UsageError
 from ...graph_opt.graph import graph_facts
 from ...progress import Progress, phase
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
+from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..evaluate.memory import peak_memory, reset_peak
 from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
-from ..types.report import Report, human_bytes
 from .evaluate import load_notes
 
 _PROMPTS_FIRST = EngineConfig(prefix_cache=False, max_step_slowdown=math.inf)
@@ -34,20 +34,20 @@ class BenchmarkReport(Report):
     """Speed of a model on this machine.
 
     Attributes:
-        model: what ran.
-        provider: where it ran.
-        cpu: the processor's name.
-        threads: of the run.
-        memory_bandwidth_gb_s: measured, reading.
-        peak_memory_bytes: most resident memory; None where the system does not tell.
-        load_seconds: of a prepared model.
-        weight_bytes_per_step: what a decoding step reads of the weights.
-        kv_bytes_per_token: size of the KV cache.
+        model: the model.
+        provider: the provider that ran it.
+        cpu: the name of the processor.
+        threads: number of CPU threads.
+        memory_bandwidth_gb_s: measured read bandwidth of the memory, in GB/s.
+        peak_memory_bytes: peak resident memory; None where the system does not report it.
+        load_seconds: time to load the prepared model.
+        weight_bytes_per_step: bytes of weights that a decode step reads.
+        kv_bytes_per_token: KV cache bytes of a token.
         results: one for each batch size: ``batch``, ``prompt_tokens``, ``new_tokens``, ``repeats``, median,
             min and max of ``prefill_tokens_per_second``, ``decode_tokens_per_second`` and
             ``time_to_first_token_ms``, ``bytes_per_step``, ``memory_bandwidth_share``.
         notes: which provider was chosen, and which nodes fell back to the CPU.
-        error: what ended the measurements early; None if nothing did.
+        error: the error that ended the measurements early; None if there was none.
     """
 
     model: str
@@ -64,10 +64,10 @@ class BenchmarkReport(Report):
     error: CarryallError | None = None
 
     def check(self) -> None:
-        """Insist on all results.
+        """Raise the error that ended the measurements early, if there was one.
 
         Raises:
-            CarryallError: what ended the measurements early.
+            CarryallError: the measurements ended early.
         """
         if self.error is not None:
             raise self.error
@@ -100,7 +100,7 @@ class BenchmarkReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """An engine, and what its decoding step costs."""
+    """An engine, and the weights that a decode step reads."""
 
     provider: str
     engine: Engine
@@ -123,19 +123,19 @@ def benchmark(
     """Measure prefill and decode speed with random prompts, in the engine that serves requests.
 
     Args:
-        model: a package, a checkpoint folder, a hub id, or ``demo``; or all options of the model.
-        batch: how many requests run together; each size is measured.
+        model: a package, a checkpoint folder, a hub id, or ``demo``; or a ``ModelConfig`` with all options.
+        batch: batch sizes to measure.
         prompt_tokens: length of each prompt.
-        new_tokens: tokens generated for each.
-        repeats: timed runs, after a warm-up.
-        engine_config: by default prompts run first and no prefix is cached, so that decode is the speed while
-            all requests generate.
-        progress: told about the phases ``prepare`` and ``bench``.
-        **fields: of ``ModelConfig`` and ``EngineConfig``.
+        new_tokens: tokens generated for each prompt.
+        repeats: number of timed runs, after a warm-up.
+        engine_config: by default all prompts are computed first and no prefix is cached, so that decode speed
+            is measured while all requests generate.
+        progress: called in the phases ``prepare`` and ``bench``.
+        **fields: fields of ``ModelConfig`` and ``EngineConfig``.
 
     Raises:
         UsageError: there is no such model, a number is out of range, or the requests exceed the context.
-        ProviderUnavailableError: the provider cannot run here.
+        ProviderUnavailableError: the provider is not available on this machine.
         ProviderRuntimeError: loading failed. A run that fails is the report's ``error``.
     """
     _check(batch, prompt_tokens, new_tokens, repeats)
@@ -169,7 +169,7 @@ def benchmark(
 
 def _check(batch: Sequence[int], prompt_tokens: int, new_tokens: int, repeats: int) -> None:
     if not batch or min(batch) < 1:
-        raise UsageError(f"batch sizes are at least 1, not {', '.join(map(str, batch)) or 'none'}")
+        raise UsageError(f"batch sizes must be at least 1, not {', '.join(map(str, batch)) or 'none'}")
     for name, value, least in (
         ("prompt_tokens", prompt_tokens, 1),
         ("new_tokens", new_tokens, 2),
@@ -180,9 +180,9 @@ def _check(batch: Sequence[int], prompt_tokens: int, new_tokens: int, repeats: i
 
 
 def _load(asked: ModelConfig, config: EngineConfig, progress: Progress) -> _Loaded:
-    """Load a model twice, since what the first time exports, lowers and chooses is not to be measured."""
+    """Load a model twice and time the second load; the first may export, lower and measure."""
     first = load_model(asked, max_slots=config.max_slots, progress=progress)
-    asked = dataclasses.replace(asked, provider=first.provider)  # "auto" has become the one that was chosen
+    asked = dataclasses.replace(asked, provider=first.provider)  # "auto" is replaced by the chosen provider
     weight_bytes = sum(graph_facts.bytes_per_step(ir.load(graph)) for graph in first.graphs)
     notes = tuple(load_notes(first))
     first.close()
@@ -197,7 +197,7 @@ def _load(asked: ModelConfig, config: EngineConfig, progress: Progress) -> _Load
 def _measure_all(
     loaded: _Loaded, works: Sequence[Workload], repeats: int, gigabytes: float, tell: Progress
 ) -> tuple[list[dict[str, Any]], CarryallError | None]:
-    """Results of the workloads in turn, and what ended them early."""
+    """Return the results of the workloads, and the error that ended them early."""
     results: list[dict[str, Any]] = []
     for index, work in enumerate(works):
         samples = []

@@ -1,4 +1,4 @@
-"""``carryall.diff``: how the graphs of two models differ."""
+"""``carryall.diff``: compare the graphs of two models by structure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from ...graph_opt.compare.diff import GraphDiff
 from ...graph_opt.compare.diff import diff as diff_graphs
 from ...graph_opt.graph.graph_facts import layer_pattern
+from ...reports import Report
 from ..models.graphs import load_graph
-from ..types.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffReport(Report):
-    """How the graphs of two models differ.
+    """The differences of two graphs.
 
     Attributes:
-        a: one model.
-        b: the other.
+        a: the first model.
+        b: the second model.
         differences: nodes, interface and weights that differ.
     """
 
@@ -62,11 +62,11 @@ class DiffReport(Report):
 def diff(a: str | Path, b: str | Path) -> DiffReport:
     """Compare the graphs of two models by structure, without running them.
 
-    Nodes are matched by what they compute and read, not by name or order.
+    Nodes are matched by their operator, attributes and inputs, not by name or order.
 
     Args:
         a: a package, a checkpoint, an ONNX file, or ``demo``.
-        b: another one.
+        b: the same.
 
     Raises:
         ModelNotFoundError: there is no such model.
@@ -92,7 +92,7 @@ def _sections(found: GraphDiff) -> Iterator[tuple[str, list[str]]]:
 
 
 def _by_layer(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, those that differ in the numbers of layers only as one."""
+    """Yield the lines; lines that differ only in the layer's number are merged into one with a count."""
     groups: dict[str, list[str]] = defaultdict(list)
     for line in lines:
         groups[layer_pattern(line)].append(line)

@@ -1,4 +1,4 @@
-"""``carryall.evaluate``: how well a model predicts a text, and how near it is to a reference."""
+"""``carryall.evaluate``: measure the perplexity of a model, and its divergence from a reference."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 from ...errors import UsageError
 from ...progress import Progress, phase
 from ...providers.base import Runner
+from ...reports import Report
 from ..evaluate.calibration import read_text
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
-from ..types.report import Report
 
 _LONGEST_WINDOW = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport(Report):
-    """How a text was predicted.
+    """The result of an evaluation.
 
     Attributes:
-        model: what predicted it.
-        reference: what it was compared with, or None.
-        prediction: perplexity, and the KL divergence from the reference.
-        greedy: how far greedy continuations of both agree; None without a reference.
+        model: the evaluated model.
+        reference: the reference model, or None.
+        prediction: perplexity, and KL divergence from the reference.
+        greedy: agreement of the greedy outputs of both models; None without a reference.
         notes: which provider was chosen, and which nodes fell back to the CPU.
     """
 
@@ -43,7 +43,7 @@ class EvaluationReport(Report):
 
     @property
     def perplexity_ratio(self) -> float | None:
-        """The perplexity divided by the reference's."""
+        """The perplexity divided by that of the reference; None without a reference."""
         found = self.prediction
         return None if found.reference_perplexity is None else found.perplexity / found.reference_perplexity
 
@@ -92,27 +92,28 @@ def evaluate(
     progress: Progress | None = None,
     **fields: Any,
 ) -> EvaluationReport:
-    """Measure how well a model predicts a text, and how near it is to a reference.
+    """Measure the perplexity of a model on a text, and its divergence from a reference model.
 
-    The text is read in overlapping windows that score every token once.
+    The text is scored in overlapping windows, every token once.
 
     Args:
-        model: a package, a checkpoint folder, a hub id, or ``demo``; or all options of the model.
-        text: the text itself as ``str``, or a ``Path`` to a file of it; one the model has not been trained
-            on. None takes the held-out text that lies beside the demo.
-        reference: a model of the same vocabulary, such as the one before quantization.
-        window: tokens seen at once; None takes the context, at most 1024.
-        stride: distance between windows; None takes half a window.
-        max_tokens: score no more than the first tokens of the text.
-        prompts: with a reference, places of the text that both continue greedily.
-        new_tokens: length of those continuations.
-        progress: told about the phases ``prepare`` and ``eval``.
-        **fields: of ``ModelConfig``; both models get them, but ``quantize`` and ``kv_cache_dtype`` are for
-            ``model`` alone.
+        model: a package, a checkpoint folder, a hub id, or ``demo``; or a ``ModelConfig`` with all options.
+        text: the text itself as ``str``, or a ``Path`` to a text file. The model should not have been trained
+            on it. None takes the held-out text in the folder of a model, as the demo has.
+        reference: a model with the same vocabulary, such as the one before quantization.
+        window: tokens of a window; None takes the context length, at most 1024.
+        stride: distance between the starts of windows; None takes half a window.
+        max_tokens: maximum number of tokens of the text.
+        prompts: with a reference, the number of prompts, taken from the text, whose greedy outputs are
+            compared.
+        new_tokens: length of those outputs.
+        progress: called in the phases ``prepare`` and ``eval``.
+        **fields: fields of ``ModelConfig`` for both models; ``quantize`` and ``kv_cache_dtype`` apply to
+            ``model`` only.
 
     Raises:
         UsageError: there is no such model or text, the text is too short, or a number is out of range.
-        ProviderUnavailableError: the provider cannot run here.
+        ProviderUnavailableError: the provider is not available on this machine.
         ProviderRuntimeError: the run failed, or its logits are NaN or infinite.
     """
     for name, value, least in (("max_tokens", max_tokens, 1), ("prompts", prompts, 0)):
@@ -163,7 +164,7 @@ def _content(text: str | Path | None, models: list[str]) -> str:
         return text
     path = text or held_out_text(*models)
     if path is None:
-        raise UsageError("give a text to predict: --text FILE")
+        raise UsageError("a text to evaluate is missing: --text FILE")
     return read_text(path)
 
 

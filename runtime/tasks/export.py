@@ -1,4 +1,4 @@
-"""``carryall.export``: a checkpoint becomes a portable package."""
+"""``carryall.export``: convert a checkpoint to a portable package."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.export import export_model
+from ...exporter.export import check_float, export_model, opened
+from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.optimum import trace
-from ...exporter.package import Package, check_paths, write_package
+from ...exporter.package import Package, check_paths, fingerprint, write_package
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
@@ -21,23 +22,23 @@ from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
-from ..models.model_source import locate_model
-from ..types.report import Report, human_bytes
+from ...reports import Report, human_bytes
+from ..models.model_source import find_model
 from .quantize import quantized_record, warn_of_much_float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport(Report):
-    """A package that was written.
+    """The result of an export.
 
     Attributes:
         path: the package.
-        model_type: its family.
-        parameters: how many values its weights have.
-        nodes: of its graph.
-        quantization: what its record says, None for float32.
+        model_type: the model family.
+        parameters: number of values of all weights.
+        nodes: number of nodes of the graph.
+        quantization: the package's record of its quantization, None for float32.
         left_float: weights that quantization left float; None without quantization.
-        bytes: of all its files.
+        bytes: total size of the package's files.
         seconds: wall time.
     """
 
@@ -88,35 +89,38 @@ def export(
     via: Literal["optimum"] | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Turn a Hugging Face checkpoint into a portable ONNX package.
+    """Convert a Hugging Face checkpoint to a portable ONNX package.
 
-    Weights are read, changed and written one by one, so a model may be larger than the memory.
+    Weights are read, changed and written one by one, so the model may be larger than the memory.
 
     Args:
-        source: a checkpoint folder, a hub id, or ``demo``.
+        source: a checkpoint folder, a GGUF file, a hub id, or ``demo``.
         out: the package, a new folder; it does not exist if anything fails.
-        quantize: how to store the weights, a recipe or a method's name; recipes that need a calibration are
-            for ``carryall.quantize``.
-        via: ``optimum`` lets Optimum trace the model with torch, for families without an exporter.
-        progress: told about every tensor, in bytes.
+        quantize: a quantization recipe or the name of a method; recipes that need calibration work only in
+            ``carryall.quantize``.
+        via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
+        progress: called for every tensor, in bytes.
 
     Raises:
-        UsageError: there is no such model, ``out`` exists, or the recipe needs a calibration.
-        UnsupportedModelError: no exporter knows the model.
+        UsageError: there is no such model, ``out`` exists, or the recipe needs calibration.
+        UnsupportedModelError: no exporter supports the model.
         CheckpointError: a file is missing or damaged.
-        OSError: the disk is full, or the like.
+        OSError: a file cannot be written, for instance on a full disk.
     """
-    path, out = locate_model(source), Path(out)
-    if path.is_file() or Package.is_package(path):
-        raise UsageError(f"{source} is exported already; see 'carryall quantize' and 'carryall optimize'")
+    path, out = find_model(source), Path(out)
+    if (path.is_file() and path.suffix.lower() != GGUF_SUFFIX) or Package.is_package(path):
+        raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
     passes, record = ([], None) if quantize is None else quantize.passes()
     start = time.perf_counter()
-    check_paths(path, out)  # before any work
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as traced, opened(path) as opened_source:
+        folder, tensors, stored = opened_source
+        if record is not None:
+            check_float(path, stored)
+        check_paths(folder, out)  # before any work
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
-        model = export_model(path) if via is None else trace(path, Path(folder))
+        model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
         model, made = run(model, before)
         matrices = float_matrices(model)
         model, report = run(model, passes)
@@ -127,9 +131,10 @@ def export(
             warn_of_much_float(str(out), record, left)
         package = write_package(
             model,
-            path,
+            folder,
             out,
-            quantization=record,
+            quantization=record or stored,
+            content=fingerprint(path),
             passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
             progress=phase(progress, "export"),
         )
@@ -138,7 +143,7 @@ def export(
             model_type=package.record.model_type,
             parameters=graph_facts.parameter_count(model),
             nodes=sum(graph_facts.operators(model).values()),
-            quantization=record,
+            quantization=record or stored,
             left_float=left,
             bytes=sum(file.stat().st_size for file in out.iterdir()),
             seconds=time.perf_counter() - start,

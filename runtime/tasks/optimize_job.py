@@ -1,4 +1,4 @@
-"""What ``carryall optimize`` works on, made anew as often as a bisection wants it."""
+"""The graph and the passes of ``carryall optimize``, which a bisection creates several times."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PORTABLE = "portable"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be optimized, and by which passes; both can be made anew.
+    """An optimization, from which graph and passes can be created several times.
 
     Attributes:
-        source: MODEL.
+        source: the model.
         target: ``portable`` or a provider.
         own: specifications of the user's own passes.
-        disable: names of the passes left out.
-        context_length: most tokens of a sequence; None takes the model's own.
+        disable: names of the passes to leave out.
+        context_length: maximum tokens of a sequence; None takes the model's own.
     """
 
     source: str
@@ -40,11 +40,10 @@ class Job:
     context_length: int | None
 
     def make(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
-        """Load the graph and make the passes, the user's own between the portable ones and the target's.
+        """Load the graph and create the passes: portable ones, the user's own, then those of the target.
 
         Raises:
-            UsageError: there is no such target or pass, or nothing says how long a decoder's
-                sequences may be.
+            UsageError: there is no such target or pass, or the context length of a decoder is unknown.
         """
         graph, _ = load_graph(self.source)
         own = [load_pass(spec) for spec in self.own]
@@ -54,7 +53,7 @@ class Job:
         return graph, model_passes([*own, *(provider.model_passes() if provider is not None else [])])
 
     def generates(self) -> bool:
-        """Return whether the source generates tokens: a package, a checkpoint, or an ONNX file that does."""
+        """Whether the source is a decoder: a package, a checkpoint, or an ONNX file of a decoder."""
         path = locate_model(self.source)
         return path.is_dir() or generates(load_model(path))
 
@@ -69,11 +68,11 @@ class Job:
             return []
         context_length = self.context_length or default_context_length(self.source, graph)
         if context_length is None:
-            raise UsageError("the graph does not say how long a sequence may be; add --context-length")
+            raise UsageError("the graph does not state its context length; add --context-length")
         return provider.passes(RunnerConfig(context_length=context_length))
 
     def provider(self) -> Provider | None:
-        """Return the provider that is the target, None for the portable one.
+        """Return the provider of the target, None for ``portable``.
 
         Raises:
             UsageError: there is no such target.
@@ -82,5 +81,5 @@ class Job:
             return None
         if self.target not in provider_names():
             known = ", ".join([PORTABLE, *provider_names()])
-            raise UsageError(f"unknown target '{self.target}'; the targets are: {known}")
+            raise UsageError(f"unknown target '{self.target}'; choose one of {known}")
         return get_provider(self.target)

@@ -1,4 +1,4 @@
-"""``carryall.quantize``: weights, and perhaps the KV cache, in fewer bits."""
+"""``carryall.quantize``: quantize the weights of a model, and optionally its KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import UsageError
+from ...errors import CarryallWarning, UsageError
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.report import Report as PassesReport
@@ -22,35 +22,35 @@ from ...graph_opt.quantize.formats.weight_only import has_quantized_weights
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
+from ...reports import Report, human_bytes
 from ..evaluate.float_model import FloatModel
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
-from ..types.report import Report, human_bytes
 from .report_file import check_report, left_without_report, write_report
 
 
-class QuantizationWarning(UserWarning):
-    """A model was quantized in part only."""
+class QuantizationWarning(CarryallWarning):
+    """More than 10 % of the weight bytes of a quantized model stay float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeReport(Report):
-    """A quantized model that was written.
+    """The result of a quantization.
 
     Attributes:
-        path: the model.
-        recipe: what was asked for.
-        quantization: what the package's record says.
-        weights: how many were quantized.
-        kv_layers: how many layers' KV caches were quantized.
-        left_float: the weights that were not.
-        bytes_before: of all weights.
-        bytes_after: of all weights.
+        path: the written model.
+        recipe: the recipe.
+        quantization: the package's record of its quantization.
+        weights: number of quantized weights.
+        kv_layers: number of layers with a quantized KV cache.
+        left_float: the weights that stayed float.
+        bytes_before: size of all weights before.
+        bytes_after: size of all weights after.
         seconds: wall time.
-        cost: with ``report``, what was measured: ``fidelity``, ``speed``, ``layer_errors``.
-        passes: what each pass did.
+        cost: with ``report``, the measurements ``fidelity``, ``speed`` and ``layer_errors``.
+        passes: the report of the passes.
     """
 
     path: Path
@@ -115,26 +115,28 @@ def quantize(
     report: str | Path | None = None,
     progress: Progress | None = None,
 ) -> QuantizeReport:
-    """Make a model smaller and faster by storing its weights, and its KV cache, in few bits.
+    """Quantize the weights of a model, and optionally its KV cache.
 
-    The result keeps to standard operators and runs on every provider.
+    The result uses standard operators only and runs on every provider.
 
     Args:
         model: a package, a checkpoint folder, a hub id, an ONNX file, or ``demo``; not quantized yet.
         out: a new folder, or an ONNX file if it ends in ``.onnx``.
-        recipe: the settings, or the name of a method.
-        report: a file for what it costs and brings, measured: HTML if it ends in .html, else JSON.
-        progress: told about the phases ``calibrate``, ``measure``, ``quantize``, ``evaluate``.
+        recipe: a recipe, or the name of a method.
+        report: a file for the measured cost in quality and gain in speed: HTML if it ends in .html, else
+            JSON.
+        progress: called in the phases ``calibrate``, ``measure``, ``quantize`` and ``evaluate``.
 
     Returns:
-        What was done. ``QuantizationWarning`` is issued if more than 10 % of the weights' bytes stay float
-        against the recipe.
+        The report. ``QuantizationWarning`` is issued if more than 10 % of the weight bytes stay float
+        although the recipe does not exempt them.
 
     Raises:
-        UsageError: there is no such model, it is quantized already, ``out`` exists, or the model does not
-            allow the recipe.
+        UsageError: there is no such model, it is already quantized, ``out`` exists, or the recipe does not
+            fit the model.
         GraphError: a weight or an activation is NaN or infinite.
-        OSError: the disk is full, or the like; ``out`` is not left behind, unless the message says so.
+        OSError: a file cannot be written, for instance on a full disk; ``out`` is deleted, unless the message
+            says otherwise.
     """
     start = time.perf_counter()
     recipe = QuantizationRecipe(recipe) if isinstance(recipe, str) else recipe
@@ -187,25 +189,25 @@ def quantize(
 
 
 def quantized_record(record: dict[str, Any], left: LeftFloat) -> dict[str, Any]:
-    """Return a package's record of its quantization, with what stayed float."""
+    """Return the record of a quantization with the weights that stayed float."""
     return {**record, "left_float": left.to_dict()} if left.weights and "method" in record else record
 
 
 def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> None:
-    """Warn if a large part of the weights stays float that the recipe did not exempt."""
+    """Warn if a large part of the weights stays float although the recipe does not exempt them."""
     if left.much and left.reasons:
-        text = f"{name} is {record['method']} in part only: {left}"
+        text = f"{name} is only partly {record['method']}: {left}"
         warnings.warn(text, QuantizationWarning, stacklevel=3)
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
-    """Refuse to quantize twice."""
+    """Raise UsageError if the model is already quantized."""
     if recipe.method != NO_METHOD and has_quantized_weights(model.graph):
-        raise UsageError(f"{source} is quantized already; start from the float model")
+        raise UsageError(f"{source} is already quantized; start from the float model")
     if is_half(model.graph):
-        raise UsageError(f"{source} is in 16 bits already; start from the float model")
+        raise UsageError(f"{source} already has 16-bit weights; start from the float model")
     if recipe.kv is not None and has_quantized_kv(model.graph):
-        raise UsageError(f"the KV cache of {source} is quantized already; start from the float model")
+        raise UsageError(f"the KV cache of {source} is already quantized; start from the float model")
 
 
 def _weight_bytes(model: ir.Model) -> int:

@@ -1,11 +1,13 @@
-"""``carryall.quantize_any``: an ONNX file that is no decoder, in INT8 or 16 bits."""
+"""Quantize an ONNX file that is not a decoder, to INT8 or 16 bits."""
 
 from __future__ import annotations
 
 import json
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,8 +18,14 @@ from ...graph_opt.quantize.any_model.images import ImageOptions
 from ...graph_opt.quantize.any_model.options import IntegerOptions
 from ...graph_opt.quantize.any_model.quantize import convert_half, quantize_dynamic, quantize_static
 from ...graph_opt.quantize.any_model.report import GraphQuantizationReport
-from ...graph_opt.quantize.any_model.samples import GeneratedSamplesWarning, Samples, read_samples
+from ...graph_opt.quantize.any_model.samples import (
+    GeneratedSamplesWarning,
+    Samples,
+    checked_samples,
+    read_samples,
+)
 from ...progress import Progress, phase
+from ...reports import json_value
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_single_file
 
@@ -25,7 +33,7 @@ METHODS = ("int8-static", "int8-dynamic", "fp16", "bf16")
 
 
 def is_any_model(source: str | Path, method: str) -> bool:
-    """Whether a model is an ONNX file that is no decoder, and the method one for those."""
+    """Whether a model is an ONNX file but not a decoder, and ``method`` applies to such models."""
     path = locate_model(source)
     return method in METHODS and path.is_file() and not is_decoder(read_model(path).graph)
 
@@ -35,7 +43,7 @@ def quantize_any(
     out: str | Path,
     method: str = "int8-static",
     *,
-    calibration: str | Path | None = None,
+    calibration: str | Path | Sequence[Mapping[str, Any]] | None = None,
     options: IntegerOptions | None = None,
     images: ImageOptions | None = None,
     report: str | Path | None = None,
@@ -47,11 +55,12 @@ def quantize_any(
         source: an ONNX file.
         out: a new ONNX file.
         method: ``int8-static``, ``int8-dynamic``, ``fp16`` or ``bf16``.
-        calibration: an .npz file of inputs, a folder of those or of images; made up by default.
+        calibration: an .npz file of inputs, a folder of those or of images, or mappings from input names to
+            arrays; made up by default.
         options: of the INT8 methods.
         images: how images become tensors.
         report: a JSON file for the report.
-        progress: told about the phase ``measure``.
+        progress: called in the phase ``measure``.
 
     Raises:
         UsageError: an option has no effect, the samples do not fit, or the result would be larger.
@@ -63,23 +72,33 @@ def quantize_any(
     if method not in METHODS:
         raise UsageError(f"method '{method}' is not one of {', '.join(METHODS)}")
     if out.suffix != ".onnx":
-        raise UsageError(f"{path} is an ONNX file, so the result is one too: call it {out}.onnx")
+        raise UsageError(f"{path} is an ONNX file, so the output must be one too: name it {out}.onnx")
     if file is not None and file.suffix != ".json":
-        raise UsageError("the report of a model that is no decoder is JSON: call it something.json")
+        raise UsageError(f"the report of a model that is not a decoder is JSON: name it {file.stem}.json")
     if calibration is None and images is not None:
-        raise UsageError("--image options describe images of --calibration, and there is none")
+        raise UsageError("--image options have no effect without --calibration")
     check_output(path, out)
     model = read_model(path)
-    samples = None if calibration is None else read_samples(model.graph, Path(calibration), images=images)
+    samples = None if calibration is None else _samples(model, calibration, images)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GeneratedSamplesWarning)  # the report's notes say it
+        warnings.simplefilter("ignore", GeneratedSamplesWarning)  # the report's notes contain it
         result, found = _quantized(model, method, samples, options, phase(progress, "measure"))
     found.bytes_before = _file_bytes(path)
     found.bytes_after = write_single_file(result, out, at_most=found.bytes_before)
     found.path, found.seconds = str(out), round(time.perf_counter() - start, 3)
     if file is not None:
-        file.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False), encoding="utf-8")
+        file.write_text(
+            json.dumps(json_value(found.to_dict()), indent=2, ensure_ascii=False), encoding="utf-8"
+        )
     return found
+
+
+def _samples(
+    model: ir.Model, calibration: str | Path | Sequence[Mapping[str, Any]], images: ImageOptions | None
+) -> Samples:
+    if isinstance(calibration, str | Path):
+        return read_samples(model.graph, Path(calibration), images=images)
+    return checked_samples(model.graph, calibration)
 
 
 def _quantized(

@@ -1,4 +1,4 @@
-"""The file of a report: a page or JSON, by its name."""
+"""Write the file of a report: an HTML page or JSON, by its name."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _PAGE = ".html"
 
 
 def check_report(path: Path | None) -> None:
-    """Refuse a report that could not be written, before any work.
+    """Check before any work that a report can be written.
 
     Raises:
-        UsageError: its folder does not exist, or its name is that of a folder.
+        UsageError: its folder does not exist, or the path is a folder.
     """
     if path is None:
         return
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--report {path}: there is no folder {path.parent}")
+        raise UsageError(f"--report {path}: the folder {path.parent} does not exist")
     if path.is_dir():
-        raise UsageError(f"--report {path}: this is a folder; name a file")
+        raise UsageError(f"--report {path} is a folder; name a file")
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write a self-contained page if the name ends in .html, else JSON."""
+    """Write a report as one HTML page if the name ends in .html, else as JSON."""
     with pending_report(report, path):
         pass
 
 
 @contextlib.contextmanager
 def pending_report(report: Report, path: Path) -> Iterator[None]:
-    """Write a report under a temporary name, which becomes ``path`` if the work inside succeeds.
+    """Write a report under a temporary name, and rename it to ``path`` if the block succeeds.
 
-    So a full disk is found before the work, and no report tells of work that failed.
+    So a full disk is noticed before the work, and no report remains of work that failed.
 
     Raises:
         OSError: the report cannot be written.
@@ -58,10 +58,10 @@ def pending_report(report: Report, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_without_report(out: Path, report: Path) -> Iterator[None]:
-    """Say of an error inside that ``out`` was written all the same.
+    """Add to an error in the block that ``out`` was written, but its report was not.
 
     Raises:
-        CarryallError: for any error of ours, and for an OSError.
+        CarryallError: the block raised a CarryallError or an OSError.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""``carryall.verify``: do two models give the same results?"""
+"""``carryall.verify``: compare the results of two models."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
+from ...reports import Report
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
-from ..types.report import Report
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationReport(Report):
-    """How far the results of two models are apart.
+    """The result of comparing two models.
 
     Attributes:
-        found: the differences of each output, what both ran on, and the bars.
+        found: the differences of each output, the inputs, and the bars (tolerances).
     """
 
     found: VerifyReport
@@ -40,14 +40,14 @@ class VerificationReport(Report):
 
     @property
     def reason(self) -> str | None:
-        """How they exceed the bars; None if they do not."""
+        """Which bar is exceeded, and by how much; None if none is."""
         return self.found.reason
 
     def check(self) -> None:
-        """Insist on the bars.
+        """Raise an error if a bar is exceeded.
 
         Raises:
-            VerificationError: one is exceeded.
+            VerificationError: a bar is exceeded.
         """
         self.found.check()
 
@@ -80,23 +80,23 @@ def verify(
 ) -> VerificationReport:
     """Compare the results of two models on the same inputs, on the CPU.
 
-    Decoders run on a prompt with the greedy continuation of ``reference``, a sequence in pieces, a padded
-    batch and a long cache. Other graphs run on several made-up inputs. See ``docs/verification.md``.
+    Decoders run on a prompt with the greedy output of ``reference``, a sequence in pieces, a padded batch and
+    a long cache. Other graphs run on several generated inputs. See ``docs/verification.md``.
 
     Args:
-        reference: what is right: a package, a checkpoint, an ONNX file, or ``demo``.
-        candidate: what is judged; one may be portable and the other lowered.
-        prompt: text for decoders, by the reference's tokenizer; random tokens by default.
+        reference: the reference model: a package, a checkpoint, an ONNX file, or ``demo``.
+        candidate: the model to check; one of both may be portable and the other lowered.
+        prompt: text for decoders, tokenized with the reference's tokenizer; random tokens by default.
         inputs: tensors by input name, an .npz file of them, or a folder of such files.
-        steps: tokens after the prompt.
-        bars: what must not be exceeded; by default those of the graphs' arithmetic.
-        progress: told about the runs, in the phase ``verify``.
+        steps: number of greedy tokens after the prompt.
+        bars: the tolerances; by default they follow from the arithmetic of both graphs.
+        progress: called for the runs, in the phase ``verify``.
 
     Returns:
-        The report, whose ``check`` raises VerificationError if the models differ by more.
+        The report; its ``check`` raises VerificationError if the models differ by more than the bars.
 
     Raises:
-        UsageError: a model does not exist, the inputs fit neither, or the vocabularies differ.
+        UsageError: a model does not exist, the inputs do not fit, or the vocabularies differ.
         GraphError: a graph cannot be read or run.
     """
     if prompt is not None and inputs is not None:
@@ -124,7 +124,7 @@ def _tokenize(model: Path, text: str) -> list[int]:
     path = model / TOKENIZER_FILE
     if not path.is_file():
         raise UsageError(
-            f"--prompt needs a tokenizer, and {model} has none; leave --prompt out for random tokens"
+            f"--prompt needs a tokenizer, but {model} has none; omit --prompt to use random tokens"
         )
     tokens: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
     if not tokens:

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template: messages to prompt text."""
+"""Chat templates: render messages to the prompt text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
-# What a template's own expressions can raise on content they did not expect.
+# Exceptions that a template's expressions may raise on unexpected content.
 _FAULTS = (
     ArithmeticError,
     AttributeError,
@@ -32,10 +32,10 @@ _FAULTS = (
 
 
 class ChatTemplate:
-    """The templates of one checkpoint, run in a sandbox, since a checkpoint may come from anywhere.
+    """The chat templates of one checkpoint, rendered in a sandbox, since checkpoints are not trusted.
 
     Args:
-        templates: source by name; ``default`` is the usual one, ``tool_use`` is for calls with tools.
+        templates: Jinja source by name: ``default``, and ``tool_use`` for conversations with tools.
         special_tokens: texts by role, such as ``bos_token``.
     """
 
@@ -50,10 +50,10 @@ class ChatTemplate:
 
     @classmethod
     def from_file(cls, path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """The one template that a file holds, for conversations with and without tools.
+        """Read one template from a file, for conversations with and without tools.
 
         Raises:
-            UsageError: the file cannot be read, or holds no text.
+            UsageError: the file cannot be read, or is not UTF-8 text.
         """
         try:
             return cls({_DEFAULT: path.read_text(encoding="utf-8")}, special_tokens)
@@ -62,7 +62,7 @@ class ChatTemplate:
 
     @property
     def names(self) -> list[str]:
-        """Names of the templates there are."""
+        """The names of the templates, sorted."""
         return sorted(self._templates)
 
     def render(
@@ -75,19 +75,19 @@ class ChatTemplate:
         max_size: int = MAX_SIZE,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation; it already holds its special tokens.
+        """Return the prompt text of a conversation, including its special tokens.
 
         Args:
             messages: objects with ``role`` and ``content``, in order.
             tools: JSON schemas of functions that the model may call.
-            add_generation_prompt: end with the beginning of the assistant's answer.
-            template: another template: a name, or Jinja source.
-            max_size: characters that the prompt may have.
-            variables: whatever else the template understands, such as ``enable_thinking``.
+            add_generation_prompt: append the header of the assistant's answer.
+            template: the name of another template, or Jinja source.
+            max_size: maximum number of characters of the prompt.
+            variables: further variables of the template, such as ``enable_thinking``.
 
         Raises:
             ChatTemplateError: there is no such template, it fails, or it tries something forbidden.
-            PromptTooLongError: it writes more than ``max_size`` characters.
+            PromptTooLongError: the prompt has more than ``max_size`` characters.
         """
         source = self.source(template, with_tools=bool(tools))
         given = {
@@ -100,7 +100,7 @@ class ChatTemplate:
         return _render(source, given, min(max_size, MAX_SIZE))
 
     def source(self, template: str | None, *, with_tools: bool) -> str:
-        """The source of a template, by its name, or itself.
+        """Return the source of a template by its name; Jinja source is returned as it is.
 
         Raises:
             ChatTemplateError: there is no such template.
@@ -108,7 +108,7 @@ class ChatTemplate:
         if template is not None and template not in self._templates:
             if "{" in template:
                 return template
-            raise ChatTemplateError(f"there is no chat template '{template}'; there are: {self.names}")
+            raise ChatTemplateError(f"there is no chat template '{template}'; choose one of {self.names}")
         if template is None:
             template = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
         if template not in self._templates:
@@ -131,37 +131,39 @@ def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
             size += len(piece)
             if size > most:
                 raise PromptTooLongError(
-                    f"the chat template writes more than {most} characters, the most for this context"
+                    f"the chat template writes more than {most} characters, the limit for this context"
                 )
     except jinja2.exceptions.SecurityError as error:
         raise ChatTemplateError(f"the chat template tried something forbidden: {error}") from error
     except jinja2.TemplateSyntaxError as error:
-        raise ChatTemplateError(f"the chat template is broken in line {error.lineno}: {error}") from error
+        raise ChatTemplateError(
+            f"syntax error in line {error.lineno} of the chat template: {error}"
+        ) from error
     except (jinja2.TemplateError, *_FAULTS) as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)
 
 
 def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:
-    """Refuse names that a template or carryall gives a meaning of their own.
+    """Check the names of template variables that a request sets.
 
     Args:
-        variables: whatever a request wants the template to know, such as ``enable_thinking``.
-        reserved: names of parameters that the request may not set in this way.
+        variables: variables of the request, such as ``enable_thinking``.
+        reserved: names of parameters that the request must not set in this way.
 
     Raises:
-        ChatTemplateError: a name is no identifier, or taken.
+        ChatTemplateError: a name is not an identifier, or is reserved.
     """
     for name in variables:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ChatTemplateError(f"{name!r} cannot be a variable of a chat template: it is no name")
+            raise ChatTemplateError(f"{name!r} cannot be a chat template variable: it is not an identifier")
         if name in reserved or name in SANDBOX.globals or name.startswith("_"):
-            raise ChatTemplateError(f"'{name}' cannot be a variable of a chat template: the name is taken")
+            raise ChatTemplateError(f"'{name}' cannot be a chat template variable: the name is reserved")
 
 
 def _plain(message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
-        raise ChatTemplateError(f"a message is an object with 'role' and 'content', not {message!r}")
+        raise ChatTemplateError(f"a message must be an object with 'role' and 'content', not {message!r}")
     return dict(message)
 
 

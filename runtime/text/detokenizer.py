@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time."""
+"""Incremental detokenization: from tokens to text, one token at a time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from .tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# A run of tokens that never forms whole characters is given out as it stands after this many.
-_MOST_PENDING = 48
+# After this many tokens without a complete character, the text is returned with replacement characters.
+_MAX_PENDING = 48
 
 
 class Detokenizer:
-    """Incremental decoding that equals decoding everything at once.
+    """Incremental detokenizer, equal to decoding all tokens at once.
 
-    Prefix offsets, as in Hugging Face TGI: a window of tokens since the last but one character border is
-    decoded with and without the newest; the difference is the new text. Text that ends inside a character is
-    held back until the rest of its bytes arrives.
+    It uses prefix offsets, as Hugging Face TGI does: a window of recent tokens is decoded with and without
+    the newest token, and the difference is the new text. Text that ends inside a character is held back until
+    the remaining bytes arrive.
 
     Args:
-        tokenizer: decodes.
-        context: the last tokens before the first one pushed, so that its leading space is not lost.
-        skip_special_tokens: leave special tokens out.
+        tokenizer: decodes tokens.
+        context: the last tokens before the first pushed one, so that its leading space is kept.
+        skip_special_tokens: leave special tokens out of the text.
     """
 
     def __init__(
@@ -31,29 +31,29 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = [token for token in context if token not in self._skip]
-        self._given = self._decode(self._window)  # the window's text that is out already
-        self._read = len(self._window)  # tokens of the window that made it
+        self._given = self._decode(self._window)  # the returned text of the window
+        self._read = len(self._window)  # number of tokens of that text
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is now certain."""
+        """Add a token; return the new text that later tokens cannot change."""
         if token_id in self._skip:
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
         pending = len(self._window) - self._read
-        if text.endswith(_REPLACEMENT) and pending < _MOST_PENDING:
+        if text.endswith(_REPLACEMENT) and pending < _MAX_PENDING:
             return ""
         new = text[len(self._given) :]
-        if new:  # a token without text of its own, such as a lone word border, must stay with the next one
+        if new:  # a token without text, such as a word boundary, must be decoded with the next one
             self._window = self._window[self._read :]
             self._given = self._decode(self._window)
             self._read = len(self._window)
-        elif pending >= _MOST_PENDING:  # tokens without text must not make the window, and each step, longer
+        elif pending >= _MAX_PENDING:  # otherwise tokens without text would grow the window without bound
             del self._window[self._read :]
         return new
 
     def end(self) -> str:
-        """Return what is still held back."""
+        """Return the text that was held back."""
         text = self._decode(self._window)
         new = text[len(self._given) :]
         self._given = text

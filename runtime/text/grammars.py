@@ -1,4 +1,4 @@
-"""Grammars, compiled beside the engine's steps and kept for the next request that wants the same."""
+"""Grammars for structured output: compiled in a thread, and cached for requests with the same format."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InvalidSamplingError
+from ...errors import InvalidSamplingError, RequestFailedError
 from ..types.structured_output import StructuredOutput
 from .tokenizer import Tokenizer
 
-_KEPT = 128
-# About a second of work, then the library gives up. Its own limits allow far more.
+_MAX_CACHED = 128
+# About a second of work to compile and 0.1 s a mask, then the library gives up. Its own limits allow more.
 _LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000, max_grammar_size=200_000, max_lexer_states=50_000
+    initial_lexer_fuel=1_000_000,
+    max_grammar_size=200_000,
+    max_lexer_states=50_000,
+    step_max_items=20_000,
+    verbose_errors=False,
 )
-# A weak model would fill the context with spaces, were they without limit.
+# Without a limit, a weak model may fill the context with whitespace.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
 
-# The library recurses as deep as a grammar does; at the usual 8 MiB, 5,000 rules in a chain end the process.
+# The library recurses as deeply as the grammar: with a stack of 8 MiB, 5,000 chained rules end the process.
 _STACK_BYTES = 512 << 20
-# A first mask that takes longer would hold up everybody's steps.
-_SLOWEST_MASK = 0.5
+# Seconds. A grammar whose first mask takes longer would delay every step, so it is refused.
+_MAX_MASK_SECONDS = 0.5
 
 
-def _thread(name: str) -> ThreadPoolExecutor:
-    """One thread with a deep stack; it costs memory only as far as it is used."""
-    pool = ThreadPoolExecutor(1, name)
+def _threads(name: str, count: int = 1) -> ThreadPoolExecutor:
+    """Threads with deep stacks; these cost memory only as far as they are used."""
+    pool, together = ThreadPoolExecutor(count, name), threading.Barrier(count)
     before = threading.stack_size(_STACK_BYTES)
     try:
-        pool.submit(int)  # starts the thread
+        for _ in range(count):
+            pool.submit(together.wait)  # each starts a thread, as none of them is idle before all are there
     finally:
         threading.stack_size(before)
     return pool
 
 
-_MASKS = _thread("carryall-mask")
+_MASKS = _threads("carryall-mask", 4)  # several, so that a slow mask does not hold up those of other requests
 
 
 class GrammarMatcher:
-    """Where one request stands in its grammar; a ``LogitsProcessor`` that allows what may come next."""
+    """The grammar state of one request: a ``LogitsProcessor`` that masks tokens the grammar forbids."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -55,55 +60,68 @@ class GrammarMatcher:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more may come."""
+        """Whether the grammar allows no further token."""
         return bool(self._matcher.is_stopped())
 
     @property
     def error(self) -> str:
-        """Why the grammar could not go on, empty if it could."""
+        """Why the grammar failed, empty if it did not."""
         return str(self._matcher.get_error())
 
     def prepare(self) -> None:
-        """Begin to find out, beside the model's run, what may come next."""
+        """Start computing the token mask in a thread, in parallel with the model's run."""
         if self._filled is None:
             self._filled = _MASKS.submit(self._fill)
 
+    def ready(self, seconds: float) -> bool:
+        """Whether it is known what may come next; wait at most so long for it."""
+        self.prepare()
+        assert self._filled is not None  # noqa: S101 -- prepared
+        return bool(wait([self._filled], max(0.0, seconds)).done)
+
     def observe(self, token: int) -> None:
-        """Go on with a token."""
+        """Advance the state by a generated token."""
         self._filled = None
         self._matcher.consume_token(token)
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        """Forbid all tokens that the grammar does not allow here."""
+        """Forbid all tokens that the grammar does not allow here.
+
+        Raises:
+            RequestFailedError: the library gave up.
+        """
         self.prepare()
-        assert self._filled is not None  # noqa: S101 -- prepared
+        assert self._filled is not None  # noqa: S101 -- set by ``prepare``
         self._filled.result()
+        if self.error:  # the library then allows the end alone, which would pass for that of the text
+            reason = self.error.splitlines()[0]
+            raise RequestFailedError(f"the grammar takes too much work, or cannot go on: {reason}")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
         logits[allowed == 0] = -np.inf
 
     def forced_tokens(self) -> list[int]:
-        """A spelling of the text that must come next; empty if there is a choice."""
+        """Return tokens of the text that must come next; empty if there is a choice."""
         return [int(token) for token in self._matcher.compute_ff_tokens()]
 
     def valid_prefix(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next."""
+        """Return how many of these tokens the grammar allows next."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def _fill(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
 
     def copy(self) -> GrammarMatcher:
-        """The same place in the same grammar, for another request."""
+        """Return an independent copy of the state."""
         return GrammarMatcher(self._matcher.deep_copy(), 32 * len(self._mask))
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, in a thread of its own. Thread-safe.
+    """Compile grammars for one tokenizer in a background thread. Thread-safe.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         end_token_ids: tokens that end an output.
-        vocab_size: how many logits the model gives.
+        vocab_size: number of logits of the model.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_token_ids: Collection[int], vocab_size: int) -> None:
@@ -112,17 +130,17 @@ class GrammarCompiler:
         self._vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._pool = _thread("carryall-grammar")
+        self._pool = _threads("carryall-grammar")
         self._compiled: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> Future[GrammarMatcher]:
-        """The matcher at its start, to be copied; fails with InvalidSamplingError if the grammar is wrong."""
+        """Return a future of the initial state, to be copied; it fails with InvalidSamplingError."""
         with self._lock:
             future = self._compiled.get(wanted.key)
             if future is None:
                 future = self._compiled[wanted.key] = self._pool.submit(self._compile, *wanted.key)
             self._compiled.move_to_end(wanted.key)
-            if len(self._compiled) > _KEPT:
+            if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             return future
 
@@ -134,22 +152,22 @@ class GrammarCompiler:
         try:
             grammar = _grammar(kind, text)
         except ValueError as error:
-            raise InvalidSamplingError(f"{kind} is no valid JSON: {error}") from error
+            raise InvalidSamplingError(f"{kind} is not valid JSON: {error}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise InvalidSamplingError(f"{kind} cannot be used: {matcher.get_error()}")
         start = time.monotonic()
         first = matcher.deep_copy()
         first.compute_bitmask()
-        if time.monotonic() - start > _SLOWEST_MASK:
-            raise InvalidSamplingError(f"{kind} is too complex: finding its first token takes too long")
+        if time.monotonic() - start > _MAX_MASK_SECONDS:
+            raise InvalidSamplingError(f"{kind} is too complex: computing its first mask takes too long")
         if first.get_error():
-            raise InvalidSamplingError(f"{kind} cannot be met: no output may begin with any token")
+            raise InvalidSamplingError(f"{kind} cannot be met: it allows no first token")
         return GrammarMatcher(matcher, self._vocab_size)
 
 
 def _grammar(kind: str, text: str) -> str:
-    """The library's own form of a grammar."""
+    """Return the grammar in llguidance's own format."""
     matcher = llguidance.LLMatcher
     if kind == "regex":
         grammar = matcher.grammar_from_regex(text)
@@ -157,7 +175,7 @@ def _grammar(kind: str, text: str) -> str:
         grammar = matcher.grammar_from_lark(text)
     elif kind == "choice":
         choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-        # One terminal: the parser would follow at most 2,000 alternatives at a time.
+        # One terminal for all choices, since the parser tracks at most 2,000 alternatives at a time.
         grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
         schema = _schema(text) if kind == "json_schema" else '{"type": "object"}'
@@ -166,10 +184,14 @@ def _grammar(kind: str, text: str) -> str:
 
 
 def _schema(text: str) -> str:
-    """A schema as the library takes it: an object, not one of the two truth values that are schemas too."""
+    """Return a schema as llguidance takes it: the schema ``true`` becomes an empty object.
+
+    Raises:
+        InvalidSamplingError: the schema is ``false``, which allows no output.
+    """
     match text.strip():
         case "true":
             return "{}"
         case "false":
-            raise InvalidSamplingError("json_schema 'false' allows no output at all")
+            raise InvalidSamplingError("json_schema 'false' allows no output")
     return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches a text for the first of several strings to be completed.
+    """Watches a text for the first of several strings to be completed. The work is linear in the text.
 
     Text that may be the beginning of a stop string is held back until that is decided. How the text is cut
     into pieces changes nothing.
@@ -17,9 +18,11 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], *, include: bool = False) -> None:
-        self._strings = tuple(strings)
+        self._searches = [_Search(string) for string in strings]
+        self._first = {string[0] for string in strings}
         self._include = include
-        self._held = ""
+        self._held = deque[str]()
+        self._num_held = 0
 
     def push(self, text: str, *, check: bool = True) -> tuple[str, str | None]:
         """Add text.
@@ -31,30 +34,68 @@ class StopStrings:
         Returns:
             The text that may be given out, and the stop string that ended it.
         """
-        text = self._held + text
-        self._held = ""
-        if not check or not self._strings:
+        if not check:
+            for search in self._searches:
+                search.matched = 0
+            return self.end() + text, None
+        if not self._num_held and self._first.isdisjoint(text):
             return text, None
-        found = self._first(text)
-        if found is not None:
-            end, stop = found
-            return text[: end if self._include else end - len(stop)], stop
-        held = max(overlap(text, stop) for stop in self._strings)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], None
+        for end, character in enumerate(text, 1):
+            for search in self._searches:
+                search.step(character)
+            found = [search.string for search in self._searches if search.matched == len(search.string)]
+            if found:
+                stop = max(found, key=len)
+                self._hold(text[:end])
+                return self._release(0 if self._include else len(stop)), stop
+        self._hold(text)
+        return self._release(max(search.matched for search in self._searches)), None
 
     def end(self) -> str:
         """Return what is held back: no more text will come."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(0)
 
-    def _first(self, text: str) -> tuple[int, str] | None:
-        """End and string of the occurrence completed first; of several, the longest."""
-        found = [(at + len(stop), stop) for stop in self._strings if (at := text.find(stop)) >= 0]
-        return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._num_held += len(text)
+
+    def _release(self, kept: int) -> str:
+        """Give out all but the last ``kept`` characters."""
+        given: list[str] = []
+        while self._held and self._num_held - len(self._held[0]) >= kept:
+            given.append(self._held.popleft())
+            self._num_held -= len(given[-1])
+        if rest := self._num_held - kept:
+            given.append(self._held[0][:rest])
+            self._held[0] = self._held[0][rest:]
+            self._num_held -= rest
+        return "".join(given)
 
 
-def overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` with which ``stop`` begins."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+class _Search:
+    """How much of a string a text ends with (Knuth, Morris and Pratt, SIAM J. Comput. 6, 1977).
+
+    Args:
+        string: not empty.
+
+    Attributes:
+        matched: the length of the longest end of the text with which the string begins.
+    """
+
+    __slots__ = ("_shorter", "matched", "string")
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self._shorter = [0]  # of each beginning: the longest other beginning that it ends with
+        self.matched = 0
+        for character in string[1:]:
+            self.step(character)
+            self._shorter.append(self.matched)
+        self.matched = 0
+
+    def step(self, character: str) -> None:
+        """Go on with the text's next character."""
+        string, matched = self.string, self.matched
+        while matched and (matched == len(string) or string[matched] != character):
+            matched = self._shorter[matched - 1]
+        self.matched = matched + (string[matched] == character)

@@ -1,4 +1,4 @@
-"""What a template may make in one rendering: the size of each value, and the work of all of them together."""
+"""The limits of one template rendering: the size of each value, and the total work."""
 
 from __future__ import annotations
 
@@ -8,41 +8,46 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
-MAX_SIZE = 10_000_000  # characters of the prompt, and of any string made on the way
-MAX_ITEMS = 200_000  # of a list, and of everything that hangs on a value
+MAX_SIZE = 10_000_000  # characters of the prompt, and of any intermediate string
+MAX_ITEMS = 200_000  # of a list, and of all values nested in a value
 _MAX_BITS = 4096  # of an integer
-# Of work: a character costs 1. About a second of it is left to the largest of conversations.
+# Total work in units; a character costs 1. The limit is about one second of work.
 _UNITS = 256_000_000
-ITERATION, CALL = 256, 2048  # of a loop; of a macro, function or method
-_ITEM = 16  # of a list
-FILTERED, SLOWLY_FILTERED = 8, 256  # a character that a filter reads
+ITERATION, CALL = 256, 2048  # units of a loop iteration, and of a call of a macro, function or method
+_ITEM = 16  # units of a list item
+FILTERED, SLOWLY_FILTERED = 8, 256  # units of a character that a filter reads
 
 
-_CONTAINERS = (list, tuple, Mapping, MappingView, Namespace)  # whose text is that of what they hold
+_CONTAINERS = (list, tuple, Mapping, MappingView, Namespace)  # the text of these contains that of their items
 
 
 class Budget:
-    """One rendering's."""
+    """The remaining work of one rendering."""
 
     def __init__(self) -> None:
         self._left = _UNITS
 
     def charge(self, units: int) -> None:
-        """Pay for work before it is done.
+        """Charge work before it is done.
 
         Raises:
-            SecurityError: the rendering has used up what it may.
+            SecurityError: the rendering exceeds its budget.
         """
         self._left -= units
         if self._left < 0:
             raise SecurityError(
-                f"it takes too much work: more than {_UNITS} characters, {_UNITS // _ITEM} items or "
+                f"it needs too much work: more than {_UNITS} characters, {_UNITS // _ITEM} items or "
                 f"{_UNITS // ITERATION} loop iterations"
             )
 
     def iterated(self, items: Iterable[Any], literal: int) -> Iterable[Any]:
-        """Charge a loop's items, at once where they can be counted, and the text that each round writes."""
-        units = ITERATION + max(0, literal)  # a template that calls this filter itself gains nothing
+        """Charge the iterations of a loop, in advance if they can be counted.
+
+        Args:
+            items: the items of the loop.
+            literal: characters of literal text that each iteration writes.
+        """
+        units = ITERATION + max(0, literal)  # a template can call this filter, so it must not lower the cost
         if isinstance(items, Sized):
             self.charge(len(items) * units)
             return items
@@ -54,7 +59,7 @@ class Budget:
             yield item
 
     def listed(self, items: Iterable[Any]) -> list[Any]:
-        """The items of something that may have any number of them."""
+        """Return the items of an iterable of unknown length as a list, within ``MAX_ITEMS``."""
         found = []
         for item in items:
             found.append(item)
@@ -64,7 +69,7 @@ class Budget:
         return found
 
     def made(self, value: Any) -> Any:
-        """Charge a value that was made, and return it."""
+        """Charge a new value, and return it."""
         if isinstance(value, str):
             self.expect(len(value))
         elif isinstance(value, list | tuple | dict | set | frozenset):
@@ -74,19 +79,19 @@ class Budget:
         elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
             raise SecurityError(f"an integer of more than {_MAX_BITS} bits")
         elif isinstance(value, bytes | bytearray | memoryview):
-            raise SecurityError("bytes are not for templates")
+            raise SecurityError("bytes are not allowed in templates")
         return value
 
     def expect(self, size: float) -> None:
-        """Charge a string before it is made."""
+        """Charge a string of ``size`` characters before it is made."""
         if size > MAX_SIZE:
             raise SecurityError(f"a text of more than {MAX_SIZE} characters")
         self.charge(int(size))
 
     def weigh(self, value: Any) -> int:
-        """Characters that everything which hangs on a value takes as text, however often it hangs there.
+        """Return the number of characters of a value's text, including all nested values.
 
-        A list may hold the same list twice, and so on: its text can be longer than what was made by far.
+        Shared values count each time: nested lists that repeat an item can have a text of exponential size.
         """
         if isinstance(value, str):
             return len(value)
@@ -106,7 +111,7 @@ class Budget:
                 held += one.keys()
                 held += one.values()
             elif isinstance(one, Namespace):
-                held += one._Namespace__attrs.values()  # noqa: SLF001 -- it shows them, but gives no list
+                held += one._Namespace__attrs.values()  # noqa: SLF001 -- there is no public access
             elif isinstance(one, _CONTAINERS):
                 weight += 2
                 held.extend(one)  # type: ignore[arg-type]  # a view is iterable

@@ -1,4 +1,4 @@
-"""Which filters and methods templates may use, and how large the results of those that add text can be."""
+"""The filters and methods that templates may use, and bounds of the results of those that add text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jinja2.exceptions import SecurityError
 
 from .template_budget import MAX_SIZE, Budget
 
-# Results of these are no larger than what goes in, but for a few characters an item. Jinja's other filters,
-# such as ``center``, ``format`` and ``pprint``, are not there: no chat template needs them.
+# The results of these filters are no larger than their input, up to a few characters an item. Jinja's other
+# filters, such as ``center``, ``format`` and ``pprint``, are removed: no chat template needs them.
 _PLAIN = """
     abs attr capitalize count d default dictsort e escape filesizeformat first float forceescape groupby int
     items last length lower map max min random reject rejectattr reverse safe select selectattr sort string
@@ -19,7 +19,7 @@ _PLAIN = """
 """
 PLAIN_FILTERS = frozenset(_PLAIN.split())
 
-# These look at each character of a text, with a regular expression or as if it were a list.
+# These filters process each character of a text, by a regular expression or as a list item.
 _SLOW = (
     "batch dictsort groupby join list max min slice sort striptags title tojson unique urlencode wordcount"
 )
@@ -30,7 +30,7 @@ _OF_TEXTS = """
     islower isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix
     rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
 """
-# Methods whose results are no larger than what goes in.
+# Methods whose results are no larger than their input.
 PLAIN_METHODS: dict[type, frozenset[str]] = {
     str: frozenset(_OF_TEXTS.split()),
     dict: frozenset(("copy", "get", "items", "keys", "values")),
@@ -45,7 +45,7 @@ _MOST_COLUMNS = 10_000
 
 
 def _number(value: Any, most: int) -> int:
-    """A number that is a size; what is none raises TypeError where it is used."""
+    """Return a size that is at most ``most``; other types count as 0, the filter itself refuses them."""
     number = value if isinstance(value, int) else 0
     if abs(number) > most:
         raise SecurityError(f"the number {number if number.bit_length() < 64 else 'given'} is too large")
@@ -84,8 +84,8 @@ def _truncated(budget: Budget, text: Any, length: Any = 255, *_: Any, **__: Any)
 
 
 def _summed(budget: Budget, items: Any, attribute: Any = None, start: Any = 0) -> None:
-    if not isinstance(start, int | float):  # lists are added in quadratic time
-        raise SecurityError("'sum' is for numbers")
+    if not isinstance(start, int | float):  # summing lists takes quadratic time
+        raise SecurityError("the filter 'sum' takes numbers only")
 
 
 def _listed(budget: Budget, items: Any) -> None:
@@ -93,7 +93,7 @@ def _listed(budget: Budget, items: Any) -> None:
         budget.listed(items)
 
 
-# Called with the arguments of a filter, before it; they raise SecurityError where it would make too much.
+# Called with the arguments of a filter before it runs; raises SecurityError if its result would be too large.
 CHECKS: dict[str, Callable[..., None]] = {
     "batch": _columns,
     "indent": _indent,
@@ -117,7 +117,7 @@ def _tabs_expanded(budget: Budget, text: str, tabsize: Any = 8) -> None:
 
 def _joined(budget: Budget, separator: str, items: Iterable[Any] = ()) -> None:
     if not isinstance(items, list | tuple | dict | str):
-        raise SecurityError("'join' of what is no list; use the filter 'list' first")
+        raise SecurityError("the method 'join' takes lists only; use the filter 'list' first")
     budget.expect(budget.weigh(items) + len(items) * len(separator))
 
 
@@ -136,19 +136,19 @@ CHECKED_METHODS: dict[str, Callable[..., None]] = {
     "zfill": _padded,
 }
 
-_WIDEST = 1000  # what a format may state, in digits of which there are fewer than four
+_MAX_WIDTH = 1000  # of a format specification, which may have three digits
 
 
 def check_format(budget: Budget, form: str, mark: str, values: Iterable[Any]) -> None:
-    """Charge what a format may become: each of its places may hold the largest of the values."""
+    """Charge an upper bound of a formatted text: each placeholder may hold the largest value."""
     largest = max((budget.weigh(value) for value in values), default=0)
-    budget.expect(len(form) + form.count(mark) * (largest + _WIDEST))
+    budget.expect(len(form) + form.count(mark) * (largest + _MAX_WIDTH))
 
 
 def to_json(
     budget: Budget, value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any
 ) -> str:
-    """JSON with nothing escaped for HTML."""
+    """Return a value as JSON without HTML escapes, as Hugging Face's ``tojson`` does."""
     budget.weigh(value)
     if isinstance(indent, int):
         _number(indent, 100)

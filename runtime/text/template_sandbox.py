@@ -1,4 +1,4 @@
-"""Jinja for templates that nobody has read: no access to Python, bounded time and memory."""
+"""A Jinja sandbox for untrusted templates: no access to Python, bounded time and memory."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ from .template_filters import (
 )
 
 _MAX_BITS = 4096  # of an integer
-_WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")  # a width of a thousand, or one taken from an argument
+_WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")  # a width of 1,000 or more, or from an argument
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment with what Hugging Face chat templates expect. Thread-safe.
+    """An environment with the features that Hugging Face chat templates use. Thread-safe.
 
-    Jinja's sandbox keeps the template away from Python. This class also limits the size of everything that is
-    made and the work of a rendering, whatever makes it: operators, filters, methods, blocks or loops. Filters
-    and methods that are not known to be harmless are not there. It is no substitute for limits on the process
-    where users, not only checkpoints, may send templates.
+    Jinja's sandbox denies access to Python. This class also limits the size of every value and the work of a
+    rendering: operators, filters, methods, blocks and loops. Only known filters and methods are allowed. If
+    users may send templates, limit the memory and time of the process too.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -48,7 +47,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # nothing is computed while compiling, which no budget covers
+            optimized=False,  # constant folding happens while compiling, outside of any budget
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
             finalize=self._written,
         )
@@ -67,13 +66,13 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self._local = threading.local()
 
-    @functools.lru_cache(maxsize=16)  # noqa: B019 -- there is one sandbox, which lives as long as the process
+    @functools.lru_cache(maxsize=16)  # noqa: B019 -- there is one sandbox in the process
     def compiled(self, source: str) -> jinja2.Template:
-        """A template, compiled once."""
+        """Return the compiled template; the last 16 are cached."""
         return self.from_string(source)
 
     def generate(self, source: str, variables: Mapping[str, Any]) -> Iterator[str]:
-        """Render piece by piece; the limits hold for each rendering on its own."""
+        """Yield the rendered text in pieces; each rendering has its own budget."""
         template = self.compiled(source)
         self._local.budget = Budget()
         return template.generate(variables)
@@ -84,7 +83,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return budget
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an intercepted operator if the result stays small."""
+        """Compute an intercepted operator, if its result is within the limits."""
         if operator in ("*", "**"):
             self._budget.expect(_product_size(operator, left, right))
         if operator == "%" and isinstance(left, str):
@@ -94,23 +93,23 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._budget.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method if the result stays small."""
+        """Call a function or method, if it is allowed and its result is within the limits."""
         owner: Any = getattr(obj, "__self__", None)
         name = getattr(obj, "__name__", "")
         kind = next((kind for kind in PLAIN_METHODS if isinstance(owner, kind)), None)
         if kind is not None and name not in PLAIN_METHODS[kind]:
             if kind is not str or name not in CHECKED_METHODS:
-                raise SecurityError(f"the method '{name}' of a {kind.__name__} is not for templates")
+                raise SecurityError(f"the method '{name}' of {kind.__name__} is not allowed in templates")
             CHECKED_METHODS[name](self._budget, owner, *args, **kwargs)
         if kind is str and name in ("split", "rsplit", "splitlines"):
-            self._budget.expect(10 * len(owner))  # a short piece takes about as much memory as 50 characters
+            self._budget.expect(10 * len(owner))  # a short string object takes the memory of 50 characters
         self._budget.charge(CALL)
         return self._budget.made(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
         """Refuse ``str.format`` with a width that would make a huge string."""
         if getattr(value, "__name__", "") == "format_map":
-            return None  # not called with the values, so it cannot be checked; nor is it safe to call
+            return None  # its values are not visible here, so their size cannot be checked
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -128,7 +127,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return limited
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that weighs what it gets and pays for what it makes."""
+        """Return a filter that charges its arguments and its result."""
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
         check = CHECKS.get(name)
 
@@ -140,7 +139,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             each = SLOWLY_FILTERED if own and isinstance(own[0], str) and name in SLOW_ON_TEXT else FILTERED
             budget.charge(ITERATION + each * sum(map(budget.weigh, (*own, *kwargs.values()))))
             if check is not None:
-                with contextlib.suppress(TypeError):  # the filter refuses them with the better message
+                with contextlib.suppress(TypeError):  # the filter itself gives the better message
                     check(budget, *own, **kwargs)
             return budget.made(function(*args[:first], *own, **kwargs))
 
@@ -168,7 +167,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Limiter(jinja2.visitor.NodeTransformer):
-    """Sends whatever makes values without a call or an operator through filters that limit them."""
+    """Wraps expressions that make values without a call or an operator in filters that charge them."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:  # noqa: N802 -- jinja2's naming
         literal = sum(len(data.data) for data in node.find_all(jinja2.nodes.TemplateData))
@@ -204,7 +203,7 @@ class _Limiter(jinja2.visitor.NodeTransformer):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it only has to vanish."""
+    """Removes `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 -- jinja2's own declaration
 
@@ -219,7 +218,7 @@ def _filter(node: jinja2.nodes.Node | None, name: str, *args: jinja2.nodes.Expr)
 
 
 def _product_size(operator: str, left: Any, right: Any) -> float:
-    """Characters of ``left * right`` where one is a sequence; for integers, infinite if they get too long."""
+    """Return the size of ``left * right`` or ``left ** right``; infinite if it is over a limit."""
     for items, count in ((left, right), (right, left)):
         if isinstance(items, str | list | tuple) and isinstance(count, int):
             size = len(items) * max(count, 0)
@@ -236,7 +235,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     if len(form) > 100 or re.search(r"\d{2,}", form):  # glibc pads to a width
-        raise SecurityError("a date in a form that makes it long")
+        raise SecurityError("a date format that is too long or has a width")
     return dt.datetime.now().astimezone().strftime(form)
 
 

@@ -1,4 +1,4 @@
-"""How much text a token can cover: proves that a text has too many tokens before it is tokenized."""
+"""Bounds of the text that one token covers, to refuse too long texts before they are tokenized."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-# Normalization forms C and D make at most 3 bytes 1, as of KELVIN SIGN; a test checks all of Unicode.
+# NFC and NFD map at most 3 bytes to 1, for instance KELVIN SIGN to K; a test checks all of Unicode.
 _SHRINKS = {"NFC": 3, "NFD": 3}
-# Normalizers that only add bytes, apart from ``Replace``; and pre-tokenizers that cut, but leave nothing out.
+# Normalizers, besides ``Replace``, that never remove bytes; and pre-tokenizers that split and remove nothing.
 _KEEP = {"Prepend", "ByteLevel"}
 _CUT = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts"}
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What one token covers of a text, at most.
+    """An upper bound of the text that one token covers.
 
     Args:
-        bytes_per_token: UTF-8 bytes.
-        strips: tokens may also swallow any amount of whitespace around them.
+        bytes_per_token: in UTF-8 bytes.
+        strips: whether added tokens also remove any amount of whitespace around them.
     """
 
     bytes_per_token: int
     strips: bool
 
     def bytes_of(self, text: str) -> int:
-        """UTF-8 bytes of a text that tokens must cover."""
+        """Return the number of UTF-8 bytes of a text that tokens must cover."""
         return sum(len(word.encode()) for word in text.split()) if self.strips else len(text.encode())
 
 
 def coverage(tokenizer: Tokenizer) -> Coverage | None:
-    """What a token of this tokenizer covers at most; None where a token may cover any amount of text."""
+    """Return the bound of a tokenizer; None if a token may cover any amount of text."""
     normalizers, cutters = list(_parts(tokenizer.normalizer)), list(_parts(tokenizer.pre_tokenizer))
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     by_bytes = any(part["type"] == "ByteLevel" for part in (*normalizers, *cutters))
     if not all(map(_keeps, normalizers)) or not all(map(_cuts, cutters)):
         return None
     if not (_knows_bytes(vocabulary, by_bytes) and (by_bytes or tokenizer.model.byte_fallback)):
-        return None  # unknown characters may vanish, or be one token however many
+        return None  # unknown characters may be removed, or any number of them may become one token
     added = list(tokenizer.get_added_tokens_decoder().values())
     shrinks = 1
     for part in normalizers:
@@ -52,7 +52,7 @@ def coverage(tokenizer: Tokenizer) -> Coverage | None:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """The settings of a normalizer or pre-tokenizer, those of a sequence one by one."""
+    """Yield the settings of a normalizer or pre-tokenizer; a sequence yields those of its parts."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()))
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back, by the tokenizer files of a checkpoint or package."""
+"""Tokenize and detokenize text with the tokenizer files of a checkpoint or package."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .token_coverage import Coverage, coverage
 
 TOKENIZER_FILE = "tokenizer.json"
 
-# Characters, or tokens, that take the library about 2 ms, in which no other thread of Python runs.
+# Characters or tokens. Shorter inputs take the library at most about 2 ms, during which it holds the GIL.
 _LONG_TEXT = 4096
 _LONG = threading.Lock()
 
 
 class Tokenizer:
-    """``tokenizer.json``, with the special tokens that its neighbours name. Thread-safe.
+    """The tokenizer of ``tokenizer.json``, with the special tokens of its configuration files. Thread-safe.
 
-    Whether a beginning-of-sequence token is added follows the file's own post-processor.
+    The post-processor of the file decides whether a beginning-of-sequence token is added.
 
     Args:
         folder: a package or a Hugging Face folder.
@@ -38,8 +38,8 @@ class Tokenizer:
         path = folder / TOKENIZER_FILE
         if not path.is_file():
             raise PackageError(
-                f"{folder} has no {TOKENIZER_FILE}. If it has another form of tokenizer, transformers "
-                "converts it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                f"{folder} has no {TOKENIZER_FILE}. To convert another tokenizer format, run with "
+                "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         try:
             self._tokenizer = _Tokenizer.from_file(str(path))
@@ -52,48 +52,46 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """The number of tokens, including added ones."""
         return int(self._tokenizer.get_vocab_size())
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Ids of all tokens, added ones included."""
+        """The ids of all tokens, including added ones."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     def to_json(self) -> str:
-        """The content of ``tokenizer.json``, without truncation and padding."""
+        """Return the content of ``tokenizer.json``, without truncation and padding."""
         return str(self._tokenizer.to_str())
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that are no text."""
+        """The ids of special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """Texts by role, such as ``bos_token``, for chat templates."""
+        """The texts of special tokens by role, such as ``bos_token``, for chat templates."""
         tokens = {**self._special_map, **self.config}
         return {
             role: _text(tokens[role]) for role in sorted(tokens) if role.endswith("_token") and tokens[role]
         }
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Raises:
-            RequestError: it is no Unicode text.
+            RequestError: the text has a lone surrogate.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text cannot be encoded, it has half a surrogate pair: {error}"
-            ) from error
+            raise RequestError(f"the text is not valid Unicode, it has a lone surrogate: {error}") from error
         with NATIVE:
             if len(text) <= _LONG_TEXT:
                 encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            else:  # only batches let other threads run meanwhile; one text at a time, for the memory it takes
+            else:  # only batch calls release the GIL; one text at a time bounds the memory
                 with _LONG:
                     batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 encoding = batch[0]
@@ -101,7 +99,7 @@ class Tokenizer:
         return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that form no character become U+FFFD."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         with NATIVE:
             if len(token_ids) <= _LONG_TEXT:
                 return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
@@ -110,32 +108,32 @@ class Tokenizer:
 
     @cached_property
     def coverage(self) -> Coverage | None:
-        """How much text one token covers at most; None if that has no bound."""
+        """The bound of the text that one token covers; None if there is none."""
         return coverage(self._tokenizer)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token given as it is written in the vocabulary."""
+        """Return the id of a token, given as written in the vocabulary; None if it is unknown."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file.
+    """Return the object in a JSON file, empty if there is no such file.
 
     Raises:
-        PackageError: the file holds something else.
+        PackageError: the file does not hold a JSON object.
     """
     if not path.is_file():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise PackageError(f"{path} is no valid JSON: {error}") from error
+        raise PackageError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise PackageError(f"{path} holds a {type(content).__name__}, not an object")
+        raise PackageError(f"{path} holds a {type(content).__name__}, not a JSON object")
     return content
 
 
 def _text(token: Any) -> str:
-    """A special token is written as its text or as an object with a ``content``."""
+    """Return the text of a special token, which is written as text or as an object with ``content``."""
     return str(token["content"] if isinstance(token, dict) else token)

@@ -1,4 +1,4 @@
-"""What a request gives back; shaped like vLLM's, since that is what people know."""
+"""The outputs of requests, with the field names of vLLM."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from .report import html_table
+from ...reports import html_table
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural-log probability of one token, under the model's own (unmodified) distribution."""
+    """Log-probability (natural logarithm) of one token under the model's own, unmodified distribution."""
 
     token_id: int
     logprob: float
-    rank: int  # 1 is the most likely token of the whole vocabulary
+    rank: int  # in the whole vocabulary; 1 is the most likely token
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants called."""
+    """A function call that the model asks for."""
 
     id: str
     name: str
-    arguments: str  # JSON text, as the model wrote it: not checked against the function's schema
+    arguments: str  # JSON text as the model wrote it, not checked against the function's schema
 
 
 class Record(Protocol):
-    """A part of what was generated for a request, from which fields are made when they are first read."""
+    """A part of a request's output, which makes the value of a field when it is first read."""
 
     def field(self, name: str) -> Any:
-        """The value of a field of ``CompletionOutput`` or ``RequestOutput``."""
+        """Return the value of a field of ``CompletionOutput`` or ``RequestOutput``."""
 
     def after(self, earlier: Self) -> Self:
-        """The part that came after another."""
+        """Return the part that follows an earlier part."""
 
     def catch_up(self) -> None:
-        """Make what of the fields costs much, once for all parts, or fail now."""
+        """Compute the expensive fields now, so that errors are raised here."""
 
 
 class _Lazy:
-    """Fields that are not set are made from a record at their first use, and kept."""
+    """Base of outputs whose unset fields are made from a record when they are first read."""
 
     __slots__ = ("_record",)
 
@@ -71,7 +71,7 @@ class _Lazy:
 
     @property
     def record(self) -> Record | None:
-        """What fields are made from; None where all are made."""
+        """The source of unset fields; None if all fields are set."""
         return self._record
 
     @classmethod
@@ -88,18 +88,18 @@ _MADE = frozenset({"text", "token_ids", "logprobs", "reasoning_content", "tool_c
 
 @dataclass(slots=True)
 class CompletionOutput(_Lazy):
-    """One generated continuation. In a chat, ``text`` is the answer without reasoning and tool calls.
+    """One generated output. In a chat, ``text`` is the answer without reasoning and tool calls.
 
-    While streaming, each state holds everything so far, but makes a field only when it is read: whoever reads
-    ``since(the state before)`` does work for the new tokens alone.
+    While streaming, each state holds everything so far, and makes a field only when it is read. Reading
+    ``since(previous state)`` costs time for the new tokens only.
     """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None  # None while still running
+    finish_reason: FinishReason | None = None  # None while running
     stop_reason: str | int | None = None  # the stop string or token id that ended it
-    logprobs: list[dict[int, Logprob]] | None = None  # one dict a token, by token id
+    logprobs: list[dict[int, Logprob]] | None = None  # one dict per token, keyed by token id
     cumulative_logprob: float | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -113,7 +113,7 @@ class CompletionOutput(_Lazy):
         cumulative_logprob: float | None,
         index: int = 0,
     ) -> Self:
-        """An output whose other fields are made when they are read."""
+        """Return an output whose other fields are made when they are read."""
         return cls._of(
             record,
             index=index,
@@ -123,7 +123,7 @@ class CompletionOutput(_Lazy):
         )
 
     def catch_up(self) -> None:
-        """Make the text now, in the thread of the reader, unless it is made.
+        """Make the text now, in the calling thread, if it is missing.
 
         Raises:
             Exception: the tokenizer or a parser failed.
@@ -132,10 +132,10 @@ class CompletionOutput(_Lazy):
             self._record.catch_up()
 
     def since(self, earlier: CompletionOutput | None) -> CompletionOutput:
-        """What this state has more than an earlier one of the same continuation; None: than nothing.
+        """Return what is new in this state compared with an ``earlier`` one; None returns everything.
 
-        ``text``, ``token_ids``, ``logprobs``, ``reasoning_content`` and ``tool_calls`` hold what is new, the
-        other fields what they are now.
+        ``text``, ``token_ids``, ``logprobs``, ``reasoning_content`` and ``tool_calls`` hold the new part, the
+        other fields their current value.
         """
         if earlier is None:
             return self
@@ -155,7 +155,7 @@ class CompletionOutput(_Lazy):
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Moments of one request's life, in seconds of a monotonic clock."""
+    """Times of one request, in seconds of ``time.monotonic``, and its token counts."""
 
     arrival: float
     first_scheduled: float | None = None
@@ -163,7 +163,7 @@ class RequestMetrics:
     finished: float | None = None
     cached_tokens: int = 0  # prompt tokens whose KV was reused instead of computed
     proposed_tokens: int = 0  # tokens that speculation proposed
-    accepted_tokens: int = 0  # those of them that became output
+    accepted_tokens: int = 0  # proposed tokens that became output
 
 
 @dataclass(slots=True)
@@ -177,16 +177,16 @@ class RequestOutput(_Lazy):
     finished: bool = False
     metrics: RequestMetrics | None = None
     error: str | None = None  # set when finish_reason is "error"
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one a token, None for the first
-    embedding: npt.NDArray[np.float32] | None = None  # [hidden_size], of a prompt that is to be embedded
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one per token, None for the first
+    embedding: npt.NDArray[np.float32] | None = None  # [hidden_size], only of embedding requests
 
     @classmethod
     def of(cls, record: Record, **fields: Any) -> Self:
-        """An output with all fields but ``prompt_logprobs`` given, which is made when it is read."""
+        """Return an output from its fields; ``prompt_logprobs`` is made from ``record`` when it is read."""
         return cls._of(record, **fields)
 
     def _repr_html_(self) -> str:
-        """The prompt and its texts as a table, for notebooks."""
+        """Return the prompt and its outputs as an HTML table, for notebooks."""
         prompt = self.prompt if self.prompt is not None else f"{len(self.prompt_token_ids)} tokens"
         rows = [("prompt", prompt)]
         rows += [

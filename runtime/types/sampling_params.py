@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen."""
+"""Sampling options of a request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 64
 MAX_SAMPLES = 256
-_MOST_COUNT = 2**31 - 1  # no text is longer, and arrays of int64 can be compared with it
-_MOST_LOGIT = 1e30  # sums of a few such numbers are still float32
+_MAX_COUNT = 2**31 - 1  # above any text length, and within int64
+_MAX_LOGIT = 1e30  # sums of a few such numbers are finite in float32
 
 LogitsFunction = Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
-# Sections of a command's help; an option without one is no flag.
-_TOKENS, _REPEATS, _LENGTH = "Choosing tokens", "Against repetition", "Length and number"
+# Sections of the command line's help; options without a section are not flags.
+_TOKENS, _REPEATS, _LENGTH = "Sampling", "Repetition", "Length and number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,37 +52,38 @@ class SamplingParams:
         dry_multiplier: penalty on continuing a repeated sequence (DRY); 0 is off.
         dry_base: growth of the DRY penalty per repeated token.
         dry_allowed_length: shortest repeated sequence that DRY penalizes, in tokens.
-        dry_penalty_last_n: how many tokens back DRY looks for repeated sequences; 0 is all.
-        dry_sequence_breakers: texts that no repeated sequence of DRY contains.
+        dry_penalty_last_n: number of last tokens that DRY searches for repetitions; 0 is all.
+        dry_sequence_breakers: texts that end a repeated sequence of DRY.
         max_tokens: maximum number of tokens to generate; None generates until a stop or the end of the
             context.
-        min_tokens: minimum number of tokens to generate: end and stop tokens are masked until then.
-        stop: stop before this text.
-        n: number of continuations; their seeds are ``seed``, ``seed + 1``, and so on.
+        min_tokens: minimum number of tokens to generate; end and stop tokens are masked before.
+        stop: end the output before this text.
+        n: number of outputs; their seeds are ``seed``, ``seed + 1``, and so on.
         best_of: generate this many and return the n with the highest log-probability per token; None is n.
         logprobs: report log-probabilities of this many most likely tokens at each position; 0 reports only
             the chosen token, None nothing.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: the only tokens that may be generated; empty allows all.
         bad_words: texts, or sequences of token ids, that must not be generated.
-        logits_processors: called in turn with the tokens generated so far and the logits [vocab_size], a
-            copy; what they return is sampled from. They do not travel over a wire.
-        extra_args: whatever else the engine's own ``BatchLogitsProcessor``s understand.
-        structured_output: the form that the output must have, as a ``StructuredOutput`` or a mapping.
-        stop_token_ids: tokens that end the text, in addition to the model's own end tokens.
+        logits_processors: functions called in order with the generated token ids and a copy of the logits,
+            float32 [vocab_size]; each returns the logits to use. Only in Python, not over a network.
+        extra_args: options for ``BatchLogitsProcessor``s of the engine.
+        structured_output: the format that the output must have, as a ``StructuredOutput`` or a mapping.
+        stop_token_ids: tokens that end the output, in addition to the model's own end tokens.
         ignore_eos: keep generating past the model's end tokens.
-        logprob_token_ids: tokens whose log-probability is reported whatever their rank, if ``logprobs`` is.
-        prompt_logprobs: the same as ``logprobs`` for the prompt's tokens.
-        prompt_logprobs_start: the first of them that is wanted; what is before it may come from a cache.
+        logprob_token_ids: tokens whose log-probability is also reported, if ``logprobs`` is set.
+        prompt_logprobs: the same as ``logprobs``, for the prompt tokens.
+        prompt_logprobs_start: the first prompt token to report; tokens before it may come from the prefix
+            cache.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string at the end of the text.
 
     Raises:
-        InvalidSamplingError: an option is out of its range.
+        InvalidSamplingError: an option has a wrong type or is out of range.
     """
 
     temperature: float = option(1.0, least=0, section=_TOKENS)
-    top_k: int = option(0, least=0, most=_MOST_COUNT, section=_TOKENS)
+    top_k: int = option(0, least=0, most=_MAX_COUNT, section=_TOKENS)
     top_p: float = option(1.0, above=0, most=1, section=_TOKENS)
     min_p: float = option(0.0, least=0, most=1, section=_TOKENS)
     typical_p: float = option(1.0, above=0, most=1, section=_TOKENS)
@@ -95,14 +96,14 @@ class SamplingParams:
     repetition_penalty: float = option(1.0, least=1e-6, most=1e6, section=_REPEATS)
     presence_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
     frequency_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
-    no_repeat_ngram_size: int = option(0, least=0, most=_MOST_COUNT, section=_REPEATS)
+    no_repeat_ngram_size: int = option(0, least=0, most=_MAX_COUNT, section=_REPEATS)
     dry_multiplier: float = option(0.0, least=0, most=1e6, section=_REPEATS)
     dry_base: float = option(1.75, least=1, most=1e6, section=_REPEATS)
-    dry_allowed_length: int = option(2, least=1, most=_MOST_COUNT, section=_REPEATS)
-    dry_penalty_last_n: int = option(0, least=0, most=_MOST_COUNT)
+    dry_allowed_length: int = option(2, least=1, most=_MAX_COUNT, section=_REPEATS)
+    dry_penalty_last_n: int = option(0, least=0, most=_MAX_COUNT)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     max_tokens: int | None = option(16, least=1, most=math.inf, section=_LENGTH)
-    min_tokens: int = option(0, least=0, most=_MOST_COUNT, section=_LENGTH)
+    min_tokens: int = option(0, least=0, most=_MAX_COUNT, section=_LENGTH)
     stop: tuple[str, ...] = option((), section=_LENGTH)
     n: int = option(1, least=1, most=MAX_SAMPLES, section=_LENGTH, flags=("-n",))
     best_of: int | None = option(None, least=1, most=MAX_SAMPLES, section=_LENGTH)
@@ -117,7 +118,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = option(None, least=0, most=MAX_LOGPROBS)
-    prompt_logprobs_start: int = option(0, least=0, most=_MOST_COUNT)
+    prompt_logprobs_start: int = option(0, least=0, most=_MAX_COUNT)
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -137,7 +138,7 @@ class SamplingParams:
         if not all(self.dry_sequence_breakers):
             raise InvalidSamplingError("dry_sequence_breakers must not be empty texts")
         if self.mirostat == 1:
-            raise InvalidSamplingError("mirostat must be 2 or, off, 0, not 1")
+            raise InvalidSamplingError("mirostat must be 0 (off) or 2, not 1")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidSamplingError(f"best_of {self.best_of} is less than n {self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -158,24 +159,24 @@ class SamplingParams:
 
     @property
     def token_ids(self) -> set[int]:
-        """All token ids that the options name."""
+        """All token ids in the options."""
         words = [token for word in self.bad_words if not isinstance(word, str) for token in word]
         listed = *self.stop_token_ids, *self.allowed_token_ids, *self.logprob_token_ids
         return {*listed, *self.logit_bias, *words}
 
     @property
     def num_samples(self) -> int:
-        """How many continuations are generated, for those that are returned."""
+        """The number of generated outputs, of which ``n`` are returned."""
         return self.best_of or self.n
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the most likely one."""
+        """Whether sampling is greedy."""
         return self.temperature == 0.0
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """One item or several as a tuple."""
+    """Return one item or several as a tuple."""
     several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
     return tuple(value) if several else (value,)
 
@@ -196,13 +197,13 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
-    """Token ids may be text, as JSON wants its keys."""
+    """Return the biases with integer keys; JSON object keys are strings."""
     try:
         bias = {int(token): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {value!r}") from error
-    if not all(abs(number) <= _MOST_LOGIT or number == -math.inf for number in bias.values()):
-        raise InvalidSamplingError(f"logit_bias must be within {_MOST_LOGIT}, or -inf, not {value!r}")
+    if not all(abs(number) <= _MAX_LOGIT or number == -math.inf for number in bias.values()):
+        raise InvalidSamplingError(f"logit_bias must be within {_MAX_LOGIT}, or -inf, not {value!r}")
     return bias
 
 
@@ -211,7 +212,7 @@ def _structured_output(value: Any) -> StructuredOutput | None:
 
 
 _TOKEN_IDS = Option(name="a bad word", default=(), help="", kinds=(int,), repeated=True)
-# How options of types that a declaration cannot tell are read.
+# Readers of options whose type an annotation cannot declare.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _logit_bias,
     "bad_words": _bad_words,

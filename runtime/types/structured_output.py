@@ -1,4 +1,4 @@
-"""What form a request's output must have."""
+"""Structured output: the format that a request's output must have."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Self
 
 from ...errors import InvalidSamplingError
 
-_MOST_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
+_MAX_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """Exactly one of the ways to say what the output must look like.
+    """The format of an output; exactly one field is set.
 
     Args:
-        json_schema: a JSON schema, as an object, as true or false, or as its text.
-        json_object: any JSON object.
-        regex: a regular expression (Rust's syntax) that the whole output matches.
-        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
-        choice: the output is one of these texts.
+        json_schema: a JSON schema, as an object, true, false, or JSON text.
+        json_object: True for any JSON object.
+        regex: a regular expression (Rust syntax) that the whole output must match.
+        grammar: a context-free grammar in the Lark syntax of llguidance.
+        choice: the output must be one of these texts.
 
     Raises:
         InvalidSamplingError: none or several are given, or one is of the wrong type or too large.
@@ -46,7 +46,7 @@ class StructuredOutput:
         texts = all(isinstance(text, str) for text in self.choice)
         if not texts or not isinstance(value, _TYPES.get(name, str)):
             raise InvalidSamplingError(f"{name} of structured_output cannot be {value!r}")
-        size, most = len(self.key[1]), _MOST_CHARACTERS.get(name, 1 << 16)
+        size, most = len(self.key[1]), _MAX_CHARACTERS.get(name, 1 << 16)
         if size > most:
             raise InvalidSamplingError(f"{name} has {size} characters, more than {most}")
 
@@ -56,10 +56,10 @@ class StructuredOutput:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """From a mapping, such as a JSON object, or from itself.
+        """Build from a mapping, such as a JSON object; a ``StructuredOutput`` is returned as it is.
 
         Raises:
-            InvalidSamplingError: it is no such thing.
+            InvalidSamplingError: the value has another type, or an unknown or invalid field.
         """
         if isinstance(value, cls):
             return value
@@ -70,7 +70,7 @@ class StructuredOutput:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Kind and text: equal for equal demands."""
+        """The kind and the text of the format; equal formats have equal keys."""
         if self.json_schema is not None:
             schema = self.json_schema
             return "json_schema", schema if isinstance(schema, str) else _json(schema)
@@ -88,4 +88,4 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSamplingError(f"structured_output is no JSON: {error}") from error
+        raise InvalidSamplingError(f"structured_output is not valid JSON: {error}") from error

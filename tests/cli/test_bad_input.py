@@ -41,8 +41,8 @@ def without_weights(path: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "empty": (Path.touch, 1, "is an empty file"),
-    "text": (text_file, 1, "no readable ONNX file"),
-    "truncated": (truncated, 1, "no readable ONNX file"),
+    "text": (text_file, 1, "cannot be read as ONNX"),
+    "truncated": (truncated, 1, "cannot be read as ONNX"),
     "folder": (Path.mkdir, 2, "neither a package nor a checkpoint"),
     "cyclic": (
         lambda path: path.write_bytes(net("{ a = Add(x, b) b = Neg(a) y = Abs(b) }")),
@@ -50,8 +50,8 @@ BAD: dict[str, tuple[Callable[[Path], object], int, str]] = {
         "has a cycle",
     ),
     "invalid": (lambda path: path.write_bytes(net("{ y = Add(x, nope) }")), 1, "Add reads nope"),
-    "too new": (lambda path: path.write_bytes(net("{ y = Abs(x) }", '"" : 99')), 1, "is of opset 99"),
-    "missing weights": (without_weights, 1, "there is no such file"),
+    "too new": (lambda path: path.write_bytes(net("{ y = Abs(x) }", '"" : 99')), 1, "has opset 99"),
+    "missing weights": (without_weights, 1, "which does not exist"),
 }
 
 
@@ -101,8 +101,8 @@ def test_operators_of_other_domains_are_left_alone(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere/out.onnx"], "there is no folder"),
-        (["out"], "call it"),
-        (["out.onnx", "--report", "nowhere/report.html"], "there is no folder nowhere"),
+        (["out"], "name it"),
+        (["out.onnx", "--report", "nowhere/report.html"], "the folder nowhere does not exist"),
     ],
 )
 def test_places_that_cannot_be_written_to_are_refused_first(

@@ -208,7 +208,7 @@ def test_values_of_provider_options_are_numbers_booleans_or_text(shown: Callable
 def test_what_has_no_effect_alone_is_an_error() -> None:
     with pytest.raises(UsageError, match="num_speculative_tokens has no effect without speculative"):
         ModelConfig(model="M", num_speculative_tokens=3)
-    with pytest.raises(UsageError, match="ep_library takes the place of provider"):
+    with pytest.raises(UsageError, match="ep_library replaces provider"):
         ModelConfig(model="M", provider="cuda", ep_library=Path("x.so"))
 
 

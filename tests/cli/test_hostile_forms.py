@@ -31,8 +31,8 @@ def test_a_binary_file(option: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "content", "why"),
     [
-        ("--json-schema", "false", "allows no output at all"),
-        ("--json-schema", "{", "is no valid JSON"),
+        ("--json-schema", "false", "allows no output"),
+        ("--json-schema", "{", "is not valid JSON"),
         ("--json-schema", "5", "json_schema"),
         ("--grammar", "start: (", "grammar cannot be used"),
     ],

@@ -43,7 +43,7 @@ def test_the_options_are_there(verb: str) -> None:
     ("options", "words"),
     [
         (["--ep-library", "missing.so"], "no plugin library missing.so"),
-        (["--split", "cpu:0-0,null:1-1", "--context-length", "9999"], "context length 9999"),
+        (["--split", "cpu:0-0,null:1-1", "--context-length", "9999"], "context_length 9999"),
         (["--provider-option", "speed=11"], "has no option 'speed'"),
     ],
 )

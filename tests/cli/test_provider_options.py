@@ -16,7 +16,7 @@ from carryall.errors import CarryallError
     ("options", "words"),
     [
         (["--provider-option", "speed=11"], "provider 'cpu' has no option 'speed'; it has: "),
-        (["--provider", "cpu:1"], "provider 'cpu' has no choice of devices, such as '1'"),
+        (["--provider", "cpu:1"], "provider 'cpu' has no devices to choose from; omit '1'"),
     ],
 )
 def test_what_a_provider_does_not_have(

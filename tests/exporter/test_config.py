@@ -117,7 +117,7 @@ def test_heads_default_to_those_of_the_queries() -> None:
     assert (config.num_kv_heads, config.head_dim, config.q_size, config.kv_size) == (4, 8, 32, 32)
 
 
-def test_an_original_context_beside_the_rope_wins() -> None:
+def test_a_top_level_original_context_overrides_that_of_the_rope() -> None:
     inner = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
     config = rope("llama", rope_parameters=inner, original_max_position_embeddings=64)
     assert config.original_max_position_embeddings == 64
@@ -126,7 +126,7 @@ def test_an_original_context_beside_the_rope_wins() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("vocab_size", "260"), ("num_hidden_layers", True), ("hidden_size", 1.5)]
 )
-def test_a_size_that_is_no_integer_is_named(key: str, value: object) -> None:
+def test_a_size_that_is_not_an_integer_is_named(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=f"'{key}' must be an integer in .*, found {value!r}"):
         normalised("llama", **{key: value})
 

@@ -36,7 +36,7 @@ BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3":
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny checkpoint of each family, made when it is asked for."""
+    """Return a function that makes a tiny checkpoint of a family on first use."""
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
@@ -48,7 +48,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 def check_config(data: st.DataObject, source: Path) -> None:
-    """Export with a changed configuration, which must work or be refused, and restore it."""
+    """Export with a changed configuration, which must succeed or raise CarryallError; restore the file."""
     path = source / "config.json"
     original = path.read_text()
     config = data.draw(changed(json.loads(original)))
@@ -85,7 +85,7 @@ def test_many_configurations_export_or_are_refused(
 
 @st.composite
 def safetensors_files(draw: st.DrawFn) -> bytes:
-    """A file of a few tensors, whose header may lie about everything."""
+    """Draw a safetensors file of a few tensors with arbitrary errors in its header."""
     header: dict[str, Any] = {}
     offset = 0
     for number in range(draw(st.integers(0, 4))):
@@ -111,14 +111,14 @@ def safetensors_files(draw: st.DrawFn) -> bytes:
 
 
 def check_safetensors(content: bytes, folder: Path) -> None:
-    """Read every tensor of a file; only ever an error of ours."""
+    """Read every tensor of a file; the only errors allowed are CarryallError."""
     (folder / "model.safetensors").write_bytes(content)
     with contextlib.suppress(CheckpointError):
         checkpoint = Checkpoint(folder)
         checkpoint.layer_counts()
         for name in checkpoint.unused():
             with contextlib.suppress(CheckpointError):
-                shape = checkpoint._entries[name].shape
+                shape = checkpoint._tensors[name].shape
                 assert checkpoint.tensor(name, shape).numpy().shape == shape
 
 
@@ -142,7 +142,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """With the hash that belongs to the content, as whoever means harm would write it."""
+    """Return ``content`` with its valid hash, as an attacker would write it."""
     facts = {key: value for key, value in content.items() if key != _OWN_HASH}
     facts["files"] = copy.deepcopy(facts.get("files"))
     try:
@@ -155,7 +155,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_record(data: st.DataObject, package: Path, spare: Path) -> None:
-    """Open a package with a changed record; a hash that does not fit must be refused, whatever changed."""
+    """Open a package with a changed record; a wrong hash must be refused whatever changed."""
     folder = spare / "package"
     if not folder.exists():
         shutil.copytree(package, folder)

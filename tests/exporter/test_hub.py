@@ -1,4 +1,4 @@
-"""The real huggingface_hub client against a local stand-in for the hub."""
+"""The huggingface_hub client against a local HTTP server in place of the hub."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def download_elsewhere(hub_id: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """``hub.download`` in a process of its own, as huggingface_hub reads its settings when imported."""
+    """Run ``hub.download`` in a new process, because huggingface_hub reads its settings when imported."""
     code = f"from carryall.exporter import hub; print(hub.download({hub_id!r}))"
     environment = {
         **os.environ,
@@ -103,13 +103,13 @@ def test_a_hub_id_becomes_a_checkpoint_folder(endpoint: str, tmp_path: Path) -> 
 def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:
     finished = download_elsewhere("org/absent@v2", endpoint, tmp_path / "home")
     assert finished.returncode == 1
-    assert "ModelNotFoundError: cannot fetch 'org/absent@v2' from the Hugging Face hub" in finished.stderr
+    assert "ModelNotFoundError: cannot download 'org/absent@v2' from the Hugging Face hub" in finished.stderr
 
 
 def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
     finished = download_elsewhere("org/tiny", "http://127.0.0.1:9", tmp_path / "home")
     assert finished.returncode == 1
-    assert "ModelNotFoundError: cannot fetch 'org/tiny' from the Hugging Face hub" in finished.stderr
+    assert "ModelNotFoundError: cannot download 'org/tiny' from the Hugging Face hub" in finished.stderr
 
 
 def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["org", "a/b/c", "org/name@", "", "../x y"])
-def test_other_names_are_no_hub_ids(name: str) -> None:
+def test_other_names_are_not_hub_ids(name: str) -> None:
     assert not hub.is_hub_id(name)
     with pytest.raises(ModelNotFoundError):
         hub.download(name)

@@ -1,4 +1,4 @@
-"""Every rope type at the sizes and positions of real models, against transformers where it is installed."""
+"""Every rope type at the sizes and positions of real models, compared with transformers if installed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 def tables(rope_type: str, positions: npt.NDArray[np.int64], **model: Any) -> npt.NDArray[np.float32]:
-    """Cosines and sines [2, batch, sequence, half] by ONNX's reference evaluator."""
+    """Compute cosines and sines [2, batch, sequence, half] with ONNX's reference evaluator."""
     from onnx.reference import ReferenceEvaluator
 
     graph = GraphWriter("rope")
@@ -71,7 +71,7 @@ def test_angles_are_those_of_transformers(rope_type: str, last: int) -> None:
     np.testing.assert_allclose(tables(rope_type, positions), half, rtol=0, atol=max(1e-5, last * 2e-7))
 
 
-def test_dynamic_leaves_positions_within_the_context_alone() -> None:
+def test_dynamic_equals_default_within_the_trained_context() -> None:
     positions = np.arange(64)[None]
     np.testing.assert_allclose(
         tables("dynamic", positions, max_position_embeddings=64), _plain(positions, 1e4), rtol=0, atol=1e-5
@@ -81,7 +81,7 @@ def test_dynamic_leaves_positions_within_the_context_alone() -> None:
     assert np.abs(changed - _plain(longer, 1e4)).max() > 1e-3
 
 
-def test_longrope_changes_its_factors_beyond_the_original_context() -> None:
+def test_longrope_uses_long_factors_beyond_the_original_context() -> None:
     within, beyond = np.array([[7, 4095]]), np.array([[7, 4096]])
     assert np.abs(tables("longrope", within)[:, :, 0] - tables("longrope", beyond)[:, :, 0]).max() > 0.1
 

@@ -70,7 +70,7 @@ def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
     )
 
 
-def test_unused_names_what_nobody_asked_for(tmp_path: Path) -> None:
+def test_unused_lists_the_tensors_that_were_not_requested(tmp_path: Path) -> None:
     one = np.zeros(1, np.float32)
     checkpoint = checkpoint_of(tmp_path, a=one, b=one, c=one)
     checkpoint.tensor("a", (1,))
@@ -83,7 +83,7 @@ VALID = save({"w": np.arange(6, dtype=np.float32).reshape(2, 3), "v": np.ones(2,
 
 
 @given(length=st.integers(0, len(VALID) - 1))
-def test_every_truncation_is_noticed(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
+def test_every_truncation_is_detected(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
     folder = tmp_path_factory.getbasetemp()
     (folder / "model.safetensors").write_bytes(VALID[:length])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):

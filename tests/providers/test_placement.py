@@ -93,9 +93,9 @@ def test_a_summary_says_why_nodes_lie_elsewhere(model: Path) -> None:
     ]
     assert found.unplaced_bytes == 5
     assert found.reasons == (
-        f"1 Loop run on {CPU}: {CUDA} took none of the kind",
-        f"1 Gather run on {CPU}: {CUDA} took 1 others of the kind, so types or shapes decide",
-        f"1 nodes of arithmetic on shapes run on {CPU}, as onnxruntime wants it",
+        f"1 Loop run on {CPU}: {CUDA} runs none of this operator",
+        f"1 Gather run on {CPU}: {CUDA} runs 1 others of this operator, so types or shapes decide",
+        f"1 nodes of shape arithmetic run on {CPU}, as onnxruntime places them",
     )
     assert "1 com.microsoft.QuickGelu" in str(found)
 

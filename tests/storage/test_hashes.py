@@ -1,4 +1,4 @@
-"""Remembered hashes are those of the content, whoever writes at the same time, or cost a second look."""
+"""Cached hashes equal the hash of the content, also with concurrent writers and damaged records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def look(folder: Path, name: str = "a", *, reread: bool = False) -> str:
+def hash_file(folder: Path, name: str = "a", *, reread: bool = False) -> str:
     with FolderHashes(folder) as known:
         return known.sha256(name, reread=reread)
 
@@ -60,10 +60,10 @@ def forget_process() -> None:
 def test_a_file_is_read_once_in_all_processes(folder: Path, reads: list[str]) -> None:
     expected = hashlib.sha256(b"a" * 1000).hexdigest()
     for _ in range(3):
-        assert look(folder) == expected
+        assert hash_file(folder) == expected
         forget_process()
     assert reads == ["a"]
-    assert look(folder, reread=True) == expected
+    assert hash_file(folder, reread=True) == expected
     assert reads == ["a", "a"]
 
 
@@ -71,18 +71,18 @@ def test_a_change_in_place_is_seen_whatever_its_times_say(folder: Path) -> None:
     path = folder / "a"
     for number in range(20):
         before = path.stat()
-        look(folder)
+        hash_file(folder)
         path.write_bytes(bytes([number]) * 1000)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert look(folder) == hashlib.sha256(bytes([number]) * 1000).hexdigest()
+        assert hash_file(folder) == hashlib.sha256(bytes([number]) * 1000).hexdigest()
 
 
 def test_a_renamed_folder_is_still_known_to_the_process(folder: Path, reads: list[str]) -> None:
-    look(folder)
+    hash_file(folder)
     folder.rename(folder.with_name("other"))
-    look(folder.with_name("other"))
+    hash_file(folder.with_name("other"))
     forget_process()
-    look(folder.with_name("other"))
+    hash_file(folder.with_name("other"))
     assert reads == ["a"]
 
 
@@ -97,9 +97,9 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         return found
 
     monkeypatch.setattr(hashlib, "file_digest", slow)
-    look(folder)
+    hash_file(folder)
     monkeypatch.undo()
-    assert look(folder) == hashlib.sha256(b"b" * 1000).hexdigest()
+    assert hash_file(folder) == hashlib.sha256(b"b" * 1000).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -114,50 +114,50 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         "[" * 9999,
     ],
 )
-def test_a_damaged_memory_costs_a_second_look(
+def test_a_damaged_record_makes_the_file_hashed_again(
     text: str, folder: Path, own_cache: Path, reads: list[str]
 ) -> None:
-    expected = look(folder)
+    expected = hash_file(folder)
     (record,) = (own_cache / "hashes").glob("*.json")
     record.write_text(text)
     forget_process()
-    assert look(folder) == expected
+    assert hash_file(folder) == expected
     assert reads == ["a", "a"]
     assert json.loads(record.read_text())["files"]["a"][-1] == expected
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file"])
-def test_without_a_cache_each_process_looks_once(
+def test_without_a_cache_each_process_hashes_once(
     kind: str, tmp_path: Path, folder: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / ("file" if kind == "a file" else "file/below")))
-    assert look(folder) == look(folder)
+    assert hash_file(folder) == hash_file(folder)
     assert reads == ["a"]
 
 
 def test_a_cache_that_may_only_be_read_is_read(
     folder: Path, own_cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look(folder)
+    hash_file(folder)
     forget_process()
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError("read-only")
 
     monkeypatch.setattr(Path, "write_text", refused)
-    look(folder)
+    hash_file(folder)
     assert reads == ["a"]
     (folder / "b").touch()
-    look(folder, "b")
+    hash_file(folder, "b")
     assert reads == ["a", "b"]
     assert [path.suffix for path in (own_cache / "hashes").iterdir()] == [".json"]
 
 
-def test_writers_at_once_leave_one_whole_record(folder: Path, own_cache: Path) -> None:
+def test_concurrent_writers_leave_one_valid_record(folder: Path, own_cache: Path) -> None:
     for number in range(16):
         (folder / str(number)).write_bytes(bytes([number]) * 100)
-    threads = [threading.Thread(target=look, args=(folder, str(number))) for number in range(16)]
+    threads = [threading.Thread(target=hash_file, args=(folder, str(number))) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -167,7 +167,7 @@ def test_writers_at_once_leave_one_whole_record(folder: Path, own_cache: Path) -
         assert digest == hashlib.sha256(bytes([int(name)]) * 100).hexdigest()
 
 
-def test_a_key_is_of_names_and_content(folder: Path, tmp_path: Path) -> None:
+def test_content_key_depends_on_names_and_content(folder: Path, tmp_path: Path) -> None:
     (folder / "b").write_bytes(b"b")
     key = content_key(folder, ["a", "b"])
     assert key == content_key(folder, ["b", "a", "a"])
@@ -180,25 +180,25 @@ def test_a_key_is_of_names_and_content(folder: Path, tmp_path: Path) -> None:
 def test_records_of_folders_that_are_gone_are_forgotten(
     folder: Path, own_cache: Path, tmp_path: Path
 ) -> None:
-    look(folder)
-    look(Path(shutil.copytree(folder, tmp_path / "kept")))
+    hash_file(folder)
+    hash_file(Path(shutil.copytree(folder, tmp_path / "kept")))
     shutil.rmtree(folder)
     assert forget_missing_folders() == 1
     assert len(list((own_cache / "hashes").iterdir())) == 1
 
 
-def test_a_fresh_file_is_waited_for_and_whole_seconds_are_not_trusted(folder: Path) -> None:
+def test_hashing_waits_for_a_new_file_and_does_not_cache_whole_second_times(folder: Path) -> None:
     now = time.time_ns()
 
     def stat(ctime: int) -> os.stat_result:
         return os.stat_result((0,) * 10, {"st_ctime_ns": ctime, "st_mtime_ns": ctime})
 
-    assert hashes._settle(stat(now - 10**8))
+    assert hashes._wait_for_next_tick(stat(now - 10**8))
     begin = time.perf_counter()
-    assert hashes._settle(stat(time.time_ns()))
+    assert hashes._wait_for_next_tick(stat(time.time_ns()))
     assert time.perf_counter() - begin > 0.015
-    assert not hashes._settle(stat(time.time_ns() // 10**9 * 10**9))  # a clock of whole seconds
-    assert not hashes._settle(stat(time.time_ns() + 10**12))  # of another clock
+    assert not hashes._wait_for_next_tick(stat(time.time_ns() // 10**9 * 10**9))  # a clock of whole seconds
+    assert not hashes._wait_for_next_tick(stat(time.time_ns() + 10**12))  # of another clock
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "model.onnx.data", "..a", "a..", "...", " "])
@@ -215,7 +215,7 @@ def test_names_that_lead_out_or_nowhere(name: object) -> None:
 
 
 @given(parts=st.lists(st.sampled_from(["..", ".", "a", "b", "", "C:", "\\", "/"]), max_size=6))
-def test_a_name_that_stays_inside_does(parts: list[str]) -> None:
+def test_accepted_names_stay_inside_the_folder(parts: list[str]) -> None:
     name = "/".join(parts)
     if stays_inside(name):
         assert os.path.normpath(os.path.join("/root/folder", name)).startswith("/root/folder/")

@@ -1,4 +1,4 @@
-"""The user's own secret: made once, kept private, refused when it cannot be one."""
+"""The user's secret key: created once, private to the user, refused when damaged or readable by others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_cache_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert kv_key() != first
 
 
-def test_the_variable_goes_before_the_file(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_overrides_the_file(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KV_KEY_VARIABLE, "a shared passphrase")
     first = kv_key()
     assert (len(first), own_cache.exists()) == (32, False)
@@ -49,10 +49,10 @@ def test_the_variable_goes_before_the_file(own_cache: Path, monkeypatch: pytest.
         kv_key()
 
 
-def test_a_secret_that_is_none_is_refused(own_cache: Path) -> None:
+def test_a_damaged_or_shared_key_file_is_refused(own_cache: Path) -> None:
     kv_key()
     (own_cache / "kv.key").chmod(0o644)
-    with pytest.raises(UsageError, match=r"kv\.key may be read by others: chmod 600"):
+    with pytest.raises(UsageError, match=r"kv\.key can be read by other users: chmod 600"):
         kv_key()
     (own_cache / "kv.key").chmod(0o600)
     (own_cache / "kv.key").write_bytes(b"short")

@@ -1,1 +1,1 @@
-"""Attention and KV caches as the targets compute them."""
+"""Lower attention and KV caches to the targets' kernels."""

@@ -1,7 +1,7 @@
-"""Attention(RotaryEmbedding(q), RotaryEmbedding(k), v, mask, past) -> GroupQueryAttention on shared KV.
+"""Lower Attention(RotaryEmbedding(q), RotaryEmbedding(k), v, mask, past) to GroupQueryAttention on shared KV.
 
-What the mask means and what the rope's table holds is found by evaluating them (``probe.py``). The kernel's
-limits are those of onnxruntime's ``group_query_attention_helper.h``.
+The meaning of the mask and the content of the rope tables are found by evaluation (``probe.py``). The limits
+of the kernel are those of onnxruntime's ``group_query_attention_helper.h``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class GroupQueryAttentionPass(GraphPass):
     """Lower every ``Attention`` with a KV cache to com.microsoft ``GroupQueryAttention``.
 
     Args:
-        context_length: most tokens a sequence will have; the length of the rope tables.
-        kernels: what the target's kernels take.
+        context_length: maximum tokens of a sequence; the length of the rope tables.
+        kernels: the capabilities of the target's kernels.
     """
 
     def __init__(self, context_length: int, kernels: Kernels) -> None:
@@ -44,7 +44,7 @@ class GroupQueryAttentionPass(GraphPass):
         self._tables: dict[ir.Value, ir.Value] = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model`` and note the context length it now has room for."""
+        """Rewrite ``model``; store the context length and the sliding windows in its metadata."""
         result = super().call(model)
         model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
         model.metadata_props[SLIDING_WINDOWS] = json.dumps(_windows(model.graph))
@@ -67,17 +67,17 @@ class GroupQueryAttentionPass(GraphPass):
         mask = node.inputs[3]
         if mask is None:
             causal = int_attribute(node, "is_causal", 0)
-            return probe.MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
+            return probe.MaskMeaning() if causal else "it has no mask, so it is not causal"
         if mask not in self._meanings:
             self._meanings[mask] = probe.mask_meaning(graph, mask, self.context_length)
         meaning = self._meanings[mask]
         if isinstance(meaning, str) or meaning.window is None or self.kernels.sliding_window:
             return meaning
-        return f"the kernel has no sliding window; a context of at most {meaning.window} needs none"
+        return f"the kernel has no sliding window; choose a context length of at most {meaning.window}"
 
     def _kernel_misfit(self, node: ir.Node) -> str | None:
         capped = float_attribute(node, "softcap", 0.0) != 0
-        return "the kernel does not bound scores (softcap)" if capped and not self.kernels.softcap else None
+        return "the kernel does not support softcap" if capped and not self.kernels.softcap else None
 
     def _lower(self, graph: ir.Graph, node: ir.Node, meaning: probe.MaskMeaning) -> None:
         query, key, value, _, past_key, past_value = node.inputs[:6]
@@ -100,7 +100,7 @@ class GroupQueryAttentionPass(GraphPass):
         remove_unused(graph, node)
 
     def _shared_rope(self, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-        """Return the RotaryEmbedding nodes of q and k if the kernel can do their work."""
+        """Return the RotaryEmbedding nodes of q and k if the kernel can rotate instead, else None."""
         pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
         ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
         if not self.kernels.rotary_in_attention or len(ropes) != 2:
@@ -112,7 +112,7 @@ class GroupQueryAttentionPass(GraphPass):
         return ropes[0], ropes[1]
 
     def _read_table(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Let a rope that stays outside read tables too, so that no row depends on its neighbours' length."""
+        """Make a remaining RotaryEmbedding read tables, so that rows do not depend on each other's length."""
         if len(node.inputs) > 3 and node.inputs[3] is not None:
             return
         tables = [self._table(graph, angle) for angle in node.inputs[1:3] if angle is not None]
@@ -151,7 +151,7 @@ def _attributes(node: ir.Node, meaning: probe.MaskMeaning) -> dict[str, Any]:
 
 
 def _misfit(node: ir.Node) -> str | None:
-    """Say why an Attention node cannot become GroupQueryAttention, or None."""
+    """Return why an Attention cannot be lowered to GroupQueryAttention, None if it can."""
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
     if inputs[4] is None or inputs[5] is None or len(node.outputs) < 3:
         return "it has no KV cache"
@@ -161,23 +161,21 @@ def _misfit(node: ir.Node) -> str | None:
         return "its q, k and v are not [batch, sequence, heads * head_dim]"
     size, value_size = (static_size(value, 3) for value in inputs[4:6])
     if size is None or size != value_size:
-        return f"the head sizes of key and value must be equal and known, got {size} and {value_size}"
-    return f"the kernel needs a head size divisible by 8, got {size}" if size % 8 else None
+        return f"the head sizes of key and value must be equal and known, found {size} and {value_size}"
+    return f"the kernel needs a head size divisible by 8, found {size}" if size % 8 else None
 
 
 def rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
-    """Say why the kernel cannot rotate q and k as these two nodes do, or None."""
+    """Return why the kernel cannot rotate q and k as these two nodes do, None if it can."""
     if list(query.inputs[1:]) != list(key.inputs[1:]):
         return "q and k are rotated by different angles"
     if len(query.inputs) > 3 and query.inputs[3] is not None:
-        return (
-            "the rope reads a table by position_ids; angles [batch, sequence, rotary_dim / 2] were expected"
-        )
+        return "the rope reads a table by position_ids; expected angles [batch, sequence, rotary_dim / 2]"
     names = ("interleaved", "rotary_embedding_dim")
     if any(int_attribute(query, name, 0) != int_attribute(key, name, 0) for name in names):
-        return "q and k are rotated differently"
+        return "q and k have different rotary attributes"
     rotary = int_attribute(query, "rotary_embedding_dim", 0) or static_size(node.inputs[4], 3) or 0
-    return f"the kernel rotates multiples of 16 elements, not {rotary}" if rotary % 16 else None
+    return f"the kernel needs a rotary dimension divisible by 16, found {rotary}" if rotary % 16 else None
 
 
 def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:
@@ -190,7 +188,7 @@ def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:
 
 
 def _windows(graph: ir.Graph) -> dict[str, int]:
-    """Window of each KV input whose attention looks no further back."""
+    """Return the sliding window of each KV input that has one, by name."""
     found = {}
     for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
         window = int_attribute(node, "local_window_size", -1)

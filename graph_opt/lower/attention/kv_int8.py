@@ -1,10 +1,10 @@
-"""Quantized keys and values in front of attention -> a cache of int8 inside GroupQueryAttention.
+"""Lower quantized keys and values in front of attention to an int8 cache of GroupQueryAttention.
 
     Attention(q, DequantizeLinear(QuantizeLinear(k)), DequantizeLinear(QuantizeLinear(v)), past...)
         -> GroupQueryAttention(q, k, v, past as int8, ..., k_scale, v_scale)
 
-Two passes around the lowering of attention: the first takes the pairs out, so that the rope is next to the
-attention again, and the second gives their scales to the kernel.
+This takes two passes around the lowering of attention. The first removes the QDQ pairs, so that the rope is
+next to the attention. The second passes their scales to the kernel.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from ...graph.lazy import shape_of
 from ...passes.base import GraphPass
 
 KV_CACHE_MODES = ("auto", "int8", "float32")
-_OPERANDS = (
-    (12, "k_quant_type"),
-    (13, "v_quant_type"),
-)  # GroupQueryAttention's scales, and how it reads them
+# GroupQueryAttention's scale inputs, and the attributes that state their granularity.
+_OPERANDS = ((12, "k_quant_type"), (13, "v_quant_type"))
 
 
 @dataclass(slots=True)
 class CacheScales:
-    """Scales by cache input: what one pass finds and the other one needs."""
+    """Scales by cache input, handed from the first pass to the second."""
 
     by_cache: dict[ir.Value, ir.TensorProtocol] = field(default_factory=dict)
 
 
 class TakeCacheScalesPass(GraphPass):
-    """Take QuantizeLinear, DequantizeLinear pairs out of attention's inputs; one scale a channel or in all.
+    """Remove QDQ pairs from attention's keys and values; scales may be per tensor or per channel.
 
     Args:
-        found: filled with their scales.
-        required: the caller insists on a quantized cache.
+        found: filled with the scales.
+        required: whether the caller requires a quantized cache.
 
     Raises:
-        UsageError: it does, and there are no scales.
+        UsageError: a quantized cache is required, and the graph has no scales.
     """
 
     def __init__(self, found: CacheScales, *, required: bool) -> None:
@@ -74,10 +72,10 @@ class TakeCacheScalesPass(GraphPass):
 
 
 class Int8CachePass(GraphPass):
-    """Let every GroupQueryAttention keep int8, where the scales of its cache are known.
+    """Make every GroupQueryAttention with known scales use an int8 cache.
 
     Args:
-        scales: as ``TakeCacheScalesPass`` found them.
+        scales: the scales that ``TakeCacheScalesPass`` found.
     """
 
     def __init__(self, scales: CacheScales) -> None:
@@ -85,7 +83,7 @@ class Int8CachePass(GraphPass):
         self.scales = scales
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Change the kernel's attributes and the types of the caches."""
+        """Add the scales and attributes, and change the types of the caches."""
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             caches = node.inputs[3:5]
             found = [self.scales.by_cache.get(cache) for cache in caches if cache is not None]
@@ -106,7 +104,7 @@ class Int8CachePass(GraphPass):
 
 
 def _quantized(value: ir.Value | None) -> tuple[ir.Value, ir.TensorProtocol] | None:
-    """Return x and the scale of DequantizeLinear(QuantizeLinear(x)) if the cache kernel can do the same."""
+    """Return x and the scale of DequantizeLinear(QuantizeLinear(x)) if the kernel supports it, else None."""
     last = value.producer() if value is not None else None
     if last is None or last.op_type != "DequantizeLinear" or last.inputs[0] is None:
         return None

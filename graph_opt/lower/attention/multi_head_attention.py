@@ -1,6 +1,7 @@
-"""Attention without a cache -> onnxruntime's MultiHeadAttention, which keeps scores of a few rows at a time.
+"""Lower Attention without a cache to onnxruntime's MultiHeadAttention, which tiles the scores by rows.
 
-Its mask is of full size, [batch or 1, heads or 1, queries, keys], and made once for all that share it.
+The kernel needs a mask with a full query axis, [batch or 1, heads or 1, queries, keys]. Attentions with the
+same mask share it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RANK = 4
 
 
 class MultiHeadAttentionPass(GraphPass):
-    """Lower attention on [batch, length, heads * head_dim] whose heads have keys of their own."""
+    """Lower attention on [batch, length, heads * head_dim] without grouped queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,12 +56,12 @@ class MultiHeadAttentionPass(GraphPass):
             self.fired += 1
 
     def _full_mask(self, graph: ir.Graph, node: ir.Node, mask: ir.Value) -> ir.Value:
-        """Return a mask with an axis of queries; one that is alike for all queries is repeated for each."""
+        """Return a mask with a full query axis, expanded if that axis has size 1."""
         shape, query = mask.shape, node.inputs[0]
         if shape is not None and shape[-2] != 1:
             return mask
         if query is None:
-            raise AssertionError("unreachable: attention has a query")
+            raise AssertionError("unreachable: every attention has a query")
         dim = query.shape[1] if query.shape is not None else None
         length = dim if dim is None or isinstance(dim, int) else dim.value
         if length is not None and (mask, length) in self._masks:
@@ -94,16 +95,16 @@ def _repeated(graph: ir.Graph, node: ir.Node, mask: ir.Value, query: ir.Value) -
 def _misfit(node: ir.Node) -> str | None:
     heads, kv_heads = (int_attribute(node, f"{side}_num_heads", 0) for side in ("q", "kv"))
     if not heads or heads != kv_heads:
-        return "its heads are an axis, or share keys"
+        return "its input is 4-D, or it has grouped queries"
     if any(value is not None for value in node.inputs[4:]) or len(node.outputs) > 1:
-        return "it has a cache, or returns more than its result"
+        return "it has a cache, or more than one output"
     if float_attribute(node, "softcap", 0.0):
-        return "the kernel does not bound scores"
+        return "the kernel does not support softcap"
     if node.inputs[0] is None or node.inputs[0].dtype not in (None, ir.DataType.FLOAT):
-        return "the kernel computes in fp32"
+        return "the kernel computes in fp32 only"
     mask = node.inputs[_MASK] if len(node.inputs) > _MASK else None
     if mask is None:
         return None
     if mask.dtype != ir.DataType.FLOAT or mask.shape is None or not 2 <= len(mask.shape) <= _RANK:
-        return "its mask is no fp32 tensor of two to four axes"
+        return "its mask is not an fp32 tensor of 2 to 4 axes"
     return None

@@ -1,7 +1,7 @@
-"""GroupQueryAttention(RMSNormalization(q), RMSNormalization(k), v) -> one kernel that does the norms too.
+"""Fuse GroupQueryAttention(RMSNormalization(q), RMSNormalization(k), v) into one kernel.
 
-Every head of q and k is normalised by itself, before the rotary embedding: inputs 14 and 15 of the kernel,
-which the CUDA kernel has.
+The kernel normalises every head of q and k before the rotary embedding. Inputs 14 and 15 hold the scales;
+only the CUDA kernel supports them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WEIGHTS = (14, 15)
 
 @dataclass(frozen=True, slots=True)
 class _HeadNorm:
-    """Reshape(RMSNormalization(Reshape(x))): what goes in, the scale, and epsilon."""
+    """The parts of Reshape(RMSNormalization(Reshape(x)))."""
 
     x: ir.Value
     scale: ir.Value
@@ -37,7 +37,7 @@ class NormsInAttentionPass(GraphPass):
     """Move the norms of q and k into the attention that reads them."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every attention both of whose norms fit."""
+        """Rewrite every attention with supported norms of q and k."""
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             size = static_size(node.inputs[3], 3)
             norms = [_head_norm(value, size) for value in node.inputs[:2]]
@@ -53,7 +53,7 @@ class NormsInAttentionPass(GraphPass):
 
 
 def _head_norm(value: ir.Value | None, size: int | None) -> _HeadNorm | str | None:
-    """Describe the norm that ``value`` comes from, say why it does not fit, or None if there is none."""
+    """Return the norm that computes ``value``, why it is not supported, or None if there is none."""
     last = value.producer() if value is not None else None
     middle = last.inputs[0] if last is not None and last.op_type == "Reshape" else None
     norm = middle.producer() if middle is not None else None
@@ -62,13 +62,13 @@ def _head_norm(value: ir.Value | None, size: int | None) -> _HeadNorm | str | No
     first, scale = norm.inputs[0].producer(), norm.inputs[1]
     tensor = weight(scale)
     if first is None or first.op_type != "Reshape" or first.inputs[0] is None or scale is None:
-        return "what is normalised is no reshape to heads"
+        return "the input of the norm is not reshaped to heads"
     if tensor is None or list(tensor.shape) != [size] or static_size(norm.inputs[0], 3) != size:
-        return "the norm does not work on single heads"
+        return "the norm is not over single heads"
     if int_attribute(norm, "axis", -1) not in (-1, 3) or any(
         len(node.outputs[0].uses()) > 1 for node in (first, norm, last) if node is not None
     ):
-        return "the norm has other readers, or more than one axis"
+        return "the norm has other consumers, or normalises more than one axis"
     return _HeadNorm(first.inputs[0], scale, float_attribute(norm, "epsilon", 1e-5))
 
 

@@ -1,20 +1,22 @@
-"""Attention on an int8 cache: prompts in fp32 on the cache's values, other runs by the int8 kernel.
+"""Compute attention of prompts on an int8 cache in fp32, and of other runs by the int8 kernel.
 
-    If(many tokens a row, or several in each of several rows)
+    If(16 or more tokens per row, or several tokens in several rows)
         then  K, V = ScatterND(cache, QuantizeLinear(new / scale))
               Scan(each row)  GroupQueryAttention(q * k_scale, Cast(K[slot, :total]), Cast(V[slot, :total]))
               * v_scale
         else  GroupQueryAttention(q, new, cache as int8)
 
-The kernel takes one row of several tokens on a cache, the Scan any number of them: so products run over all,
-and the input ``cache_rows`` [batch] says where in the bound caches each of them lives.
+The kernel accepts several new tokens on a cache for one row only, so the Scan runs over rows, while products
+run over all rows at once. The input ``cache_rows`` [batch] states which row of the bound caches each row
+uses.
 
-The int8 kernel dequantizes anew for every query; for 128 queries on 512 tokens it takes three times as long
-as the fp32 kernel with the conversion. Both attend to the same rounded keys and values, the newest included.
-ScatterND copies nothing where past and present are bound to the same memory.
+The int8 kernel dequantizes keys and values again for every query: 128 queries on 512 tokens take three times
+as long as the fp32 kernel including the conversion. Both use the same rounded keys and values, also for the
+new tokens. ScatterND does not copy if past and present are bound to the same memory.
 
-A head sink of almost minus infinity changes no number, but has onnxruntime 1.31 take its kernel of whole
-score rows (``gqa_attention_base.h``): on int8, for one query a row, two thirds of the tiled kernel's time.
+A head sink of -1e30 does not change results, but makes onnxruntime 1.31 select its kernel for whole score
+rows (``gqa_attention_base.h``). On int8, with one query per row, it takes two thirds of the tiled kernel's
+time.
 """
 
 from __future__ import annotations
@@ -41,21 +43,21 @@ from ...graph.edit import (
 from ...graph.lazy import Array
 from ...passes.base import GraphPass
 
-_WORTHWHILE = 16  # queries of one row; for fewer the int8 kernel is as fast
+_MIN_QUERIES = 16  # queries per row; for fewer the int8 kernel is as fast
 _NO_SINK = np.float32(-1e30)
-_SINK, _NUM_INPUTS = 11, 14  # GroupQueryAttention's inputs
+_SINK, _NUM_INPUTS = 11, 14  # index of GroupQueryAttention's head sink, and its number of inputs
 _KERNEL = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is the same for all attentions of a run.
+    """Values that all attentions of a run share.
 
     Args:
         is_prompt: [1] bool.
-        places: [batch, sequence, heads, 3] where the new tokens' heads lie in a cache.
-        of_rows: what each row needs: [batch, 2] where it begins and ends in a cache's first and third axis,
-            [batch, 1] and [batch] ``seqlens_k`` and ``total_sequence_length`` of the row alone.
+        places: [batch, sequence, heads, 3], the indices of the new tokens' heads in a cache.
+        of_rows: four values per row: [batch, 2] begin and [batch, 2] end in a cache's first and third axis,
+            [batch, 1] its ``seqlens_k``, and [batch] its ``total_sequence_length``.
     """
 
     is_prompt: ir.Value
@@ -65,7 +67,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Branch:
-    """A subgraph in the making; its names are unique in the whole model."""
+    """A subgraph under construction, with names that are unique in the model."""
 
     stem: str
     nodes: list[ir.Node] = field(default_factory=list)
@@ -92,19 +94,19 @@ class _Branch:
         return node
 
     def graph(self, outputs: Sequence[ir.Value]) -> ir.Graph:
-        """The finished subgraph."""
+        """Return the subgraph."""
         return ir.Graph([], outputs, nodes=self.nodes, name=self.stem)
 
 
 class PromptAttentionPass(GraphPass):
-    """Give every GroupQueryAttention on an int8 cache a second form for many tokens."""
+    """Add the fp32 branch for prompts to every GroupQueryAttention on an int8 cache."""
 
     def __init__(self) -> None:
         super().__init__()
         self._runs: dict[int, _Run] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite all whose q, k and v stand apart."""
+        """Rewrite all nodes with separate q, k and v."""
         self._runs = {}
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             if "k_quant_type" not in node.attributes:
@@ -139,12 +141,12 @@ def _misfit(node: ir.Node) -> str | None:
     ):
         return "q, k and v are not three inputs"
     if int_attribute(node, "do_rotary", 0) and node.inputs[9] is None:
-        return "it rotates by the cache's length, and not by position_ids"
-    return None if static_size(node.inputs[3], 3) else "the head size is not known"
+        return "it rotates by the cache's length instead of position_ids"
+    return None if static_size(node.inputs[3], 3) else "the head size is unknown"
 
 
 def _run(graph: ir.Graph, heads: int) -> _Run:
-    """Compute in front of everything what all attentions with so many heads need."""
+    """Write the values that all attentions with ``heads`` KV heads share, at the start of the graph."""
     first = graph[0]
     inputs = {str(value.name): value for value in graph.inputs}
     if CACHE_ROWS not in inputs:
@@ -161,10 +163,12 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
     one, last = held("one", 1), held("last_axis", -1)
     batch, size = op("Shape", ids, start=0, end=1), op("Shape", ids, start=1, end=2)
     several = op("And", op("Greater", batch, one), op("Greater", size, one))
-    is_prompt = op("Or", several, op("GreaterOrEqual", size, held("worthwhile", _WORTHWHILE)))
+    is_prompt = op("Or", several, op("GreaterOrEqual", size, held("min_queries", _MIN_QUERIES)))
     ends = op("Add", op("Cast", inputs[SEQLENS_K], to=int(int64)), one)
     fresh = op("Equal", size, op("Cast", inputs[TOTAL_SEQUENCE_LENGTH], to=int(int64)))
-    ends = op("Where", fresh, op("Expand", size, batch), ends)  # padded prompts end at different tokens
+    ends = op(
+        "Where", fresh, op("Expand", size, batch), ends
+    )  # the rows of right-padded prompts end at different tokens
     steps = [shared_constant(graph, f"prompt.scalar_{step}", np.array(step, np.int64)) for step in (0, 1)]
     offsets = op("Range", steps[0], op("Squeeze", size, held("axis", 0)), steps[1])
     positions = op("Add", op("Unsqueeze", op("Sub", ends, size), last), offsets)
@@ -181,7 +185,7 @@ def _run(graph: ir.Graph, heads: int) -> _Run:
 
 
 def _int8(graph: ir.Graph, node: ir.Node, stem: str) -> ir.Graph:
-    """The node as it is, by the kernel of whole score rows."""
+    """Return a branch with the node itself, with a head sink that selects the kernel for whole score rows."""
     branch, inputs = _Branch(stem), list(node.inputs)
     heads = int_attribute(node, "num_heads", 0)
     if inputs[_SINK] is None:
@@ -204,7 +208,7 @@ def _prompt(graph: ir.Graph, node: ir.Node, run: _Run, stem: str) -> ir.Graph:
 
 
 def _row(graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value], stem: str) -> ir.Graph:
-    """Attention of one row [1, sequence, heads * head_dim] to what the caches hold of it, but for scales."""
+    """Return the Scan body: attention of one row [1, sequence, heads * head_dim] on unscaled cache values."""
     branch = _Branch(stem)
     kinds: dict[str, tuple[ir.DataType, Sequence[int | str]]]
     kinds = {"query": (ir.DataType.FLOAT, [1, "sequence", "width"])}
@@ -226,7 +230,7 @@ def _row(graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value], stem: str) 
 
 
 def _rotated(branch: _Branch, node: ir.Node, position: int) -> ir.Value:
-    """q, k or v, the first two rotated where the kernel does that."""
+    """Return q, k or v; q and k are rotated if the kernel does that."""
     x = node.inputs[position]
     assert x is not None  # noqa: S101 -- _misfit refused it
     if position > 1 or not int_attribute(node, "do_rotary", 0):
@@ -244,7 +248,7 @@ def _rotated(branch: _Branch, node: ir.Node, position: int) -> ir.Value:
 def _written(
     graph: ir.Graph, branch: _Branch, node: ir.Node, run: _Run, new: ir.Value, position: int
 ) -> ir.Value:
-    """The cache with the new tokens, rounded as the int8 kernel does."""
+    """Return the cache with the new tokens, rounded as the int8 kernel does."""
     past, scale = node.inputs[3 + position], node.inputs[12 + position]
     assert past is not None  # noqa: S101 -- _misfit refused it
     assert scale is not None  # noqa: S101 -- likewise
@@ -258,7 +262,7 @@ def _written(
 
 
 def _by_query_head(graph: ir.Graph, node: ir.Node, scale: ir.Value | None) -> ir.Value:
-    """The scales of keys or values for every channel of every query head; or the one scale in all."""
+    """Return the scales of keys or values per channel of every query head, or the single scale."""
     assert scale is not None  # noqa: S101 -- _misfit refused it
     content, (heads, groups) = _content(scale), (int_attribute(node, name, 1) for name in _KERNEL[:2])
     if len(content) > 1:
@@ -267,7 +271,7 @@ def _by_query_head(graph: ir.Graph, node: ir.Node, scale: ir.Value | None) -> ir
 
 
 def _content(scale: ir.Value) -> Array:
-    """One scale a channel, or one in all, as a vector."""
+    """Return the scales, per channel or a single one, as a vector."""
     tensor = weight(scale)
     if tensor is None:
         raise AssertionError("unreachable: Int8CachePass stores the scales")

@@ -1,6 +1,7 @@
-"""Rotary angles computed from positions -> rows of a table, as long as the context.
+"""Replace rotary angles computed from positions by rows of a precomputed table of context_length rows.
 
-A row's angles then depend on nothing but its position, for ropes too whose formula looks at the longest one.
+The angles of a token then depend on its position only, also for ropes whose formula depends on the longest
+row.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from ...passes.base import GraphPass
 
 
 class RopeTablesPass(GraphPass):
-    """Let every RotaryEmbedding with angles [batch, sequence, rotary / 2] gather them by ``position_ids``.
+    """Make every RotaryEmbedding gather its angles [batch, sequence, rotary_dim / 2] by ``position_ids``.
 
     Args:
-        context_length: most tokens a sequence will have.
+        context_length: maximum tokens of a sequence.
     """
 
     def __init__(self, context_length: int) -> None:
@@ -25,7 +26,7 @@ class RopeTablesPass(GraphPass):
         self.context_length = context_length
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model`` and note the context length it now has room for."""
+        """Rewrite ``model``, and store the context length in its metadata."""
         result = super().call(model)
         model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
         return result
@@ -35,7 +36,7 @@ class RopeTablesPass(GraphPass):
         gathered: dict[ir.Value, ir.Value] = {}
         for node in nodes_of(graph, "RotaryEmbedding"):
             if len(node.inputs) > 3 and node.inputs[3] is not None:
-                self.refuse(node, "its angles are a table already")
+                self.refuse(node, "its angles already come from a table")
                 continue
             for position in (1, 2):
                 angle = node.inputs[position]

@@ -1,7 +1,7 @@
-"""The graph's face: from explicit past and present to slots of a shared KV buffer.
+"""Change a graph's inputs and outputs from explicit past and present to slots of a shared KV buffer.
 
-``attention_mask`` vanishes. So does ``position_ids``, unless the target takes positions as an input; what
-still needs them then gets them from the cache lengths.
+``attention_mask`` is removed. ``position_ids`` is removed too, and computed from the cache lengths, unless
+the target accepts it as an input.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class SlotInputsPass(GraphPass):
     """Give the graph the inputs and outputs of the slot contract.
 
     Args:
-        padded_prompts: several fresh prompts may run together, padded on the right. Without, positions need
-            no arithmetic that mixes host and device, which a captured run cannot have.
-        position_inputs: let ``position_ids`` stay an input, where anything reads it.
+        padded_prompts: new prompts may run together, padded on the right. Otherwise positions are computed
+            without operations that mix host and device memory, which captured runs do not allow.
+        position_inputs: keep ``position_ids`` as an input if it is read.
 
     Raises:
-        GraphError: an ``Attention`` is left or has no cache, or something else still reads
+        GraphError: an ``Attention`` was not lowered or has no cache, or another node reads
             ``attention_mask``.
     """
 
@@ -55,7 +55,7 @@ class SlotInputsPass(GraphPass):
             )
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             if len(node.inputs) < 5 or node.inputs[3] is None:
-                raise GraphError(f"attention {node.name} has no KV cache, so it cannot go on from a slot's")
+                raise GraphError(f"attention {node.name} has no KV cache, so it cannot use a slot's")
         inputs = {str(value.name): value for value in graph.inputs}
         positions = inputs.get(POSITION_IDS)
         unwanted = [ATTENTION_MASK, POSITION_IDS]
@@ -75,15 +75,17 @@ def _drop(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
     for value in values:
         if value.uses():
             reader = next(iter(value.uses())).node
-            raise GraphError(f"{reader.op_type} {reader.name} still reads {value.name}; slots have none")
+            raise GraphError(
+                f"{reader.op_type} {reader.name} reads {value.name}, which the slot contract does not have"
+            )
         graph.inputs.remove(value)
 
 
 def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
-    """Compute position_ids [batch, sequence] from the cache lengths.
+    """Write position_ids [batch, sequence] computed from the cache lengths.
 
-    A row's new tokens end at ``seqlens_k``, except in a run of fresh prompts (sequence = total length), which
-    start at 0 and are padded on the right.
+    The new tokens of a row end at ``seqlens_k``, except in a run of new prompts (sequence = total length),
+    which start at 0 and are padded on the right.
     """
     first = graph[0]
 
@@ -106,9 +108,9 @@ def _positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
 
 
 def _last_positions(graph: ir.Graph, inputs: dict[str, ir.Value]) -> ir.Value:
-    """Compute position_ids [batch, sequence] of rows whose new tokens end at ``seqlens_k``.
+    """Write position_ids [batch, sequence] of rows whose new tokens end at ``seqlens_k``.
 
-    Range reads numbers on the host and writes on the device, so nothing else has to cross.
+    Only Range reads from host memory and writes to device memory.
     """
     first = graph[0]
 

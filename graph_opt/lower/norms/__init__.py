@@ -1,1 +1,1 @@
-"""Norms in the targets' kernels."""
+"""Lower norms to the targets' kernels."""

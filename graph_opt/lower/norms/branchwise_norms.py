@@ -1,7 +1,7 @@
-"""Reshape(RMSNormalization(Reshape(x))) over heads -> com.microsoft BranchwiseRMSNorm on x as it is.
+"""Lower Reshape(RMSNormalization(Reshape(x))) over heads to com.microsoft BranchwiseRMSNorm without reshapes.
 
-With one scale for all heads the kernels of q and k take a half to a seventh of the time of one joint norm
-with a scale a head, whatever its operator: kernels are slow on scales of more than one axis.
+Two norms of q and k with one scale vector each take 1/2 to 1/7 of the time of a joint norm with a scale per
+head: all norm kernels are slow on scales of more than one axis.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class BranchwiseNormsPass(GraphPass):
 
 
 def _heads(first: ir.Node, norm: ir.Node, last: ir.Node | None) -> int | str:
-    """Return how many heads are normalised, or say why it is not [.., heads * size] that comes and goes."""
+    """Return the number of heads, or why the norm is not between reshapes from and to [.., heads * size]."""
     if last is None or last.op_type != "Reshape":
         return "its output is not reshaped back"
     scale, apart, flat = weight(norm.inputs[1]), constant(first.inputs[1]), constant(last.inputs[1])
     if scale is None or len(shape_of(scale)) != 1:
-        return "its scale is no vector"
+        return "its scale is not a vector"
     if int_attribute(norm, "axis", -1) not in (-1, 3):
-        return "it normalises more than the last axis"
+        return "it normalises other axes than the last"
     size = shape_of(scale)[0]
     if apart is None or len(apart) != 4 or list(apart[:2]) != [0, 0] or apart[3] != size or apart[2] < 1:
-        return "what it normalises is not reshaped to [batch, sequence, heads, head_dim]"
+        return "its input is not reshaped to [batch, sequence, heads, head_dim]"
     if flat is None or list(flat) not in ([0, 0, apart[2] * size], [0, 0, -1]):
         return "its output is not reshaped to [batch, sequence, heads * head_dim]"
     return int(apart[2])

@@ -1,6 +1,6 @@
-"""Norm(Add(a, b)) -> com.microsoft Skip(Simplified)LayerNormalization, which also returns the sum.
+"""Fuse Norm(Add(a, b)) into com.microsoft Skip(Simplified)LayerNormalization, which also returns the sum.
 
-The sum is the residual stream that the next layer adds to, so that one kernel does the work of two.
+The sum is the residual stream, which the next layer reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOWERED = {
 
 
 class SkipNormPass(GraphPass):
-    """Join a residual addition with the norm that follows it."""
+    """Fuse a residual addition with the norm behind it."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every norm of a sum."""
@@ -50,13 +50,13 @@ def _misfit(node: ir.Node, add: ir.Node) -> str | None:
     if left is None or right is None or any(weight(value) is not None for value in (left, right)):
         return "it adds a weight"
     if left.shape is None or left.shape != right.shape:
-        return f"the summands have shapes {left.shape} and {right.shape}, which must be known and equal"
+        return f"the summands' shapes {left.shape} and {right.shape} must be known and equal"
     if int_attribute(node, "axis", -1) not in (-1, len(left.shape) - 1):
-        return "it normalises more than the last axis"
+        return "it normalises other axes than the last"
     scale = weight(node.inputs[1])
     if scale is None or len(scale.shape) != 1:
-        return "its scale is no vector"
-    return "the norm's further outputs are used" if any(out.uses() for out in node.outputs[1:]) else None
+        return "its scale is not a vector"
+    return "its mean or variance output is used" if any(out.uses() for out in node.outputs[1:]) else None
 
 
 def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
@@ -76,7 +76,7 @@ def _lower(graph: ir.Graph, node: ir.Node, add: ir.Node) -> None:
 
 
 def _without_bias(add: ir.Node) -> tuple[list[ir.Value | None], ir.Value | None, ir.Node | None]:
-    """Return the summands, the bias vector that one of them ends with, and the addition of that bias."""
+    """Return the summands without a bias added to one of them, the bias, and the Add of that bias."""
     for index, summand in enumerate(add.inputs):
         inner = summand.producer() if summand is not None else None
         if (

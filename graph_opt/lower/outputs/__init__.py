@@ -1,1 +1,1 @@
-"""Which logits and hidden states a lowered graph returns."""
+"""Select the logits and hidden states that a lowered graph returns."""

@@ -1,10 +1,10 @@
-"""Hidden states, beside logits or in their place: what embeddings are made of.
+"""Return hidden states, for embeddings, in addition to the logits or instead of them.
 
     logits = head(norm(x))   ->   logits = head(norm(x)), last_hidden_state = norm(x)
     logits = head(norm(x))   ->   logits = Identity(norm(x))
 
-The first costs nothing where the output is not asked for. In the second the output keeps its name, so that
-every lowering and runner takes such a graph for one of a small vocabulary.
+The first costs nothing if the output is not requested. In the second the output keeps the name ``logits``,
+so that lowerings and runners treat the graph as a decoder with a small vocabulary.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .logits import find_head
 
 
 class LastHiddenStatePass(GraphPass):
-    """Give out the last norm's output [batch, sequence, hidden_size], fp32, beside the logits.
+    """Add the last norm's output, fp32 [batch, sequence, hidden_size], to the outputs.
 
-    To run before ``SelectLogitsPass``. A graph without a head, such as a part of a model, stays as it is.
+    Must run before ``SelectLogitsPass``. A graph without a head, such as a part of a split model, is not
+    changed.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -45,14 +46,14 @@ class LastHiddenStatePass(GraphPass):
 
 
 class HiddenStatesPass(GraphPass):
-    """Give out the last norm's output [batch, sequence, hidden_size] as ``logits``; to run before a lowering.
+    """Return the last norm's output [batch, sequence, hidden_size] as ``logits``. Must run before a lowering.
 
     Raises:
-        GraphError: the graph has no output ``logits``, or no head in front of it.
+        GraphError: the graph has no output ``logits``, or no head.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Put the hidden states in the logits' place, and drop the head."""
+        """Replace the logits by the hidden states, and remove the head."""
         logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs have hidden states")
@@ -69,7 +70,7 @@ class HiddenStatesPass(GraphPass):
 
 
 def _size(hidden: ir.Value) -> int | None:
-    """The hidden size: known of the value itself, or of the norm's scale."""
+    """Return the hidden size, from the value's shape or the norm's scale, None if it is unknown."""
     norm = hidden.producer()
     scales = [weight(value) for value in norm.inputs] if norm is not None else []
     known = [tensor.shape[-1] for tensor in scales if tensor is not None and len(tensor.shape)]

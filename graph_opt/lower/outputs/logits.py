@@ -1,6 +1,6 @@
-"""Logits only where they are wanted: GatherND in front of the head.
+"""Compute logits only at requested positions, by a GatherND in front of the head.
 
-With a vocabulary of 150 thousand, logits at every position cost a third of a prefill.
+With a vocabulary of 150,000, logits at every position take a third of the prefill time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SelectLogitsPass(GraphPass):
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Put GatherND between the last norm and the head."""
+        """Insert GatherND between the last norm and the head."""
         logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         if logits is None:
             raise GraphError("the graph has no output 'logits'; only decoder graphs can be lowered to slots")
@@ -46,11 +46,11 @@ class SelectLogitsPass(GraphPass):
 
 
 def find_head(logits: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-    """Walk up from the logits to the last norm. Returns its output and the nodes below it, first to last."""
+    """Return the output of the last norm, and the nodes from it to the logits in order."""
     value, head = logits, list[ir.Node]()
     while (node := value.producer()) is not None and node.op_type in _HEAD and not node.domain:
         data = [operand for operand in node.inputs if operand is not None and weight(operand) is None]
-        if not data or (node.op_type == "Add" and len(data) > 1):  # the sum with the residual is no head
+        if not data or (node.op_type == "Add" and len(data) > 1):  # the residual sum is not part of the head
             break
         head.insert(0, node)
         value = data[0]
@@ -58,7 +58,7 @@ def find_head(logits: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
 
 
 def _reshape_after_gemm(graph: ir.Graph, head: list[ir.Node], chosen: ir.Value) -> None:
-    """Let the reshape below a tied head take its batch and length from the chosen rows."""
+    """Make the Reshape behind a tied head's Gemm read batch and length from the gathered rows."""
     kinds = [node.op_type for node in head]
     if "Gemm" not in kinds:
         return

@@ -1,9 +1,9 @@
-"""The best of the logits, found where they are: for targets whose memory lies behind a bus.
+"""Select the top logits on the device, for targets with their own memory.
 
     logits   ->   logits, top_logits and top_token_ids [batch, wanted, count], logsumexp [batch, wanted]
 
-These serve a request exactly if it is greedy, has a ``top_k`` up to ``count``, or a ``top_p`` whose mass the
-best hold, which their log-sum-exp tells. On the CPU, NumPy finds them faster than TopK does.
+They are exact for a request that is greedy, has ``top_k`` <= ``count``, or has a ``top_p`` whose probability
+mass the top logits cover, which the log-sum-exp shows. On the CPU, NumPy is faster than TopK.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ...passes.base import GraphPass
 
 
 class TopLogitsPass(GraphPass):
-    """Add the best ``count`` logits, their token ids and the log-sum-exp of all to the graph's outputs.
+    """Add the top ``count`` logits, their token ids and the log-sum-exp of all logits to the outputs.
 
-    Equal logits come in order of token id, as TopK promises and sampling wants.
+    Equal logits are ordered by token id, as TopK specifies and sampling needs.
 
     Raises:
-        GraphError: the graph has no output ``logits`` of a known vocabulary.
+        GraphError: the graph has no output ``logits`` with a known vocabulary size.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,11 +31,11 @@ class TopLogitsPass(GraphPass):
         self._count = count
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Append TopK, and a log-sum-exp written out: not all targets have a fast kernel for it."""
+        """Append TopK, and log-sum-exp in basic operators: not all targets have a fast kernel for it."""
         logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         size = static_size(logits, -1)
         if logits is None or logits.shape is None or size is None:
-            raise GraphError("the graph has no output 'logits' of a known vocabulary, so none are the best")
+            raise GraphError("the graph has no output 'logits' with a known vocabulary size")
         rows = list(logits.shape)[:-1]
         count = min(self._count, size)
         axis = shared_constant(graph, "top_logits.axis", np.array([-1], np.int64))

@@ -1,6 +1,6 @@
-"""Behind the last attention only the rows whose logits are wanted: the Gather moves up to there.
+"""Compute only the rows with requested logits after the last attention, by moving the Gather upstream.
 
-Of a prompt mostly one row is wanted, so that three quarters of the last layer are saved.
+A prompt usually needs one row, which saves three quarters of the last layer's work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RANK = 3  # [tokens, 1, features]
 
 
 class WantedRowsPass(GraphPass):
-    """Move the Gather of the wanted rows of a flat batch up, as far as rows are computed one by one."""
+    """Move the Gather of requested rows of a flat batch upstream past all row-wise nodes."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every Gather by ``logits_positions``."""
@@ -27,16 +27,16 @@ class WantedRowsPass(GraphPass):
                 continue
             region = _rowwise_region(graph, gather)
             if not any(node.op_type == "MatMul" for node in region):
-                self.refuse(gather, "no product in front of it is for its rows alone")
+                self.refuse(gather, "no MatMul in front of it is row-wise and read by it only")
                 continue
             _move(graph, gather, region)
             self.fired += 1
 
 
 def _rowwise_region(graph: ir.Graph, gather: ir.Node) -> list[ir.Node]:
-    """The nodes, in order, that compute row by row, for nobody but each other and ``gather``."""
+    """Return, in order, the row-wise nodes whose results are read by each other and ``gather`` only."""
     region = {gather}
-    for node in reversed(graph):  # whoever reads a node's results comes after it
+    for node in reversed(graph):  # consumers before producers
         readers = {use.node for output in node.outputs for use in output.uses()}
         kept = any(output.is_graph_output() for output in node.outputs)
         if readers and readers <= region and not kept and _is_rowwise(node):
@@ -45,7 +45,7 @@ def _rowwise_region(graph: ir.Graph, gather: ir.Node) -> list[ir.Node]:
 
 
 def _is_rowwise(node: ir.Node) -> bool:
-    """Whether each row of the result is that of the operands' rows."""
+    """Return whether each row of the result depends only on the same row of the operands."""
     rows = _row_operands(node)
     if node.domain or not rows or any(value.shape is None or len(value.shape) != _RANK for value in rows):
         return False
@@ -58,7 +58,7 @@ def _is_rowwise(node: ir.Node) -> bool:
 
 
 def _is_one_row(value: ir.Value) -> bool:
-    """Whether a constant is the same for all rows."""
+    """Return whether a constant is the same for all rows."""
     shape = value.shape
     return shape is not None and (len(shape) < _RANK or (len(shape) == _RANK and shape[0] == 1))
 
@@ -68,7 +68,7 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
 
 
 def _is_stored(value: ir.Value) -> bool:
-    """Whether a value is a weight, perhaps one to dequantize."""
+    """Return whether a value is a weight or a dequantized weight."""
     producer = value.producer()
     if producer is None or producer.op_type != "DequantizeLinear":
         return weight(value) is not None
@@ -76,7 +76,7 @@ def _is_stored(value: ir.Value) -> bool:
 
 
 def _move(graph: ir.Graph, gather: ir.Node, region: list[ir.Node]) -> None:
-    """Gather what the region reads, in place of what it gives."""
+    """Gather the inputs of the region instead of its output."""
     chosen: dict[ir.Value, ir.Value] = {}
     made = {output for node in region for output in node.outputs}
     for node in region:

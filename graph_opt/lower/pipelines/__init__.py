@@ -1,1 +1,1 @@
-"""The pass lists of the targets."""
+"""The lists of passes that lower a graph to each kind of target."""

@@ -1,4 +1,4 @@
-"""The list that lowers a portable graph that is no decoder to a target's kernels."""
+"""The passes that lower a portable graph other than a decoder to a target's kernels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..older_opset import OlderOpsetPass
 
 
 def graph_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
-    """Return the passes, in order.
+    """Return the passes in order.
 
     Args:
-        kernels: what the target's kernels take.
+        kernels: the capabilities of the target's kernels.
     """
     passes: list[ir.passes.PassBase] = []
     if kernels.multi_head_attention:

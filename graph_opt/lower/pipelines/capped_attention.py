@@ -1,4 +1,4 @@
-"""Attention with bounded scores (softcap), written out for targets whose kernels cannot bound them."""
+"""Decompose attention with softcap, for targets whose kernels do not support it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .standard import DecomposeAttentionPass
 
 
 class CappedAttentionPass(DecomposeAttentionPass):
-    """Write all attention of a graph out where any of it is softcapped, since one cache serves one form."""
+    """Decompose all attentions of a graph if any has a softcap: all must use the same form of cache."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention, or none."""

@@ -1,8 +1,8 @@
-"""The list that lowers a portable decoder graph to a paged KV cache: one flat batch of tokens, block tables.
+"""The passes that lower a portable decoder graph to a paged KV cache: one flat batch of tokens, block tables.
 
-Attention becomes one ``PagedAttention`` node a layer (the operator of https://arxiv.org/abs/2309.06180): of
-the domain ``carryall``, which the provider converts to its own kernel, or in the form that another domain
-has. What the masks mean and what the rope tables hold is found by evaluating them (``probe.py``).
+Each attention becomes one ``PagedAttention`` node (https://arxiv.org/abs/2309.06180), either of the domain
+``carryall``, which the provider converts to its kernel, or in the form of another domain. The meaning of
+masks and the content of rope tables are found by evaluation (``probe.py``).
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ from ...graph.edit import (
 )
 from ...passes.base import GraphPass
 from ...passes.normalize.float_compute import FloatComputePass
-from ..any_tokens import AnyTokensPass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass
+from ..products.block_minima import SplitMinimaPass
 from ..products.weight_only_products import WeightOnlyProductsPass
+from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .capped_attention import CappedAttentionPass
 
 DOMAIN = "carryall"
 OPERATOR = "PagedAttention"
-# Metadata: "1" where the model was calibrated for a KV cache of 8 bits. Its scales are dropped, since paged
-# kernels that keep 8 bits compute their own.
+# Metadata key: "1" if the model was calibrated for an int8 KV cache. Its scales are dropped, because paged
+# kernels with an int8 cache compute their own.
 INT8_CACHE = "int8_kv_cache"
-# The block tables, with their shapes; every PagedAttention reads them in this order after its caches.
+# The block tables and their shapes; every PagedAttention has them as inputs after its caches, in this order.
 TABLES: dict[str, list[str | int]] = {
     "past_lens": ["rows"],
     "subsequence_begins": ["rows_and_one"],
@@ -67,16 +68,16 @@ TABLES: dict[str, list[str | int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedForm:
-    """How a target's ``PagedAttention`` looks.
+    """The form of a target's ``PagedAttention``.
 
     Args:
-        domain: of the operator.
-        tables: its integer inputs, with their shapes, in their order.
-        gap: inputs that are left out in front of the last table.
-        block_axis: where in the shape of a cache the positions of a block are.
-        outputs: the caches are outputs too, on the inputs' memory.
-        softcap: it bounds scores.
-        rotary: it rotates q and k.
+        domain: domain of the operator.
+        tables: its integer inputs and their shapes, in order.
+        gap: number of absent inputs in front of the last table.
+        block_axis: axis of a cache that holds the positions of a block.
+        outputs: whether the caches are outputs too, in the memory of the inputs.
+        softcap: whether it supports softcap.
+        rotary: whether it applies rotary embeddings.
     """
 
     domain: str = DOMAIN
@@ -88,11 +89,11 @@ class PagedForm:
     rotary: bool = False
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """The operator's nodes."""
+        """Return the nodes of the operator."""
         return list(nodes_of(graph, OPERATOR, self.domain))
 
     def cache_shape(self, heads: object, size: object) -> ir.Shape:
-        """Shape of a cache of [batch, heads, length, size]."""
+        """Return the shape of a paged cache of [batch, heads, length, size]."""
         shape: list[Any] = ["blocks", heads, size]
         shape.insert(self.block_axis, "block_size")
         return ir.Shape(shape)
@@ -106,10 +107,10 @@ class PagedLayer:
     """An attention of a paged graph.
 
     Args:
-        key: name of the input that caches its keys.
-        value: likewise of its values.
+        key: name of its key cache input.
+        value: name of its value cache input.
         head_size: elements of a key.
-        window: positions that a token sees, itself included; 0 is all.
+        window: number of positions that a token sees, itself included; 0 for all.
     """
 
     key: str
@@ -119,7 +120,7 @@ class PagedLayer:
 
 
 def paged_layers(model: ir.Model) -> list[PagedLayer]:
-    """The layers of a graph with our own operator."""
+    """Return the layers of a graph with carryall's ``PagedAttention``."""
     found = []
     for node in _PLAIN.nodes(model.graph):
         key, value = node.inputs[3:5]
@@ -133,12 +134,12 @@ class PagedAttentionPass(GraphPass):
     """Lower every ``Attention`` with a KV cache to ``PagedAttention``.
 
     Args:
-        context_length: most tokens a sequence will have; the length of the rope tables.
-        scales: of the caches, filled by an earlier pass; that there are any is noted in the metadata.
-        form: how the target's operator looks.
+        context_length: maximum tokens of a sequence; the length of the rope tables.
+        scales: scales of the caches, filled by an earlier pass; the metadata states whether there are any.
+        form: the form of the target's operator.
 
     Raises:
-        GraphError: an attention is of a kind that the operator cannot express.
+        GraphError: the operator cannot express an attention.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class PagedAttentionPass(GraphPass):
         self._angles: dict[ir.Value, ir.Value] = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model`` and note the context length it now has room for, and whether KV may be 8 bits."""
+        """Rewrite ``model``; store the context length, and whether KV may be int8, in its metadata."""
         result = super().call(model)
         model.metadata_props[CONTEXT_LENGTH] = str(self.context_length)
         model.metadata_props[INT8_CACHE] = str(int(bool(self.scales.by_cache)))
@@ -215,16 +216,16 @@ class PagedAttentionPass(GraphPass):
         return self._angles[angle]
 
     def _window(self, graph: ir.Graph, node: ir.Node) -> int:
-        """Tokens that a token sees, itself included; 0 is no limit."""
+        """Return the number of tokens that a token sees, itself included; 0 for no limit."""
         mask = node.inputs[3]
         if mask is None:
             if not int_attribute(node, "is_causal", 0):
-                raise _unfit(node, "has no mask, so every token sees later ones too")
+                raise _unsupported(node, "has no mask, so it is not causal")
             return 0
         if mask not in self._windows:
             meaning = probe.mask_meaning(graph, mask, self.context_length)
             if isinstance(meaning, str):
-                raise _unfit(node, f"cannot be paged: {meaning}")
+                raise _unsupported(node, f"cannot be paged: {meaning}")
             self._windows[mask] = meaning.window or 0
         return self._windows[mask]
 
@@ -233,10 +234,10 @@ class PagedInputsPass(GraphPass):
     """Give the graph the inputs of the paged contract: one flat batch, caches in blocks.
 
     Args:
-        form: how the target's operator looks.
+        form: the form of the target's operator.
 
     Raises:
-        GraphError: something besides attention still reads ``attention_mask`` or a cache.
+        GraphError: a node other than an attention reads ``attention_mask``.
     """
 
     def __init__(self, form: PagedForm = _PLAIN) -> None:
@@ -262,13 +263,13 @@ class PagedInputsPass(GraphPass):
 
 
 class FlatLogitsPass(GraphPass):
-    """Choose logits by one Gather over the flat batch, and give the head a shape that reads no activation.
+    """Select logits by one Gather over the flat batch, and make the head's shape independent of activations.
 
-    A compiler that computes in a short type but the last operators in full takes everything that a shape at
-    the end is read from for such a last operator, and with it the whole residual stream.
+    A compiler that computes the last operators in fp32 and all others in a 16-bit type traces the shape of
+    the output back to activations, and then computes the whole residual stream in fp32.
 
     Args:
-        form: how the target's operator looks.
+        form: the form of the target's operator.
     """
 
     def __init__(self, form: PagedForm = _PLAIN) -> None:
@@ -276,7 +277,7 @@ class FlatLogitsPass(GraphPass):
         self.form = form
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what ``SelectLogitsPass`` wrote for batches."""
+        """Rewrite the nodes that ``SelectLogitsPass`` has written."""
         if not self.form.nodes(graph):
             return
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
@@ -297,17 +298,18 @@ class FlatLogitsPass(GraphPass):
 
 
 def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
-    """Return the passes, in order. See "The paged graph" in ``docs/openvino.md``.
+    """Return the passes in order. See "The paged graph" in ``docs/openvino.md``.
 
     Graphs with softcapped attention keep explicit KV instead.
 
     Args:
-        context_length: most tokens a sequence will have; rope tables are this long.
+        context_length: maximum tokens of a sequence; the length of the rope tables.
     """
     scales = CacheScales()
     return [
-        AnyTokensPass(),
+        RequireDynamicSequencePass(),
         WeightOnlyProductsPass(),
+        SplitMinimaPass(),
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
@@ -325,7 +327,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
 
 
 def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
-    """Whether the shape input of a Reshape is computed from what ``value`` selects."""
+    """Return whether the shape input of a Reshape is computed from a node that reads ``value``."""
     stack = [node.inputs[1]]
     while stack:
         producer = stack.pop()
@@ -338,34 +340,38 @@ def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _ropes(node: ir.Node) -> list[ir.Node] | None:
-    """The RotaryEmbedding of q and that of k, if the kernel can do their work."""
+    """Return the RotaryEmbedding nodes of q and k if the kernel can rotate instead, else None."""
     pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
     ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
     return ropes if len(ropes) == 2 and rope_misfit(node, *ropes) is None else None
 
 
 def _check(node: ir.Node, form: PagedForm) -> None:
-    """Refuse what the operator cannot express."""
+    """Raise GraphError for an attention that the operator cannot express."""
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
     if inputs[4] is None or inputs[5] is None:
-        raise _unfit(node, "has no KV cache")
+        raise _unsupported(node, "has no KV cache")
     if inputs[6] is not None or len(node.outputs) > 3:
-        raise _unfit(node, "uses nonpad_kv_seqlen or qk_matmul_output, which paged attention has not")
+        raise _unsupported(node, "uses nonpad_kv_seqlen or qk_matmul_output, which PagedAttention lacks")
     if not int_attribute(node, "q_num_heads", 0) or not int_attribute(node, "kv_num_heads", 0):
-        raise _unfit(node, "has q, k and v that are not [batch, sequence, heads * head_dim]")
+        raise _unsupported(node, "has q, k and v that are not [batch, sequence, heads * head_dim]")
     size, value_size = (static_size(value, 3) for value in inputs[4:6])
     if size is None or size != value_size:
-        raise _unfit(node, f"needs equal, known head sizes of key and value, not {size} and {value_size}")
+        raise _unsupported(
+            node, f"needs equal, known head sizes of key and value, found {size} and {value_size}"
+        )
     if float_attribute(node, "softcap", 0.0) and not form.softcap:
-        raise _unfit(node, "bounds its scores (softcap), which paged attention cannot")
+        raise _unsupported(node, "has a softcap, which PagedAttention lacks")
 
 
-def _unfit(node: ir.Node, why: str) -> GraphError:
+def _unsupported(node: ir.Node, why: str) -> GraphError:
     return GraphError(f"attention {node.name} {why}; use a provider with slots, such as cpu")
 
 
 def _drop(graph: ir.Graph, value: ir.Value) -> None:
     if value.uses():
         reader = next(iter(value.uses())).node
-        raise GraphError(f"{reader.op_type} {reader.name} still reads {value.name}; a flat batch has none")
+        raise GraphError(
+            f"{reader.op_type} {reader.name} reads {value.name}, which the paged contract does not have"
+        )
     graph.inputs.remove(value)

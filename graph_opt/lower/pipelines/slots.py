@@ -1,4 +1,4 @@
-"""The list that lowers a portable decoder graph to slots of a shared KV buffer."""
+"""The passes that lower a portable decoder graph to slots of a shared KV buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ....errors import UsageError
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.rules import RulePass
 from ...quantize.formats.half import HalfPrecisionPass
-from ..any_tokens import AnyTokensPass
 from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
@@ -24,6 +23,7 @@ from ..older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPas
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.top_logits import TopLogitsPass
+from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
@@ -33,6 +33,7 @@ from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..products.wide_products import WideProductsPass
 from ..quick_gelu import QuickGelu
+from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .ort_paged import ort_paged_passes
 
 _NEWEST = 23  # the portable graph's opset
@@ -43,13 +44,17 @@ class SlotOptions:
     """How a graph is lowered to slots.
 
     Args:
-        context_length: most tokens a sequence will have; rope tables are this long.
-        kernels: what the target's kernels take.
-        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 where the graph has scales and the target kernels.
-        top_logits: how many of the best logits the graph gives out beside them all; 0 leaves that out.
-        compute: FLOAT16 or BFLOAT16 converts a float graph first; None widens one of 16 bits.
-        paged: keep KV in blocks instead of slots, where the target has a kernel for that.
+        context_length: maximum tokens of a sequence; the length of the rope tables.
+        kernels: the capabilities of the target's kernels.
+        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 if the graph has scales and the target supports
+            it.
+        compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
+        top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
+        paged: keep KV in blocks instead of slots; the target must have a kernel for that.
+
+    Raises:
+        UsageError: the target's kernels do not support a value, or two values exclude each other.
     """
 
     context_length: int
@@ -62,19 +67,19 @@ class SlotOptions:
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
-            raise UsageError(f"kv_cache is one of {', '.join(KV_CACHE_MODES)}, not '{self.kv_cache}'")
+            raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHE_MODES)}, found '{self.kv_cache}'")
         if self.kv_cache == "int8" and not self.kernels.int8_kv:
-            raise UsageError("the target's attention kernel has no int8 KV cache")
+            raise UsageError("the target's attention kernel has no int8 KV cache; use kv_cache float32")
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
         if self.paged and self.kv_cache == "int8":
-            raise UsageError("a KV cache of 8 bits is not written for blocks; use slots, or a float cache")
+            raise UsageError("a paged KV cache cannot be int8; use slots, or kv_cache float32")
 
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
-    """Return the passes, in order. See "The lowered graph of slot providers" in ``docs/architecture.md``."""
+    """Return the passes in order. See "The slot graph" in ``docs/contract.md``."""
     kernels, scales = options.kernels, CacheScales()
-    passes: list[ir.passes.PassBase] = [AnyTokensPass(), *_precision_passes(options)]
+    passes: list[ir.passes.PassBase] = [RequireDynamicSequencePass(), *_precision_passes(options)]
     passes.append(common.ShapeInferencePass())
     passes.append(TakeCacheScalesPass(scales, required=options.kv_cache == "int8"))
     if options.paged:
@@ -91,7 +96,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(NormsInAttentionPass())
     if not options.wide_products:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
-    passes.append(MergeProjectionsPass())
+    passes += [MergeProjectionsPass(), SplitMinimaPass()]
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())
     if kernels.dynamic_quantize_matmul:

@@ -1,11 +1,11 @@
-"""Nothing but old standard operators and Q/DQ, KV explicit: what TensorRT's parser takes in every version 10.
+"""Lower to old standard operators and QDQ with explicit KV, for TensorRT's parser of any version 10.
 
     Attention        -> MatMul, Softmax in fp32, MatMul, on repeated KV heads
     RotaryEmbedding  -> Mul, Sub, Add, Concat
     RMSNormalization -> see ``older_opset.py``
 
-The parser knows Attention from TensorRT 10.14 on only (release notes of onnx-tensorrt); what is written out
-here is recognised and fused by TensorRT itself.
+The parser supports Attention since TensorRT 10.14 (release notes of onnx-tensorrt). TensorRT recognises and
+fuses the decomposed attention itself.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from ...graph.edit import (
 from ...passes.base import GraphPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...quantize.formats.half import HalfPrecisionPass
-from ..any_tokens import AnyTokensPass
 from ..attention.rope_tables import RopeTablesPass
 from ..older_opset import DecomposeNormsPass, OlderOpsetPass
+from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
 from ..products.weight_only_products import WeightOnlyProductsPass
+from ..require_dynamic_sequence import RequireDynamicSequencePass
 
 OPSET = 21
 
 
 class DecomposeRotaryPass(GraphPass):
-    """Write every RotaryEmbedding out; its angles are [batch, sequence, rotary / 2]."""
+    """Decompose every RotaryEmbedding whose angles are [batch, sequence, rotary_dim / 2]."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite ropes on [batch, sequence, heads * head_dim]."""
+        """Rewrite nodes on [batch, sequence, heads * head_dim]."""
         for node in nodes_of(graph, "RotaryEmbedding"):
             heads, width = int_attribute(node, "num_heads", 0), static_size(node.inputs[0], 2)
             if len(node.inputs) > 3 or not heads or width is None:
-                self.refuse(node, "its angles are a table, or its heads are an axis or unknown")
+                self.refuse(node, "its angles are a table, its input is 4-D, or its width is unknown")
                 continue
             replace(node.outputs[0], _rotated(_Writer(graph, node), node, heads, width // heads))
             graph.remove(node, safe=True)
@@ -51,7 +52,7 @@ class DecomposeRotaryPass(GraphPass):
 
 
 class DecomposeAttentionPass(GraphPass):
-    """Write every Attention with explicit KV and an additive mask out."""
+    """Decompose every Attention with explicit KV and an additive mask."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite attention on [batch, sequence, heads * head_dim]."""
@@ -59,7 +60,7 @@ class DecomposeAttentionPass(GraphPass):
             inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
             heads, groups = int_attribute(node, "q_num_heads", 0), int_attribute(node, "kv_num_heads", 0)
             if inputs[3] is None or inputs[4] is None or inputs[6] is not None or not heads or not groups:
-                self.refuse(node, "it has no mask, no KV cache, or its heads are an axis")
+                self.refuse(node, "it has no mask, no KV cache, or a 4-D input")
                 continue
             _attend(_Writer(graph, node), node, heads, groups)
             graph.remove(node, safe=True)
@@ -69,17 +70,18 @@ class DecomposeAttentionPass(GraphPass):
 def standard_passes(
     context_length: int, compute: ir.DataType | None = None, *, int4: bool = False
 ) -> list[ir.passes.PassBase]:
-    """Return the passes, in order. The graph keeps the portable contract, in operators of opset 21.
+    """Return the passes in order. The graph keeps the portable contract, in operators of opset 21.
 
     Args:
-        context_length: most tokens a sequence will have; rope tables are this long.
-        compute: FLOAT16 or BFLOAT16 converts a float graph first; None widens one of 16 bits.
-        int4: the target takes DequantizeLinear of int4 weights, not only of int8.
+        context_length: maximum tokens of a sequence; the length of the rope tables.
+        compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
+        int4: whether the target supports DequantizeLinear of int4 weights in addition to int8.
     """
     types = (ir.DataType.INT8, ir.DataType.INT4) if int4 else (ir.DataType.INT8,)
     return [
-        AnyTokensPass(),
+        RequireDynamicSequencePass(),
         WeightOnlyProductsPass(static=False),
+        SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),
         RopeTablesPass(context_length),
@@ -95,7 +97,7 @@ def standard_passes(
 
 
 class _Writer:
-    """Inserts nodes in front of one; ``op`` returns the first output, typed as float or like ``like``."""
+    """Inserts nodes in front of ``node``."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.graph, self.node = graph, node
@@ -112,7 +114,7 @@ class _Writer:
         return shared_constant(self.graph, f"standard.{dtype.name.lower()}_{value:g}", content)
 
     def heads(self, value: ir.Value | None, count: int) -> ir.Value:
-        """[batch, sequence, heads * size] -> [batch, heads, sequence, size]."""
+        """Convert [batch, sequence, heads * size] into [batch, heads, sequence, size]."""
         split = self.op("Reshape", value, self.ints(0, 0, count, -1))
         return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
@@ -168,7 +170,7 @@ def _attend(write: _Writer, node: ir.Node, heads: int, groups: int) -> None:
 
 
 def _repeated(write: _Writer, value: ir.Value, heads: int, groups: int, size: int) -> ir.Value:
-    """[batch, kv_heads, total, size] -> [batch, heads, total, size]."""
+    """Repeat [batch, kv_heads, total, size] to [batch, heads, total, size]."""
     if heads == groups:
         return value
     shape = write.ints(1, 1, heads // groups, 1, 1)

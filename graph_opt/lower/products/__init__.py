@@ -1,1 +1,1 @@
-"""Matrix products and experts in the targets' kernels."""
+"""Lower matrix products and mixtures of experts to the targets' kernels."""

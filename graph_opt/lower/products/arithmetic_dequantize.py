@@ -1,8 +1,8 @@
-"""DequantizeLinear of blocked weights -> the arithmetic it stands for: Cast, Sub, Mul and Reshape.
+"""Decompose DequantizeLinear of blocked weights into Cast, Sub, Mul and Reshape.
 
-The stored weight gets its block axis, [in, out] becoming [in / block, block, out], so that nothing but
-arithmetic on constants is left. Compilers that keep weights compressed look for exactly that, under a Gather
-as well as under a product. Where the last block is not full, all are cut into smaller ones that are.
+The stored weight gets a block axis: [in, out] becomes [in / block, block, out]. Compilers that keep weights
+compressed match this pattern in front of MatMul and Gather. If the last block is partial, all blocks are
+split into smaller, full ones.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, remo
 from ...graph.lazy import Array, lazy, pack_nibbles, packed_bytes, reshape, shape_of, unpack_nibbles
 from ...passes.base import GraphPass
 
-# Metadata: the largest number of weights of a column that share a scale in every blocked product, before this
-# pass cuts some smaller whose last block is not full: one such product shall not make small groups for all.
+# Metadata key: the greatest common divisor of the block sizes of all products, before this pass splits
+# partial blocks, so that one such product does not cause small groups for all.
 COMMON_BLOCK_SIZE = "common_block_size"
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 class ArithmeticDequantizePass(GraphPass):
-    """Write out every ``DequantizeLinear`` of a blocked weight, and note the block size of products."""
+    """Decompose every ``DequantizeLinear`` of a blocked weight, and store the products' common block size."""
 
     def __init__(self) -> None:
         super().__init__()
         self._common = 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite ``model``; its metadata says the block size, if there is any."""
+        """Rewrite ``model``, and store the common block size in its metadata if there is one."""
         self._common = 0
         result = super().call(model)
         if self._common:
@@ -38,7 +38,7 @@ class ArithmeticDequantizePass(GraphPass):
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what has a block size and stored operands."""
+        """Rewrite nodes with a block size and constant operands."""
         for node in nodes_of(graph, "DequantizeLinear"):
             block_size = int_attribute(node, "block_size", 0)
             tensors = [weight(value) for value in node.inputs if value is not None]
@@ -46,7 +46,7 @@ class ArithmeticDequantizePass(GraphPass):
             if not block_size:
                 continue
             if len(known) < len(tensors):
-                self.refuse(node, "its weight, scale or zero point is computed")
+                self.refuse(node, "its weight, scale or zero point is not constant")
                 continue
             if any(use.node.op_type in _PRODUCTS for use in node.outputs[0].uses()):
                 self._common = math.gcd(self._common, block_size)
@@ -80,7 +80,7 @@ class ArithmeticDequantizePass(GraphPass):
 
 
 def _repeated(tensor: ir.TensorProtocol, axis: int, times: int, size: int) -> ir.TensorProtocol:
-    """Return a tensor with every element repeated along an axis, cut to a size."""
+    """Return a tensor with every element repeated along an axis, truncated to ``size``."""
     shape = shape_of(tensor)
     wanted = (*shape[:axis], size, *shape[axis + 1 :])
 

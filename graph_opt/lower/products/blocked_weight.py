@@ -1,7 +1,7 @@
-"""Blocked int4 and int8 weights in the layout of onnxruntime's kernels.
+"""Convert blocked int4 and int8 weights to the layout of onnxruntime's kernels.
 
-B is [N, K / block, block * bits / 8] with the summed axis innermost, unsigned with an implied zero point in
-the middle of the range; scales are [N, K / block]; zero points are packed per row.
+B is [N, K / block, block * bits / 8] with the K axis innermost, unsigned with the implicit zero point
+2^(bits - 1). Scales are [N, K / block]; zero points are packed per row.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ class BlockedWeight:
 
     @property
     def stem(self) -> str:
-        """The name that new initializers of this weight start with."""
+        """Prefix of the names of new initializers."""
         return str(self.node.inputs[0] and self.node.inputs[0].name).removesuffix(".values")
 
     @property
     def bits(self) -> int:
-        """Bits a value."""
+        """Bits per value."""
         return _BITS[self.values.dtype]
 
     @property
     def inputs(self) -> int:
-        """K, the size of the summed axis."""
+        """K, the size of the input axis."""
         return shape_of(self.values)[self.axis]
 
     @property
     def blocks(self) -> int:
-        """Blocks of an output; the last one may not be full."""
+        """Blocks per output; the last one may be partial."""
         return -(-self.inputs // self.block_size)
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """N, the number of outputs."""
         return shape_of(self.values)[1 - self.axis]
 
 
 def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
-    """Describe the blocked weight that ``value`` is, say why it is an unusable one, or None if it is none."""
+    """Return the blocked weight that computes ``value``, why it is not supported, or None if it is none."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
         return None
@@ -69,27 +69,29 @@ def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
     if values.dtype not in _BITS:
         return f"weights of type {values.dtype.name} have no kernel"
     if len(tensors) > 2 and node.inputs[2] is not None and tensors[2] is None:
-        return "the zero points are computed"
+        return "the zero points are not constant"
     zero_points = tensors[2] if len(tensors) > 2 else None
     if values.dtype not in _SIGNED and zero_points is None:
-        return "unsigned weights without zero points are centred at 0, the kernel's at the middle"
+        return (
+            "unsigned weights without zero points have zero point 0, the kernel's implicit one is the middle"
+        )
     if values.dtype in _SIGNED and zero_points is not None:
         return "signed weights with zero points have no kernel"
     axis = int_attribute(node, "axis", 1)
     if shape_of(values)[axis % 2] % 2 and _BITS[values.dtype] == 4:
-        return "4-bit weights of an odd number of inputs have no kernel"
+        return "4-bit weights with an odd number of inputs have no kernel"
     return BlockedWeight(node, values, scales, zero_points, axis % 2, block_size)
 
 
 def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
-    """Register the kernel's B, scales and perhaps zero points of a weight."""
+    """Register B, scales and, if any, zero points of a weight in kernel layout."""
     names = ("packed", "packed_scales", "packed_zero_points")
     parts = zip(names, packed_tensors(found), strict=False)
     return [add_initializer(graph, f"{found.stem}.{name}", tensor) for name, tensor in parts]
 
 
 def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
-    """Return the kernel's B, scales and perhaps zero points of a weight."""
+    """Return B, scales and, if any, zero points of a weight in kernel layout."""
     blocks, bits = found.blocks, found.bits
     shape = (found.outputs, blocks, found.block_size * bits // 8)
     packed = lazy(lambda: _whole_blocks(found), ir.DataType.UINT8, shape)
@@ -103,7 +105,7 @@ def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
 
 
 def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
-    """Register the zero points that the kernel implies: the middle of the unsigned range."""
+    """Register the implicit zero points explicitly: the middle of the unsigned range."""
     shape = (found.outputs, (found.blocks * found.bits + 7) // 8)
     middle = np.uint8(0x88 if found.bits == 4 else 0x80)
     points = lazy(lambda: np.full(shape, middle), ir.DataType.UINT8, shape)
@@ -111,7 +113,7 @@ def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
 
 
 def _whole_blocks(found: BlockedWeight) -> Array:
-    """Return the rows of a weight, the last block of each filled up: kernels read no further than K."""
+    """Return the rows of a weight, the last block of each padded with zeros, which kernels do not read."""
     rows = _rows(found.values, found.axis).reshape(found.outputs, -1)
     missing = found.blocks * found.block_size * found.bits // 8 - rows.shape[1]
     return np.pad(rows, ((0, 0), (0, missing))) if missing else rows
@@ -122,7 +124,7 @@ def _outputs_first(array: Array, axis: int) -> Array:
 
 
 def _rows(values: ir.TensorProtocol, axis: int) -> Array:
-    """Return a weight's unsigned bytes, one output a row, the summed axis packed along the row."""
+    """Return a weight's unsigned bytes, one output per row, the K axis packed along the row."""
     size, other = shape_of(values)
     if _BITS[values.dtype] == 8:
         unsigned = values.numpy().view(np.uint8) ^ np.uint8(0x80 if values.dtype in _SIGNED else 0)
@@ -138,7 +140,7 @@ def _rows(values: ir.TensorProtocol, axis: int) -> Array:
 
 
 def _transpose_nibbles(packed: Array) -> Array:
-    """Transpose a matrix of nibbles packed along its rows, both sizes even, tile by tile."""
+    """Transpose a matrix of nibbles packed along its rows, tile by tile; both sizes must be even."""
     even, odd = packed[0::2], packed[1::2]
     result = np.empty((2 * packed.shape[1], len(even)), np.uint8)
     for start in range(0, packed.shape[1], _TILE):
@@ -151,7 +153,7 @@ def _transpose_nibbles(packed: Array) -> Array:
 
 
 def _zero_point_rows(offsets: ir.TensorProtocol, axis: int) -> Array:
-    """Return zero points packed per output, every row padded to whole bytes."""
+    """Return zero points packed per output, each row padded to whole bytes."""
     if _BITS[offsets.dtype] == 8:
         return _outputs_first(offsets.numpy(), axis)
     rows = _outputs_first(unpack_nibbles(packed_bytes(offsets), shape_of(offsets)), axis)

@@ -1,6 +1,6 @@
-"""DequantizeLinear of a stored weight -> the weight in floats, where the target has no kernel for it.
+"""Replace DequantizeLinear of a constant weight by the float weight, if the target has no kernel for it.
 
-Costs the memory that quantization saved, and is computed lazily, while the graph is written.
+This loses the memory savings of quantization. The floats are computed lazily, when the graph is written.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ...graph.edit import add_initializer, int_attribute, nodes_of, replace, wei
 from ...graph.lazy import Array, lazy, packed_bytes, shape_of, unpack_nibbles
 from ...passes.base import GraphPass
 
-Wanted = Callable[[ir.Node], bool]
+Condition = Callable[[ir.Node], bool]
 
 
 class DequantizeWeightsPass(GraphPass):
-    """Store every weight as it is read.
+    """Store quantized weights as floats.
 
     Args:
-        unless: says of a DequantizeLinear that the target takes it as it is.
+        unless: returns whether the target supports a DequantizeLinear.
     """
 
-    def __init__(self, unless: Wanted = lambda node: False) -> None:
+    def __init__(self, unless: Condition = lambda node: False) -> None:
         super().__init__()
         self._unless = unless
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what has stored operands."""
+        """Rewrite nodes with constant operands."""
         for node in nodes_of(graph, "DequantizeLinear"):
             tensors = [weight(value) for value in node.inputs if value is not None]
             known = [tensor for tensor in tensors if tensor is not None]
@@ -43,7 +43,7 @@ class DequantizeWeightsPass(GraphPass):
 
 
 def is_signed(node: ir.Node, types: Collection[ir.DataType]) -> bool:
-    """Whether a DequantizeLinear has values of these types, in whole blocks around 0, as TensorRT insists."""
+    """Return whether values have one of ``types``, full blocks and zero point 0, as TensorRT requires."""
     values = weight(node.inputs[0])
     zero = weight(node.inputs[2]) if len(node.inputs) > 2 else None
     if values is None or values.dtype not in types or (zero is not None and zero.numpy().any()):
@@ -53,7 +53,12 @@ def is_signed(node: ir.Node, types: Collection[ir.DataType]) -> bool:
 
 
 def dequantized(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
-    """Return what a DequantizeLinear of stored values, scales and perhaps zero points gives, lazily."""
+    """Return the result of a DequantizeLinear as a lazy tensor.
+
+    Args:
+        node: the DequantizeLinear.
+        tensors: its values, scales and, if any, zero points.
+    """
     values, scales = tensors[:2]
     shape, dtype = shape_of(values), scales.dtype
     axis, block = int_attribute(node, "axis", 1) % max(len(shape), 1), int_attribute(node, "block_size", 0)

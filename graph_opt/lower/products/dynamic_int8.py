@@ -1,4 +1,4 @@
-"""Products of dynamically quantized inputs -> com.microsoft DynamicQuantizeMatMul, one for all of an input.
+"""Lower products of dynamically quantized inputs to com.microsoft DynamicQuantizeMatMul, one per input.
 
 Cast(MatMulInteger(DynamicQuantizeLinear(x), W)) * (x_scale * W_scale) + bias
     -> DynamicQuantizeMatMul(x, W, W_scale, 0, bias)
@@ -16,7 +16,7 @@ from .integer_products import Product, lower_products, product_of
 
 
 class DynamicProductsPass(GraphPass):
-    """Lower the products of every ``DynamicQuantizeLinear``, those of one input side by side."""
+    """Lower the products of every ``DynamicQuantizeLinear``; those of one input are merged."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower all groups."""
@@ -37,9 +37,9 @@ class DynamicProductsPass(GraphPass):
 
 
 def dynamic_product(source: ir.Node, node: ir.Node) -> Product | str:
-    """Describe a product of what ``source`` quantizes dynamically, or say why no kernel can compute it."""
+    """Return a product of the output of ``source``, or why no kernel can compute it."""
     if node.op_type != "MatMulInteger" or len(node.inputs) != 3 or node.inputs[2] is not source.outputs[2]:
-        return "its input is no product with a symmetric weight"
+        return "the quantized input is not multiplied with a symmetric weight"
     cast = sole_consumer(node.outputs[0])
     scaling = sole_consumer(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
     if scaling is None or scaling.op_type != "Mul":

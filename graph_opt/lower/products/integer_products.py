@@ -1,4 +1,4 @@
-"""Integer products of one input, side by side: one kernel call for all, as ``merge.py`` does for floats."""
+"""Merge integer products of one input into one kernel call, as ``merge.py`` does for floats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import onnx_ir as ir
 from ...graph.edit import add_initializer, insert, remove_unused, replace, sole_consumer, weight
 from ...graph.lazy import concat_last, lazy, shape_of
 
-# Makes the node of the product, given weights, column scales, their zero points and perhaps a bias.
+# Inserts the node of the product, given weights, column scales, zero points and an optional bias.
 Kernel = Callable[[Sequence[ir.Value]], ir.Node]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product with a stored int8 weight: ``scaled`` is the float product, ``output`` that with the bias."""
+    """A product with an int8 weight; ``scaled`` is the float product, ``output`` includes the bias."""
 
     node: ir.Node
     name: str
@@ -32,13 +32,13 @@ class Product:
 def product_of(
     node: ir.Node, values: ir.Value | None, scales: ir.Value | None, output: ir.Value
 ) -> Product | str:
-    """Describe a product whose weight and scales are these, or say why no kernel can compute it."""
+    """Return the product with these weights and scales, or why no kernel can compute it."""
     stored, factors = weight(values), weight(scales)
     if values is None or stored is None or stored.dtype != ir.DataType.INT8 or len(shape_of(stored)) != 2:
-        return "the product is not of an int8 weight"
+        return "the weight is not a constant int8 matrix"
     columns = shape_of(stored)[1]
     if factors is None or shape_of(factors) not in ((columns,), (1,), ()):
-        return "the weight has no scale a column"
+        return "the weight has no scales per column"
     name, factors = str(values.name), _a_column(factors, columns)
     reader = sole_consumer(output)
     if reader is not None and reader.op_type == "Add":
@@ -49,16 +49,16 @@ def product_of(
 
 
 def lower_products(graph: ir.Graph, before: ir.Node, products: Iterable[Product], kernel: Kernel) -> int:
-    """Compute products of one input by one kernel, those with a bias apart from those without.
+    """Compute products of one input by one kernel for those with a bias, and one for those without.
 
     Args:
-        graph: that of the products.
-        before: a node that everything is inserted in front of.
-        products: of the same input.
-        kernel: makes the node in front of ``before``.
+        graph: the graph of the products.
+        before: new nodes are inserted in front of it.
+        products: products of the same input.
+        kernel: inserts the node in front of ``before``.
 
     Returns:
-        How many kernels there are now.
+        The number of kernels, 0 to 2.
     """
     groups: dict[bool, list[Product]] = defaultdict(list)
     for product in products:
@@ -69,14 +69,14 @@ def lower_products(graph: ir.Graph, before: ir.Node, products: Iterable[Product]
 
 
 def _a_column(scales: ir.TensorProtocol, columns: int) -> ir.TensorProtocol:
-    """Repeat one scale in all for every column."""
+    """Return the scales with one per column, repeated if there is only one."""
     if shape_of(scales) == (columns,):
         return scales
     return lazy(lambda: np.full(columns, scales.numpy().reshape(())), scales.dtype, (columns,))
 
 
 def _operand_order(product: Product) -> int:
-    """Sort q before k before v where one attention reads them; otherwise the order stays as it is."""
+    """Return a sort key that orders q, k and v of one attention; all others are equal."""
     uses = [use for use in product.output.uses() if use.node.op_type == "GroupQueryAttention"]
     return uses[0].idx if uses else 0
 

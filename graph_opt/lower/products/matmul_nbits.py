@@ -1,6 +1,6 @@
-"""DequantizeLinear of blocked weights and its reader -> com.microsoft MatMulNBits or GatherBlockQuantized.
+"""Lower blocked DequantizeLinear and its consumer to com.microsoft MatMulNBits or GatherBlockQuantized.
 
-An embedding and the head tied to it read the same packed bytes.
+An embedding and its tied head share the packed bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .blocked_weight import BlockedWeight, blocked_weight, middle_zero_points, p
 
 
 class QuantizedWeightsPass(GraphPass):
-    """Lower readers of blocked weights: matrix products with their bias, and embeddings."""
+    """Lower consumers of blocked weights: matrix products with their bias, and embeddings."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
@@ -57,17 +57,17 @@ class QuantizedWeightsPass(GraphPass):
             if not self.kernels.gather_block_quantized:
                 return "the target has no GatherBlockQuantized"
             return (
-                None if found.axis == 1 and not int_attribute(node, "axis", 0) else "it gathers along blocks"
+                None
+                if found.axis == 1 and not int_attribute(node, "axis", 0)
+                else "it gathers along the blocked axis"
             )
         if found.bits not in self.kernels.matmul_nbits:
             return f"the target has no MatMulNBits for {found.bits} bits"
         if node.op_type == "MatMul":
             return None if found.axis == 0 else "the weight is blocked along its outputs"
         if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:
-            return "the Gemm's weight is not blocked along the summed axis"
-        return (
-            "the Gemm adds a third operand" if len(node.inputs) > 2 and node.inputs[2] is not None else None
-        )
+            return "the Gemm's weight is not blocked along its inputs"
+        return "the Gemm has a bias" if len(node.inputs) > 2 and node.inputs[2] is not None else None
 
     def _operands(self, graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
         if found.node not in self._packed:
@@ -97,12 +97,12 @@ class QuantizedWeightsPass(GraphPass):
         replace(output, lowered.outputs[0])
 
     def _lower_gather(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
-        """Gather rows of blocks [N, K / block, ...] with one scale a block, then join the blocks."""
+        """Gather rows of blocks [N, K / block, ...] with one scale per block, then reshape to [N, K]."""
         packed, scales = self._operands(graph, found)[:2]
         last = shared_constant(graph, "slots.last_axis", np.array([-1], np.int64))
         operands = [packed, node.inputs[1], insert(node, "Unsqueeze", [scales, last]).outputs[0]]
         if found.zero_points is not None:
-            operands.append(_zero_point_a_block(graph, found, found.zero_points))
+            operands.append(_zero_points_per_block(graph, found, found.zero_points))
         attributes = {
             "bits": found.bits,
             "block_size": found.block_size,
@@ -115,8 +115,8 @@ class QuantizedWeightsPass(GraphPass):
         replace(node.outputs[0], insert(node, "Reshape", [blocks.outputs[0], shape]).outputs[0])
 
 
-def _zero_point_a_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
-    """Register zero points [N, K / block, 1], one a byte: a row of one value is still padded to a byte."""
+def _zero_points_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
+    """Register zero points [N, K / block, 1], one per byte, because each row is padded to whole bytes."""
     shape = (found.outputs, found.blocks, 1)
 
     def compute() -> Array:
@@ -128,7 +128,7 @@ def _zero_point_a_block(graph: ir.Graph, found: BlockedWeight, points: ir.Tensor
 
 
 def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
-    """Return input and output of a Gemm, beyond the reshapes to and from a matrix where it has them."""
+    """Return input and output of a Gemm, outside of the reshapes to and from a matrix if it has them."""
     x, output = gemm.inputs[0], gemm.outputs[0]
     before = x.producer() if x is not None else None
     uses = list(output.uses())
@@ -141,7 +141,7 @@ def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
 
 
 def _bias(output: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
-    """Return the bias added to ``output``, and the value after that addition; (None, output) without one."""
+    """Return the bias added to ``output`` and the sum; without a bias, None and ``output``."""
     uses = list(output.uses())
     if output.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
         return None, output

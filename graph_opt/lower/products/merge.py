@@ -1,6 +1,7 @@
-"""Matrix products of one input -> one product with the weights side by side, and a Split.
+"""Merge matrix products of one input into one product with concatenated weights, and a Split.
 
-q, k, v and gate, up become one kernel call each. Biases are merged too; weights may be float or blocked.
+q, k and v become one kernel call, and so do gate and up. Biases are merged too. Weights may be float or
+blocked.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import onnx_ir as ir
 from ...graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
 from ...graph.lazy import concat_last, shape_of
 from ...passes.base import GraphPass
+from .block_minima import weight_with_minima, write_weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """x @ W (+ bias): the product, its weight's tensors, and the value that leaves it."""
+    """The parts of x @ W (+ bias): minima of blocks are the last tensor; ``output`` includes the bias."""
 
     product: ir.Node
     blocked: BlockedWeight | None
     tensors: tuple[ir.Value, ...]
     bias: ir.Value | None
     output: ir.Value
+    has_minima: bool = False
 
     @property
     def size(self) -> int:
@@ -35,17 +38,17 @@ class Projection:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What must be equal for weights to lie side by side."""
+        """A key that is equal for weights that can be concatenated."""
         first = _content(self.tensors[0])
         block_size = self.blocked.block_size if self.blocked is not None else 0
-        return first.dtype, block_size, len(self.tensors), self.bias is None
+        return first.dtype, block_size, len(self.tensors), self.has_minima, self.bias is None
 
 
 class MergeProjectionsPass(GraphPass):
     """Merge the matrix products that read one value."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Merge every two or more whose weights are alike."""
+        """Merge every two or more products whose weights have the same kind."""
         groups: dict[ir.Value, list[Projection]] = defaultdict(list)
         for node in nodes_of(graph, "MatMul"):
             found = _projection(node)
@@ -60,7 +63,8 @@ class MergeProjectionsPass(GraphPass):
             alike = [some for some in kinds.values() if len(some) > 1]
             if len(group) > 1 and not alike:
                 self.refuse(
-                    group[0].product, "the products of its input differ in weight type, block size or bias"
+                    group[0].product,
+                    "the products of its input differ in weight type, block size or bias",
                 )
             for some in alike:
                 _merge(graph, x, sorted(some, key=_operand_order))
@@ -68,17 +72,17 @@ class MergeProjectionsPass(GraphPass):
 
 
 class PackedQKVPass(GraphPass):
-    """GroupQueryAttention of Split(x) -> GroupQueryAttention of x, which the kernel splits itself."""
+    """Rewrite GroupQueryAttention of Split(x) as GroupQueryAttention of x, which the kernel splits itself."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every attention whose q, k and v are the parts of one value."""
+        """Rewrite every attention whose q, k and v are the outputs of one Split."""
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
             query = node.inputs[0]
             split = query.producer() if query is not None else None
             if split is None or split.op_type != "Split" or list(split.outputs) != list(node.inputs[:3]):
                 continue
             if any(len(output.uses()) != 1 for output in split.outputs):
-                self.refuse(node, "q, k or v is read elsewhere too")
+                self.refuse(node, "q, k or v has other consumers")
                 continue
             node.replace_input_with(0, split.inputs[0])
             node.replace_input_with(1, None)
@@ -88,32 +92,36 @@ class PackedQKVPass(GraphPass):
 
 
 def _projection(node: ir.Node) -> Projection | str | None:
-    """Describe a product with a weight; say why it cannot be merged; None for one of two activations."""
-    blocked = blocked_weight(node.inputs[1])
+    """Return a product with a weight, why it cannot be merged, or None for a product of two activations."""
+    added = weight_with_minima(node.inputs[1])
+    blocked = blocked_weight(node.inputs[1]) if added is None else added.blocked
     if isinstance(blocked, str):
         return blocked
-    source = node.inputs[1] if blocked is None else blocked.node.outputs[0]
+    source = node.inputs[1]
     operands = [source] if blocked is None else [value for value in blocked.node.inputs if value is not None]
+    operands += [] if added is None else [added.minima]
     tensors = tuple(value for value in operands if value is not None and weight(value) is not None)
     if source is None or not tensors or len(_content(tensors[0]).shape) != 2:
         return None
     if any(len(value.uses()) > 1 for value in (source, *tensors)):
-        return "its weight has other readers"
+        return "its weight has other consumers"
     columns = shape_of(_content(tensors[0]))[1]
     if blocked is not None and (blocked.axis != 0 or (blocked.bits == 4 and columns % 2)):
-        return "4-bit weights can only lie side by side in whole bytes, blocked along their inputs"
+        return (
+            "weights can be merged if blocked along their inputs, 4-bit ones with an even number of outputs"
+        )
     output = node.outputs[0]
     uses = list(output.uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add" and not output.is_graph_output():
         bias = uses[0].node.inputs[1 - uses[0].idx]
         tensor = weight(bias)
         if tensor is not None and shape_of(tensor) == (columns,):
-            return Projection(node, blocked, tensors, bias, uses[0].node.outputs[0])
-    return Projection(node, blocked, tensors, None, output)
+            return Projection(node, blocked, tensors, bias, uses[0].node.outputs[0], added is not None)
+    return Projection(node, blocked, tensors, None, output, added is not None)
 
 
 def _operand_order(projection: Projection) -> int:
-    """Sort q before k before v where one attention reads them; otherwise the order stays as it is."""
+    """Return a sort key that orders q, k and v of one attention; all others are equal."""
     reader = next(
         (use for use in projection.output.uses() if use.node.op_type == "GroupQueryAttention"), None
     )
@@ -122,16 +130,19 @@ def _operand_order(projection: Projection) -> int:
 
 def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
     anchor = next(node for node in graph if any(node is projection.product for projection in group))
-    merged = [_side_by_side(graph, values) for values in zip(*(one.tensors for one in group), strict=True)]
+    merged = [_concatenated(graph, values) for values in zip(*(one.tensors for one in group), strict=True)]
     right = merged[0]
     blocked = group[0].blocked
     if blocked is not None:
         attributes = {"axis": 0, "block_size": blocked.block_size}
+        minima = merged.pop() if group[0].has_minima else None
         right = insert(anchor, "DequantizeLinear", merged, attributes).outputs[0]
+        if minima is not None:
+            right = write_weight_with_minima(graph, anchor, right, minima, 0, blocked.block_size)
     output = insert(anchor, "MatMul", [x, right]).outputs[0]
     biases = [projection.bias for projection in group if projection.bias is not None]
     if biases:
-        output = insert(anchor, "Add", [output, _side_by_side(graph, biases)]).outputs[0]
+        output = insert(anchor, "Add", [output, _concatenated(graph, biases)]).outputs[0]
     sizes = np.array([projection.size for projection in group], np.int64)
     split_sizes = add_initializer(graph, f"{right.name}.sizes", sizes)
     parts = insert(anchor, "Split", [output, split_sizes], {"axis": -1}, num_outputs=len(group)).outputs
@@ -140,12 +151,12 @@ def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
         remove_unused(graph, projection.output.producer())
 
 
-def _side_by_side(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
+def _concatenated(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
     return add_initializer(graph, _joint_name(values), concat_last([_content(value) for value in values]))
 
 
 def _joint_name(values: Sequence[ir.Value]) -> str:
-    """Join names by what differs: a.q_proj.weight and a.k_proj.weight make a.q_proj+k_proj.weight."""
+    """Join names by the parts that differ: a.q_proj.weight, a.k_proj.weight become a.q_proj+k_proj.weight."""
     parts = [str(value.name).split(".") for value in values]
     if len({len(part) for part in parts}) > 1:
         return "+".join(".".join(part) for part in parts)

@@ -1,9 +1,9 @@
-"""A mixture of experts -> com.microsoft MoE of float weights, or QMoE of blocked ones.
+"""Lower a mixture of experts to com.microsoft MoE for float weights, or QMoE for blocked ones.
 
-    MoE(x, scores, W1, B1, W2, B2)      QMoE(x, scores, W1, S1, B1, W2, S2, B2, , , , Z1, Z2, , likely)
+    MoE(x, scores, W1, B1, W2, B2)      QMoE(x, scores, W1, S1, B1, W2, S2, B2, , , , Z1, Z2, , probabilities)
 
-W1 holds all experts, the rows of gate and up in turn: [experts, 2 * width, hidden]; W2 [experts, hidden,
-width]. Scales S, zero points Z and perhaps biases B lie as their weights do.
+W1 is [experts, 2 * width, hidden] with interleaved rows of gate and up; W2 is [experts, hidden, width].
+Scales S, zero points Z and optional biases B have the layout of their weights.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ...passes.base import GraphPass
 from ..kernels import ExpertKernels
 from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
 
-_ROUTER_WEIGHTS = 14  # QMoE's input
+_ROUTER_WEIGHTS = 14  # index of QMoE's input router_weights
 
 _Operands = list[ir.Value | None]
 
 
 class FusedExpertsPass(GraphPass):
-    """Fuse every mixture that the target's kernels take.
+    """Fuse every mixture of experts that the target's kernels support.
 
     Args:
-        kernels: what they take.
-        accuracy_level: as of ``Kernels``.
+        kernels: the capabilities of MoE and QMoE.
+        accuracy_level: see ``Kernels``.
     """
 
     def __init__(self, kernels: ExpertKernels, *, accuracy_level: int = 0) -> None:
@@ -49,7 +49,7 @@ class FusedExpertsPass(GraphPass):
         self.accuracy_level = accuracy_level
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every Split."""
+        """Try every Split."""
         for node in nodes_of(graph, "Split"):
             found = find_mixture(node)
             if found is None:
@@ -61,14 +61,14 @@ class FusedExpertsPass(GraphPass):
                 self.refuse(node, reason)
 
     def _fuse(self, graph: ir.Graph, found: Mixture) -> str | None:
-        """Replace the mixture, or return why not."""
+        """Replace the mixture; return the reason if that is not possible."""
         operands = [layer.weight for one in found.experts for layer in one.layers]
         if len({_traits(one) for one in found.experts}) > 1:
-            return "the experts differ in their activation, or some have biases"
+            return "the experts have different activations, or only some have biases"
         floats = [tensor for value in operands if (tensor := weight(value)) is not None]
         if len(floats) == len(operands):
             if not self.kernels.float_weights:
-                return "the target has no MoE for float weights that pays off"
+                return "the target has no MoE for float weights that is faster than separate experts"
             first, second = _stacked(graph, found, [[transpose(tensor)] for tensor in floats])
             biases = _biases(graph, found)
             _replace(graph, found, "MoE", [first[0], biases[0], second[0], biases[1]], {})
@@ -83,17 +83,19 @@ class FusedExpertsPass(GraphPass):
 
     def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
         if len(weights) < products:
-            return "some experts' weights are float, or of a type without a kernel"
+            return "the weights of some experts are float, or have a type without a kernel"
         kinds = {(one.bits, one.block_size, one.axis, one.zero_points is None) for one in weights}
         first, kernels = weights[0], self.kernels
         if len(kinds) > 1 or first.axis != 0:
-            return "the experts' weights differ in width or block size"
+            return "the experts' weights differ in bits, block size or zero points"
         if first.bits not in kernels.bits:
-            return f"the target has no QMoE for {first.bits} bits that pays off"
+            return f"the target has no QMoE for {first.bits} bits that is faster than separate experts"
         if any(one.inputs % max(kernels.multiple, one.block_size) or one.blocks == 1 for one in weights):
-            return "the target's QMoE takes no experts of this size"
+            return "the target's QMoE does not support experts of this size"
         if first.zero_points is not None and first.block_size < kernels.zero_point_block:
-            return "the target's QMoE takes no zero points of blocks so small"
+            return (
+                f"the target's QMoE needs a block size of {kernels.zero_point_block} or more for zero points"
+            )
         return None
 
     def _attributes(self, first: BlockedWeight) -> dict[str, int]:
@@ -108,26 +110,26 @@ class FusedExpertsPass(GraphPass):
         points = [stack[2] if len(stack) > 2 else None for stack in (first, second)]
         operands: _Operands = [*first[:2], biases[0], *second[:2], biases[1], None, None, None, *points]
         if self.kernels.router_weights and not found.normalize:
-            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [found.likely]
+            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [found.probabilities]
         return operands
 
 
 def _traits(expert: Expert) -> tuple[object, ...]:
-    """What one operator can be told once for all experts."""
+    """Return a key that must be equal for all experts of one operator."""
     has_bias = [layer.bias is not None for layer in expert.layers]
     return expert.activation, has_bias[0], has_bias[1], has_bias[2]
 
 
 def _activation(activation: Activation) -> dict[str, float]:
     """Return the attributes of an activation that is not plain SiLU."""
-    told = {"activation_alpha": activation.alpha, "activation_beta": activation.beta}
+    attributes = {"activation_alpha": activation.alpha, "activation_beta": activation.beta}
     if not math.isinf(activation.limit):
-        told["swiglu_limit"] = activation.limit
-    return {} if activation == Activation() else told
+        attributes["swiglu_limit"] = activation.limit
+    return {} if activation == Activation() else attributes
 
 
 def _biases(graph: ir.Graph, found: Mixture) -> _Operands:
-    """Register the biases of all experts as B1 and B2, None where there are none."""
+    """Register the biases of all experts as B1 and B2; None for one without biases."""
     name = str(found.experts[0].down.weight.name)
     sides = ("experts_in.bias", slice(0, 2)), ("experts_out.bias", slice(2, 3))
     operands: _Operands = []
@@ -139,7 +141,7 @@ def _biases(graph: ir.Graph, found: Mixture) -> _Operands:
 
 
 def _stack_biases(rows: Sequence[Sequence[ir.TensorProtocol | None]]) -> ir.LazyTensor | None:
-    """Stack experts' biases; the numbers of each lie in turn, zeros where an expert has one of two."""
+    """Stack experts' biases; those of gate and up are interleaved, a missing one is zeros."""
     first = next((tensor for tensor in rows[0] if tensor is not None), None)
     if first is None:
         return None
@@ -155,10 +157,10 @@ def _stack_biases(rows: Sequence[Sequence[ir.TensorProtocol | None]]) -> ir.Lazy
 def _stacked(
     graph: ir.Graph, found: Mixture, tensors: Sequence[Sequence[ir.TensorProtocol]]
 ) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Register the tensors of all experts, given for gate, up and down of each in turn, as W1's and W2's."""
+    """Register the tensors of all experts, given for gate, up and down of each, as those of W1 and of W2."""
     name = str(found.experts[0].down.weight.name)
-    openers = zip(zip(*tensors[0::3], strict=True), zip(*tensors[1::3], strict=True), strict=True)
-    first = [_stack([[*pair] for pair in zip(gates, ups, strict=True)]) for gates, ups in openers]
+    gate_up = zip(zip(*tensors[0::3], strict=True), zip(*tensors[1::3], strict=True), strict=True)
+    first = [_stack([[*pair] for pair in zip(gates, ups, strict=True)]) for gates, ups in gate_up]
     second = [_stack([[down] for down in downs]) for downs in zip(*tensors[2::3], strict=True)]
     return (
         [add_initializer(graph, f"{name}.experts_in", tensor) for tensor in first],
@@ -167,7 +169,7 @@ def _stacked(
 
 
 def _stack(experts: Sequence[Sequence[ir.TensorProtocol]]) -> ir.LazyTensor:
-    """Stack experts; the rows of the tensors of each lie in turn."""
+    """Stack experts; the rows of each expert's tensors are interleaved."""
     first = experts[0][0]
     rows, parts = shape_of(first)[0], len(experts[0])
     shape = (len(experts), parts * rows, first.size // rows)
@@ -187,7 +189,7 @@ def _replace(
 ) -> None:
     mix = found.result.producer()
     if mix is None:
-        raise AssertionError("unreachable: the result is a product's")
+        raise AssertionError("unreachable: the result is that of a MatMul")
     common = {
         "k": found.per_token,
         "activation_type": "swiglu",

@@ -1,10 +1,10 @@
-"""Products of statically quantized inputs -> com.microsoft MatMulIntegerToFloat, one for all of an input.
+"""Lower products of statically quantized inputs to com.microsoft MatMulIntegerToFloat, one per input.
 
 MatMul(DequantizeLinear(QuantizeLinear(x, s)), DequantizeLinear(W, W_scale)) + bias
     -> MatMulIntegerToFloat(QuantizeLinear(x, s, 128), W, s, W_scale, 128, 0, bias)
 
-The kernel takes int8 activations too, but is tens of times slower with them on x86-64; uint8 around 128 says
-the same.
+The kernel supports int8 activations too, but is tens of times slower with them on x86-64. uint8 with zero
+point 128 is equivalent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .integer_products import Product, lower_products, product_of
 
 
 class StaticProductsPass(GraphPass):
-    """Lower the products of every ``QuantizeLinear`` to int8 around 0, those of one input side by side."""
+    """Lower the products of every symmetric int8 ``QuantizeLinear``; those of one input are merged."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower all groups."""
@@ -37,7 +37,7 @@ class StaticProductsPass(GraphPass):
 
 
 def static_readers(source: ir.Node) -> list[ir.Node]:
-    """Return the products of what one scale in all quantizes to int8 around 0."""
+    """Return the products that read a QuantizeLinear; [] unless it is symmetric int8 with one scale."""
     scale, zero = (constant(source.inputs[i]) if len(source.inputs) > i else None for i in (1, 2))
     if scale is None or scale.size != 1 or zero is None or zero.dtype != np.int8 or zero.any():
         return []
@@ -52,15 +52,15 @@ def static_readers(source: ir.Node) -> list[ir.Node]:
 
 
 def static_product(node: ir.Node) -> Product | str:
-    """Describe a product of ``static_readers``, or say why no kernel can compute it."""
+    """Return a product of ``static_readers``, or why no kernel can compute it."""
     right = node.inputs[1].producer() if node.inputs[1] is not None else None
     if right is None or right.op_type != "DequantizeLinear" or int_attribute(right, "block_size", 0):
-        return "the other operand is no int8 weight"
+        return "the other operand is not an int8 weight"
     zero = constant(right.inputs[2]) if len(right.inputs) > 2 else None
     if zero is not None and zero.any():
         return "the weight has zero points"
     if int_attribute(right, "axis", 1) not in (1, -1):
-        return "the weight has no scale a column"
+        return "the weight has no scales per column"
     return product_of(node, right.inputs[0], right.inputs[1], node.outputs[0])
 
 

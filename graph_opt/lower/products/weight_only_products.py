@@ -1,11 +1,11 @@
-"""Products of quantized inputs -> the same int8 weights with float inputs.
+"""Rewrite products of quantized inputs as products of float inputs with the same int8 weights.
 
 Cast(MatMulInteger(DynamicQuantizeLinear(x), W)) * (x_scale * W_scale)
 MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(W, W_scale))
     -> MatMul(x, DequantizeLinear(W, W_scale))
 
-For targets that have no kernel for the former; the latter is closer to the original model. Scales are
-repeated a block, so that kernels for blocked weights apply.
+This is for targets without kernels for int8 products; the result is closer to the original model. Scales are
+repeated per block, so that kernels for blocked weights apply.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BLOCKS = (128, 64, 32, 16)
 
 
 class WeightOnlyProductsPass(GraphPass):
-    """Let products of quantized inputs read what was quantized.
+    """Make products of quantized inputs read the float inputs.
 
     Args:
-        dynamic: those of ``DynamicQuantizeLinear``.
-        static: those of ``QuantizeLinear``.
+        dynamic: rewrite products of ``DynamicQuantizeLinear``.
+        static: rewrite products of ``QuantizeLinear``.
     """
 
     def __init__(self, *, dynamic: bool = True, static: bool = True) -> None:
@@ -36,7 +36,7 @@ class WeightOnlyProductsPass(GraphPass):
         self.dynamic, self.static = dynamic, static
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite what ``DynamicProductsPass`` and ``StaticProductsPass`` would."""
+        """Rewrite the products that ``DynamicProductsPass`` and ``StaticProductsPass`` would lower."""
         for source in list(nodes_of(graph, "DynamicQuantizeLinear")) if self.dynamic else ():
             for use in list(source.outputs[0].uses()):
                 self._rewrite(graph, source, use.node, dynamic_product(source, use.node))

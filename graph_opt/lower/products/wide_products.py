@@ -1,11 +1,12 @@
-"""Products with blocked weights -> int8 products with one scale a row, for runs of several tokens.
+"""Lower products with blocked weights to int8 products with one scale per row, for runs of several tokens.
 
-    m = max(|x|) a row            MatMulIntegerToFloat(QuantizeLinear(x / m), W') * m
-    W' = int8 of the dequantized weight, one scale a column
+    m = max(|x|) of each row      MatMulIntegerToFloat(QuantizeLinear(x / m), W') * m
+    W' = the dequantized weight in int8, one scale per column
 
-MatMulNBits unpacks its weight anew for every few rows, so from three rows on int8 kernels are about twice as
-fast; for one row they read twice the bytes of a 4-bit weight. A scale a row, unlike one a tensor, keeps a
-row free of its neighbours, and survives the huge activations of first tokens.
+MatMulNBits unpacks its weight again for every few rows, so int8 kernels are about twice as fast from three
+rows on. For one row they read twice the bytes of a 4-bit weight. With a scale per row, unlike a scale per
+tensor, a row does not depend on other rows, and the very large activations of first tokens do not affect
+other tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _TINY = np.finfo(np.float32).tiny
 
 
 class WideProductsPass(GraphPass):
-    """Rewrite every MatMul whose weight is blocked along its inputs; embedding and tied head stay."""
+    """Rewrite every MatMul whose weight is blocked along its inputs, but not embeddings and tied heads."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite all."""
+        """Rewrite all such products."""
         for node in nodes_of(graph, "MatMul"):
             found = blocked_weight(node.inputs[1])
             if found is None:

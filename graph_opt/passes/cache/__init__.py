@@ -1,1 +1,1 @@
-"""Passes that give a graph the KV cache of the contract."""
+"""Passes that give a decoder graph the KV cache of the contract."""

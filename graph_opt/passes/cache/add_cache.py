@@ -1,8 +1,7 @@
-"""A decoder traced without a cache -> one with past_key_values.N inputs and present.N outputs.
+"""Add past_key_values.N inputs and present.N outputs to a decoder traced without a KV cache.
 
-Such graphs, input_ids -> logits, compute every token anew at every step. Where it is proven that every
-attention looks back only, and that nothing else mixes tokens (``token_axes.py``), keys and values of earlier
-tokens can come from outside.
+Such graphs, input_ids -> logits, recompute every token at every step. The cache is added only if every
+attention is proven causal and nothing else mixes tokens (``token_axes.py``).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ _KINDS = ("key", "value")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """An attention, and what it looks at."""
+    """An attention with a known mask; ``window`` None means full causal attention."""
 
     node: ir.Node
     window: int | None
     heads: int
-    sizes: tuple[int, int]  # of key and value
+    sizes: tuple[int, int]  # head_dim of key and value
 
     def operand(self, kind: str) -> ir.Value:
         value = self.node.inputs[1 + _KINDS.index(kind)]
         if value is None:
-            raise AssertionError("unreachable: its tokens were followed")
+            raise AssertionError("unreachable: TokenAxes has checked its operands")
         return value
 
 
 class AddCachePass(GraphPass):
-    """Give a decoder without a cache the inputs and outputs of one."""
+    """Add the inputs and outputs of a KV cache to a decoder without one."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite all attentions, or none."""
@@ -56,18 +55,18 @@ class AddCachePass(GraphPass):
         if not nodes:
             return
         try:
-            walk = TokenAxes(graph)
+            tokens = TokenAxes(graph)
         except Mixed as mixed:
-            self.refuse(mixed.node, f"the graph has no cache, and none can be added: {mixed}")
+            self.refuse(mixed.node, f"the graph has no KV cache, and none can be added: {mixed}")
             return
-        found = [_layer(graph, walk, node) for node in nodes]
+        found = [_layer(graph, tokens, node) for node in nodes]
         for node, layer in zip(nodes, found, strict=True):
             if isinstance(layer, str):
                 self.refuse(node, layer)
         layers = [layer for layer in found if isinstance(layer, _Layer)]
         if len(layers) < len(nodes):
             return
-        old = _returned(graph, layers)
+        old = _present_outputs(graph, layers)
         if isinstance(old, str):
             self.refuse(nodes[0], old)
         else:
@@ -89,18 +88,18 @@ class AddCachePass(GraphPass):
             for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
                 name = present_name(number, kind)
                 new.type, new.shape = given.type, _with_length(given, "total")
-                _return(graph, new, name, old.get(name))
+                _set_output(graph, new, name, old.get(name))
             self.fired += 1
 
 
-def _layer(graph: ir.Graph, walk: TokenAxes, node: ir.Node) -> _Layer | str:
-    """Return an attention that looks back only, or why it is none."""
+def _layer(graph: ir.Graph, tokens: TokenAxes, node: ir.Node) -> _Layer | str:
+    """Return an attention if it is causal, else the reason why that is not proven."""
     if any(value is not None for value in node.inputs[4:]) or len(node.outputs) > 1:
-        return "it has a cache of another kind, or returns more than its result"
+        return "it has another kind of cache, or more than one output"
     heads = int_attribute(node, "kv_num_heads", 0)
     if not heads or not int_attribute(node, "q_num_heads", 0):
         return "its q, k and v are not [batch, sequence, heads * head_dim]"
-    widths = [walk.shapes(walk.operand(node, index))[0][-1] for index in (1, 2)]
+    widths = [tokens.shapes(tokens.operand(node, index))[0][-1] for index in (1, 2)]
     meaning = _meaning(graph, node)
     if isinstance(meaning, str):
         return meaning
@@ -111,13 +110,13 @@ def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
     given = node.inputs[3] if len(node.inputs) > 3 else None
     if given is None:
         causal = bool(int_attribute(node, "is_causal", 0))
-        return MaskMeaning() if causal else "it has no mask, so every token sees later ones too"
+        return MaskMeaning() if causal else "it has no mask, so it is not causal"
     mask = joined_mask(graph, CausalMasks(graph), node, padding=False)
     return known_meaning(graph, mask if mask is not None else given)
 
 
-def _returned(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
-    """Return the outputs that are keys and values already, by name."""
+def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
+    """Return the existing outputs present.N.key|value by name, or why one is not what its name says."""
     found: dict[str, ir.Value] = {}
     for output in graph.outputs:
         named = PRESENT_CACHE.fullmatch(str(output.name))
@@ -125,13 +124,13 @@ def _returned(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | st
             continue
         number, kind = int(named[1]), named[2]
         if number >= len(layers) or not _are_heads(layers[number], kind, output):
-            return f"the graph's output {output.name} is not the {kind} of its attention {number}"
+            return f"the graph output {output.name} is not the {kind} of attention {number}"
         found[str(output.name)] = output
     return found
 
 
 def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
-    """Whether an output is an operand of an attention as [batch, heads, sequence, head_dim]."""
+    """Return whether an output is an attention's key or value, as [batch, heads, sequence, head_dim]."""
     operand, size = layer.operand(kind), layer.sizes[_KINDS.index(kind)]
     joined = np.random.default_rng(0).standard_normal((2, 3, layer.heads * size)).astype(np.float32)
     split = joined.reshape(2, 3, layer.heads, size).swapaxes(1, 2)
@@ -161,8 +160,8 @@ def _with_length(past: ir.Value, length: str) -> ir.Shape:
     return ir.Shape([*axes[:2], length, *axes[3:]])
 
 
-def _return(graph: ir.Graph, new: ir.Value, name: str, old: ir.Value | None) -> None:
-    """Return a cache from the graph, in the place of an output that there is."""
+def _set_output(graph: ir.Graph, new: ir.Value, name: str, old: ir.Value | None) -> None:
+    """Make ``new`` the graph output ``name``, in the place of ``old`` if there is one."""
     if old is None:
         graph.outputs.append(new)
     else:

@@ -1,8 +1,7 @@
-"""A decoder traced for one new token at a time -> one for any number of them.
+"""Make a decoder that was traced for one new token accept any number of new tokens.
 
-Where nothing but attention mixes tokens (``token_axes.py``), and every attention has a mask that lets each
-token see what is past and itself, many tokens at once are what one after the other would be. Only shapes
-that were written down as numbers stand in the way.
+If only attention mixes tokens (``token_axes.py``) and every attention is causal, several tokens at once give
+the same results as one after the other. Then only the constant target shapes of reshapes must change.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import onnx_ir as ir
 
 from ....contract import INPUT_IDS
 from ...analysis.decoder_inputs import find_input, first_cache, fixed_tokens
-from ...analysis.known_masks import is_one_way
+from ...analysis.known_masks import is_canonical_mask
 from ...analysis.probe_sizes import PROBES
 from ...analysis.token_axes import Mixed, TokenAxes
 from ...graph.edit import insert, nodes_of, remove_unused, replace, shared_constant, static_size
@@ -23,26 +22,28 @@ _SHAPE_CHANGERS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 class FreeTokensPass(GraphPass):
-    """Let a graph for one new token take any number."""
+    """Make the sequence axis of a graph for one new token dynamic."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Write the shapes of everything on the way from tokens to logits anew."""
+        """Rewrite the target shapes of all reshapes between tokens and logits."""
         ids = find_input(graph, INPUT_IDS)
         tokens, fixed = static_size(ids, 1), fixed_tokens(graph)
         if ids is None or fixed is None or tokens != 1:
             if fixed is not None and first_cache(graph) is not None:
                 self.refuse(graph[0], fixed)
             return
-        unknown = next((x for x in nodes_of(graph, "Attention") if not _looks_back(graph, x)), None)
+        unknown = next((x for x in nodes_of(graph, "Attention") if not _is_causal(graph, x)), None)
         if unknown is not None:
-            self.refuse(unknown, "the graph takes one token at a time; this has no cache, or no known mask")
+            self.refuse(
+                unknown, "the graph accepts one token at a time; this has no cache, or an unknown mask"
+            )
             return
         try:
             walk = TokenAxes(graph)
             changing = [node for node in graph if _changes_shape(walk, node)]
             changed = [(node, _freed_target(walk, node), _leaves_rows(walk, node)) for node in changing]
         except Mixed as mixed:
-            self.refuse(mixed.node, f"the graph takes one token at a time, and must: {mixed}")
+            self.refuse(mixed.node, f"the graph accepts one token at a time, and cannot be changed: {mixed}")
             return
         for node, target, leaves_rows in changed:
             constant = shared_constant(
@@ -59,9 +60,9 @@ class FreeTokensPass(GraphPass):
         self.fired += 1
 
 
-def _looks_back(graph: ir.Graph, node: ir.Node) -> bool:
+def _is_causal(graph: ir.Graph, node: ir.Node) -> bool:
     mask = node.inputs[3] if len(node.inputs) > 5 and node.inputs[4] is not None else None
-    return mask is not None and is_one_way(graph, mask)
+    return mask is not None and is_canonical_mask(graph, mask)
 
 
 def _changes_shape(walk: TokenAxes, node: ir.Node) -> bool:
@@ -70,27 +71,29 @@ def _changes_shape(walk: TokenAxes, node: ir.Node) -> bool:
 
 
 def _leaves_rows(walk: TokenAxes, node: ir.Node) -> bool:
-    """Whether tokens of all rows on one axis come apart: no constant says how many go where."""
+    """Return whether a node splits the merged token axis into batch and sequence, both dynamic."""
     return walk.axes[walk.operand(node, 0)].flat and not walk.axes[node.outputs[0]].flat
 
 
 def _freed_target(walk: TokenAxes, node: ir.Node) -> list[int]:
-    """Return what shape a node gives to any number of tokens, without batch and sequence if it parts rows.
+    """Return the target shape of a node for any number of tokens.
+
+    If the node splits the merged token axis, batch and sequence are left out.
 
     Raises:
-        Mixed: no constant says it.
+        Mixed: no constant target shape exists.
     """
     before, after = (_freed(walk, value) for value in (walk.operand(node, 0), node.outputs[0]))
     if _leaves_rows(walk, node):
         after = [shape[2:] for shape in after]
     target = reshape_target(tuple(before), tuple(after))
     if target is None:
-        raise Mixed(node, f"{node.op_type} has no constant shape for more")
+        raise Mixed(node, f"{node.op_type} has no constant target shape for more tokens")
     return target
 
 
 def _freed(walk: TokenAxes, value: ir.Value) -> list[tuple[int, ...]]:
-    """Return the shapes that a value has with more tokens than one."""
+    """Return the shapes of a value with more than one token."""
     axis, found = walk.axes[value], []
     for shape, sizes, probe in zip(walk.shapes(value), walk.sizes, PROBES, strict=True):
         tokens = sizes.batch * probe.sequence if axis.flat else probe.sequence

@@ -1,8 +1,8 @@
-"""TensorScatter into a cache of fixed length, and Attention on all of it -> Attention with past and present.
+"""Replace TensorScatter into a preallocated cache and Attention on it by Attention with past and present.
 
-That is the second of the two uses of a cache that ONNX's Attention of opset 24 describes: the caller hands
-in where the new tokens go (``write_indices``) and how many there are then (``nonpad_kv_seqlen``). In the
-portable graph the length of the cache says both, so those inputs go.
+ONNX's Attention of opset 24 describes two uses of a cache; this is the second. The caller passes the
+position of the new tokens (``write_indices``) and the number of valid tokens (``nonpad_kv_seqlen``). In the
+portable graph the length of the past gives both, so these inputs are removed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...analysis.decoder_inputs import is_decoder
 from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace, static_size
 from ..base import GraphPass
 
-_LENGTHS = 6  # where Attention takes nonpad_kv_seqlen
+_LENGTHS = 6  # index of Attention's input nonpad_kv_seqlen
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A cache, what is written into it, and where it starts."""
+    """A TensorScatter: the cache, the new tokens, and their position."""
 
     node: ir.Node
     cache: ir.Value
@@ -31,10 +31,10 @@ class _Write:
 
 
 class LiftStaticCachePass(GraphPass):
-    """Replace preallocated caches by those that grow."""
+    """Replace preallocated caches by past and present."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace the caches of all attentions, or of none: their lengths are one input."""
+        """Replace the caches of all attentions or of none, because they share the length inputs."""
         if not is_decoder(graph) or not any(nodes_of(graph, "TensorScatter")):
             return
         found = [(node, _writes(node)) for node in nodes_of(graph, "Attention")]
@@ -53,20 +53,20 @@ class LiftStaticCachePass(GraphPass):
 
 
 def _writes(node: ir.Node) -> tuple[_Write, _Write] | str:
-    """Return how an attention's keys and values come into their caches, or why that is not known."""
+    """Return the writes of an attention's keys and values, or why they are not known."""
     lengths = node.inputs[_LENGTHS] if len(node.inputs) > _LENGTHS else None
     if lengths is None or len(node.outputs) > 1:
-        return "its caches are of fixed length, and nothing says how much of them counts"
+        return "its caches are preallocated, but it has no nonpad_kv_seqlen, or several outputs"
     if node.inputs[3] is not None or not int_attribute(node, "is_causal", 0):
-        return "its caches are of fixed length, and its mask is not just is_causal"
+        return "its caches are preallocated, and its mask is not is_causal alone"
     key, value = _write(node.inputs[1]), _write(node.inputs[2])
     if key is None or value is None or key.index is not value.index:
-        return "its keys and values are no inputs of the graph into which TensorScatter wrote the new ones"
+        return "its keys and values are not graph inputs updated by TensorScatter at one position"
     if not key.index.is_graph_input() or not lengths.is_graph_input():
-        return "where its new keys go, or how many there are then, is computed"
+        return "its write_indices or nonpad_kv_seqlen is computed, not a graph input"
     heads = int_attribute(node, "kv_num_heads", 0)
     if not heads or any(static_size(write.cache, -1) is None for write in (key, value)):
-        return "its q, k and v are not [batch, sequence, heads * head_dim] of known size"
+        return "its q, k and v are not [batch, sequence, heads * head_dim] with a known size"
     return key, value
 
 

@@ -1,1 +1,1 @@
-"""Passes that remove nodes without effect."""
+"""Passes that remove redundant nodes."""

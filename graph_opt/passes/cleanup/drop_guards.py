@@ -1,7 +1,8 @@
-"""Where(row sees nothing, 0, x) -> x: every real token sees itself.
+"""Remove guards against fully masked rows: Where(row sees nothing, 0, x) -> x.
 
-Exporters put such guards behind an attention, where a row of padding that sees nothing would be no number.
-Canonical masks are finite, so there is nothing to guard against. What the condition means is evaluated.
+Exporters add them after an attention, because a fully masked row of padding gives NaN with infinite masks.
+Canonical masks are finite, and every real token sees itself. The meaning of the condition is found by
+evaluation.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from ...analysis.probe import never_holds
 from ...graph.edit import certainly_equal, constant, insert, nodes_of, remove_unused, replace, weight
 from ..base import GraphPass
 
-_MOST_NODES = 64  # of a condition
-_SMALL = 64  # elements of its constants
+_MAX_NODES = 64  # nodes of a condition
+_SMALL = 64  # elements of a constant of a condition
 
 
 class DropGuardsPass(GraphPass):
-    """Remove what replaces rows that see nothing by zeros."""
+    """Remove Where nodes that replace fully masked rows by zeros."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Evaluate each condition once."""
@@ -44,7 +45,7 @@ class DropGuardsPass(GraphPass):
                 self.fired += 1
 
     def _never_zero(self, graph: ir.Graph, node: ir.Node, condition: ir.Value, zero_first: bool) -> bool:
-        """Return whether the zero is chosen for padding at most."""
+        """Return whether the zero is selected for padding only."""
         tested = condition if zero_first else insert(node, "Not", [condition]).outputs[0]
         try:
             return never_holds(graph, tested)
@@ -65,7 +66,7 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _is_of_masks(condition: ir.Value) -> bool:
-    """Whether a value comes of shapes, ``attention_mask`` and small constants alone, by few nodes."""
+    """Return whether a value depends only on shapes, ``attention_mask`` and small constants, by few nodes."""
     seen: set[ir.Node] = set()
     waiting = [condition]
     while waiting:
@@ -79,6 +80,6 @@ def _is_of_masks(condition: ir.Value) -> bool:
             seen.add(node)
             of_shapes = node.op_type == "Shape" and not node.domain
             waiting += [] if of_shapes else [operand for operand in node.inputs if operand is not None]
-        if len(seen) > _MOST_NODES:
+        if len(seen) > _MAX_NODES:
             return False
     return True

@@ -1,7 +1,7 @@
-"""Nodes that compute the same, and initializers that hold the same -> one of them.
+"""Merge equal nodes and equal small initializers (common subexpression elimination).
 
-A subgraph sees what its outer graphs made so far, so duplicates are merged across its border too: what is
-inside becomes what is outside, never the other way round, since a branch may not run.
+A subgraph can read values of its outer graphs, so a node in a subgraph is also merged with an equal one
+outside. Never the reverse, because a branch may not run.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import onnx_ir as ir
 from ...graph.edit import MICROSOFT, inherit, insert, subgraphs
 from ..base import GraphPass
 
-_DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT})  # of others nobody knows whether they draw or remember
+_DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT})  # operators of others may be random or stateful
 _RANDOM = frozenset(
     {"RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"}
     | {"Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout"}
 )
-_LARGEST = 64  # elements of a tensor whose content is compared; weights of layers keep their names
+_LARGEST = 64  # elements of a tensor whose content is compared; larger weights keep their names
 
 Known = dict[Hashable, list[ir.Value]]
 
 
 class MergeDuplicatesPass(GraphPass):
-    """Merge duplicates in the main graph, in those inside nodes, and in functions.
+    """Merge duplicates in the main graph, subgraphs and functions.
 
-    Nodes with subgraphs stay, as do those that draw random numbers.
+    Nodes with subgraphs and random operators are not merged.
     """
 
     oldest_opset: ClassVar[int] = 0
@@ -41,7 +41,7 @@ class MergeDuplicatesPass(GraphPass):
         return ir.passes.PassResult(model, modified=self.fired > 0)
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Merge in one graph and those inside it."""
+        """Merge in one graph and its subgraphs."""
         self._merge(graph, {})
 
     def _merge(self, graph: ir.Graph, outer: Mapping[Hashable, list[ir.Value]]) -> None:
@@ -70,7 +70,7 @@ class MergeDuplicatesPass(GraphPass):
 
     def _use_instead(self, graph: ir.Graph, node: ir.Node, first: list[ir.Value]) -> None:
         for old, new in zip(node.outputs, first, strict=True):
-            if not new.name:  # the first node left out an optional output
+            if not new.name:  # the first node omits this optional output
                 new.name, old.name = old.name, f"{old.name}_merged" if old.name else old.name
             inherit(new, old)
             if not old.is_graph_output():
@@ -87,7 +87,7 @@ class MergeDuplicatesPass(GraphPass):
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """Return what equal nodes share, None for a node that must stay."""
+    """Return a key that is equal for equal nodes, None for a node that must not be merged."""
     if node.domain not in _DOMAINS or node.op_type in _RANDOM or not node.outputs:
         return None
     attributes = []

@@ -1,4 +1,4 @@
-"""Identity(x) -> x, and Dropout(x) outside of training, wherever ONNX lets a graph do without it."""
+"""Remove Identity nodes, and Dropout nodes outside of training, where ONNX's rules for outputs allow it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..base import EveryGraphPass
 
 
 class RemoveIdentitiesPass(EveryGraphPass):
-    """Remove ``Identity`` nodes and idle ``Dropout``, in subgraphs and functions too.
+    """Remove ``Identity`` and inference-time ``Dropout`` nodes, in subgraphs and functions too.
 
-    One stays where a graph returns a value that no node of its own makes, or one that it returns already.
+    A node stays if a graph would otherwise return a value without a node of its own, or the same value twice.
     """
 
     oldest_opset: ClassVar[int] = 0
@@ -33,7 +33,7 @@ class RemoveIdentitiesPass(EveryGraphPass):
 
 
 def _passes_on(node: ir.Node) -> bool:
-    """Return whether a node returns what it reads."""
+    """Return whether a node returns its input unchanged."""
     if node.domain or node.op_type not in ("Identity", "Dropout"):
         return False
     if node.op_type == "Identity":

@@ -1,7 +1,8 @@
-"""Any way to write GELU, its tanh form, SiLU (``Mul(x, Sigmoid(x))``), hard swish or hard sigmoid -> one way.
+"""Fuse GELU, tanh GELU, SiLU (``Mul(x, Sigmoid(x))``), hard swish and hard sigmoid into their canonical form.
 
 Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016); Howard et al., "Searching for MobileNetV3" (2019).
-The anchor is Erf, Tanh, Sigmoid, Clip or HardSigmoid; the function around it is recognised by its values.
+The search starts at Erf, Tanh, Sigmoid, Clip or HardSigmoid; the function around it is recognised by its
+values.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ _ANCHORS = frozenset({"Clip", "Erf", "HardSigmoid", "Sigmoid", "Tanh"})
 _ELEMENTWISE = _ANCHORS | {"Add", "Sub", "Mul", "Div", "Pow", "Neg", "Cast", "Sqrt"}
 _MAX_STEPS = 10
 _NEAR = np.linspace(-6, 6, 97, dtype=np.float32)
-# Beyond, where a function may be clipped; points of one size each, as errors are seen against the largest.
+# Points beyond, where a function may be clipped. Each group has one magnitude, because errors are compared
+# relative to the largest value.
 _FAR = np.array([[-9, -7, 7, 9], [-40, -20, 20, 40], [-3e3, -1e3, 1e3, 3e3]], np.float32)
 _POINTS = np.concatenate([_NEAR, _FAR.reshape(-1)])
 
 
 class FuseActivationPass(GraphPass):
-    """Replace activations that are spelled out."""
+    """Replace activations that are written as several nodes."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every Erf, Tanh and Sigmoid."""
+        """Try every Erf, Tanh, Sigmoid, Clip and HardSigmoid."""
         for node in list(graph):
             if node.graph is graph and node.op_type in _ANCHORS and not node.domain:
                 self.fired += _fuse(graph, node)

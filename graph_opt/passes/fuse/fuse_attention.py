@@ -1,8 +1,8 @@
-"""Any way to write scaled dot product attention -> Attention, with its cache where it has one.
+"""Fuse scaled dot product attention into Attention, including its KV cache if it has one.
 
-Vaswani et al., "Attention Is All You Need" (2017). The anchor is the Softmax, or an Attention that is fused
-already but whose keys are repeated, or whose cache is appended, outside. Mask and repetition are proposed by
-following the operands; that it is attention, and by which scale, is proven by evaluation.
+Vaswani et al., "Attention Is All You Need" (2017). The search starts at a Softmax, or at an Attention whose
+keys are repeated or whose cache is appended outside of it. Operands and masks are found by following the
+graph; that the nodes compute attention, and with which scale, is proven by evaluation.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze",
 _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where", "Max"})
 _MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
 _KEYS = [0, 2, 3, 1]
-_MOST_MASKS = 8  # forms of one mask that are tried
-_MOST_ADDED = 2  # masks added one after the other, as one for the order of tokens and one for padding
+_MAX_MASKS = 8  # values upstream of a mask that are tried as the mask
+_MAX_ADDED = 2  # masks added one after the other, such as a causal and a padding mask
 
 
 class FuseAttentionPass(GraphPass):
-    """Replace attentions that are spelled out, wholly or around a fused core.
+    """Replace attentions that are written as several nodes, or as nodes around an Attention.
 
     Args:
-        plain: leave those that share keys, bound scores, have a cache, or are not in fp32.
+        plain: do not fuse those with grouped queries, a softcap, a cache, or another type than fp32.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
@@ -48,16 +48,16 @@ class FuseAttentionPass(GraphPass):
         self._masks: dict[tuple[object, ...], ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every Softmax and every Attention without a cache."""
+        """Try every Softmax, and every 4-D Attention without a cache."""
         self._masks = {}
         for node in nodes_of(graph, "Transpose"):
-            _part_transpose(graph, node)
+            _split_transpose(graph, node)
         for node in list(graph):
             if node.graph is not graph or node.domain:
                 continue
             if node.op_type == "Softmax":
                 found = _around_softmax(node)
-            elif node.op_type == "Attention" and _is_bare(node):
+            elif node.op_type == "Attention" and _has_no_cache(node):
                 found = _around_attention(node)
             else:
                 continue
@@ -68,7 +68,7 @@ class FuseAttentionPass(GraphPass):
                 self.refuse(node, reason)
 
     def _fuse_first(self, graph: ir.Graph, proposals: list[Proposal]) -> str | None:
-        """Fuse the first of some proposals that holds; else return why the first does not."""
+        """Fuse the first proposal that is attention; if none is, return why the first is not."""
         reasons = []
         for found in proposals:
             sizes = [head_sizes(x) for x in (found.query, found.key, found.value)]
@@ -76,7 +76,7 @@ class FuseAttentionPass(GraphPass):
                 return "q, k or v is not [batch, heads, length, head_dim] with fixed heads and head_dim"
             known = meaning(found, sizes[0], sizes[1], sizes[2])
             if isinstance(known, Meaning) and self._plain and not _is_plain(found, known, sizes[0], sizes[1]):
-                return "it shares keys, bounds scores, has a cache, or is not in fp32"
+                return "it has grouped queries, a softcap, a cache, or another type than fp32"
             if isinstance(known, Meaning):
                 self._fuse(graph, found, known, (sizes[0][0], sizes[1][0], sizes[2][1]))
                 return None
@@ -86,12 +86,12 @@ class FuseAttentionPass(GraphPass):
     def _fuse(self, graph: ir.Graph, found: Proposal, known: Meaning, sizes: tuple[int, int, int]) -> None:
         last = found.output.producer()
         if last is None:
-            raise AssertionError("unreachable: an attention ends in a node")
+            raise AssertionError("unreachable: the output of an attention has a producer")
         heads, kv_heads, size = sizes
         attributes: dict[str, float | int] = {"q_num_heads": heads, "kv_num_heads": kv_heads}
         attributes |= {"scale": known.scale} | ({"softcap": known.softcap} if known.softcap else {})
         added = [self._additive(graph, *each) for each in zip(found.masks, known.masks, strict=True)]
-        mask = self._joined(graph, last, added)
+        mask = self._sum_masks(graph, last, added)
         caches = [_appended(found.key), _appended(found.value)]
         if found.causal or caches[0] is None or caches[1] is None:
             operands = [join_heads(last, x) for x in (found.query, found.key, found.value)]
@@ -111,8 +111,8 @@ class FuseAttentionPass(GraphPass):
         for old, new in pairs:
             _replace_cache(graph, old, new)
 
-    def _joined(self, graph: ir.Graph, before: ir.Node, masks: list[ir.Value]) -> ir.Value | None:
-        """Return the sum of masks, as finite as they are; made once, in front of the first to read it."""
+    def _sum_masks(self, graph: ir.Graph, before: ir.Node, masks: list[ir.Value]) -> ir.Value | None:
+        """Return the sum of additive masks, bounded below by the lowest float32; written once."""
         if len(masks) < 2:
             return masks[0] if masks else None
         key = tuple(masks)
@@ -124,7 +124,7 @@ class FuseAttentionPass(GraphPass):
         return self._masks[key]
 
     def _additive(self, graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
-        """Return a mask as finite numbers to add, so that a row which sees nothing stays a number."""
+        """Return a mask as finite numbers to add, so that fully masked rows do not give NaN."""
         if (mask, kind) not in self._masks:
             self._masks[mask, kind] = _as_numbers(graph, mask, kind)
         return self._masks[mask, kind]
@@ -136,8 +136,8 @@ def _is_plain(found: Proposal, known: Meaning, query: tuple[int, int], key: tupl
     return alike and not known.softcap and not cached
 
 
-def _part_transpose(graph: ir.Graph, node: ir.Node) -> None:
-    """Let keys on their way to [batch, heads, size, length] come by [batch, heads, length, size]."""
+def _split_transpose(graph: ir.Graph, node: ir.Node) -> None:
+    """Split a Transpose 0 2 3 1 of keys in two, so that they also exist as [batch, heads, length, size]."""
     source = node.inputs[0]
     if source is None or "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) != _KEYS:
         return
@@ -167,15 +167,15 @@ def _as_numbers(graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
     return made
 
 
-def _is_bare(node: ir.Node) -> bool:
+def _has_no_cache(node: ir.Node) -> bool:
     return all(value is None for value in node.inputs[4:]) and head_sizes(node.inputs[0]) is not None
 
 
 def _around_softmax(node: ir.Node) -> list[Proposal] | str:
-    scores, masks = _product_above(node.inputs[0])
-    weights = _product_below(node.outputs[0])
+    scores, masks = _scores_product(node.inputs[0])
+    weights = _values_product(node.outputs[0])
     if scores is None or weights is None:
-        return "no product of q and k before it, or of it and v behind it"
+        return "there is no product of q and k before it, or no product with v after it"
     operands = [value for value in (*scores.inputs[:2], weights.inputs[1]) if value is not None]
     query, key, value = (_source(value) for value in operands)
     found = Proposal(query, key, value, (), _result(weights))
@@ -183,16 +183,16 @@ def _around_softmax(node: ir.Node) -> list[Proposal] | str:
         return [found]
     forms = [mask for mask in _upstream(masks[0]) if all(mask in set(_upstream(x)) for x in masks[1:])]
     proposals = [changed(found, masks=(mask,)) for mask in forms]
-    if len(masks) == _MOST_ADDED:
+    if len(masks) == _MAX_ADDED:
         proposals.append(changed(found, masks=tuple(masks)))
     return proposals or f"{len(masks)} values are added to its scores"
 
 
 def _upstream(mask: ir.Value) -> list[ir.Value]:
-    """Return the forms in which a mask comes up on its way, the last first."""
+    """Return a mask and the values that it is computed from, as candidates, nearest first."""
     found: dict[ir.Value, None] = {}
     waiting = [mask]
-    while waiting and len(found) < _MOST_MASKS:
+    while waiting and len(found) < _MAX_MASKS:
         value = waiting.pop(0)
         node = value.producer()
         if value in found or value.const_value is not None or value.shape is None or len(value.shape) < 2:
@@ -209,16 +209,16 @@ def _around_attention(node: ir.Node) -> list[Proposal] | str:
     if query is None or key is None or value is None:
         return "it has no query, key or value"
     if len(node.outputs) > 1:
-        return "it returns more than its result"
+        return "it has more than one output"
     causal = bool(int_attribute(node, "is_causal", 0))
     if causal and (_appended(_source(key)) is not None or mask is not None):
-        return "it is causal by attribute, beside a mask or on a cache appended outside"
+        return "it has is_causal together with a mask or a cache appended outside of it"
     masks = () if mask is None else (mask,)
     return [Proposal(query, _source(key), _source(value), masks, node.outputs[0], causal)]
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Return what a value rearranges or scales: the farthest one with its heads on an axis."""
+    """Follow ``value`` upstream through rearrangements and scalings to the farthest 4-D value."""
     best, current = value, value
     while True:
         if head_sizes(current) is not None:
@@ -234,15 +234,15 @@ def _source(value: ir.Value) -> ir.Value:
 
 
 def _is_end(value: ir.Value) -> bool:
-    """Whether a transpose from the canonical layout, not of the attention itself, ends the walk."""
+    """Return whether a value is a Transpose from [batch, sequence, heads, head_dim], where search ends."""
     node = value.producer()
     if node is None or node.op_type != "Transpose" or "perm" not in node.attributes:
         return False
     return list(node.attributes["perm"].as_ints()) == [0, 2, 1, 3]
 
 
-def _product_above(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Value]]:
-    """Return the product that makes the scores, and what is added to them."""
+def _scores_product(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Value]]:
+    """Return the MatMul that computes the scores, and the masks added to them."""
     masks: list[ir.Value] = []
     while value is not None:
         node = value.producer()
@@ -268,8 +268,8 @@ def _holds_product(value: ir.Value) -> bool:
     return node is not None and node.op_type == "MatMul"
 
 
-def _product_below(value: ir.Value) -> ir.Node | None:
-    """Return the product with v that follows the softmax, past a guard against rows that see nothing."""
+def _values_product(value: ir.Value) -> ir.Node | None:
+    """Return the MatMul with v after the softmax, behind an optional guard against fully masked rows."""
     for _ in range(4):
         readers = [use.node for use in value.uses() if use.node.op_type != "IsNaN"]
         if len(readers) != 1 or readers[0].op_type not in ("Where", "Cast", "MatMul", "Dropout"):
@@ -281,7 +281,7 @@ def _product_below(value: ir.Value) -> ir.Node | None:
 
 
 def _result(weights: ir.Node) -> ir.Value:
-    """Return the product, past a guard that zeroes rows which see nothing."""
+    """Return the result of the product, behind an optional guard that zeroes fully masked rows."""
     output = weights.outputs[0]
     reader = sole_consumer(output)
     if reader is not None and reader.op_type == "Where" and reader.outputs[0].shape == output.shape:
@@ -290,7 +290,7 @@ def _result(weights: ir.Node) -> ir.Value:
 
 
 def _appended(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """Return cache and new part of a value that joins them along the length."""
+    """Return the past and the new part of a value that is Concat(past, new) along the length."""
     node = value.producer()
     if node is None or node.op_type != "Concat" or node.domain or len(node.inputs) != 2:
         return None
@@ -301,11 +301,11 @@ def _appended(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _replace_cache(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let all read the new cache but those who measure the old one: the attention's own mask may."""
+    """Make all consumers but Shape nodes read the new cache; the attention's mask may depend on those."""
     producer = old.producer()
     new.shape = old.shape
-    measured = [use for use in old.uses() if use.node.op_type == "Shape" and not use.node.domain]
+    shapes = [use for use in old.uses() if use.node.op_type == "Shape" and not use.node.domain]
     replace(old, new)
-    for node, index in measured:
+    for node, index in shapes:
         node.replace_input_with(index, old)
     remove_unused(graph, producer)

@@ -1,8 +1,9 @@
-"""A mixture of experts, however written -> its canonical form.
+"""Fuse a traced mixture of experts into its canonical form.
 
-Traces compute every expert on every token with weights that may be 0, or gather each expert's tokens and add
-its results in place. A proposal is proven without its weights: experts are replaced by factors, one each, and
-what surrounds them must then give the mixture of these factors on random tokens and scores.
+Traces compute every expert on every token with routing weights that may be 0, or gather each expert's tokens
+and scatter-add its results. A candidate is proven without the experts' weights: each expert is replaced by a
+multiplication with a factor, and the remaining nodes must then compute the mixture of these factors on
+random tokens and scores.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from ...graph.lazy import shape_of
 from ..base import GraphPass
 
 _BATCH, _SEQUENCE = 2, 5
-_NODES_AN_EXPERT = 64
+_NODES_PER_EXPERT = 64
 _MAX_CONSTANT = 1 << 16
-_MOST_IDLE = 256  # nodes in a row that do not belong to a mixture end it
-_MOST_TRIED = 8  # values, from the last on, that may be the mixture
-_Parts = Mapping[ir.Value, ExpertPart]  # by their results
+_MAX_IDLE = 256  # the search ends after this many consecutive nodes outside of the mixture
+_MAX_TRIED = 8  # candidate results of the mixture that are tried, last first
+_Parts = Mapping[ir.Value, ExpertPart]  # by their result
 
 
 @dataclass(frozen=True, slots=True)
 class _Routing:
-    """A router: of scores [..., experts] for tokens [..., hidden] a TopK chooses.
+    """A router, which computes scores [..., experts] of tokens [..., hidden] for a TopK.
 
     Args:
-        tokens: what it reads.
-        rows: the same, perhaps flattened.
-        scores: what it says.
-        per_token: how many are chosen.
-        hidden: the size of a token.
-        count: of experts.
+        tokens: the router's input before any Reshape.
+        rows: the router's input, may be flattened.
+        scores: the router's logits.
+        per_token: number of experts per token.
+        hidden: size of a token.
+        count: number of experts.
     """
 
     tokens: ir.Value
@@ -51,17 +52,17 @@ class _Routing:
 
     @property
     def flattened(self) -> bool:
-        """Whether the scores' leading axes are one."""
+        """Whether the scores have one leading axis for batch and sequence."""
         return self.tokens is not self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A value is the mixture of experts.
+    """The result of a successful proof.
 
     Args:
-        x: the tokens, of its shape.
-        normalize: the weights of a token's experts are scaled to sum to 1.
+        x: the tokens, in the shape of the mixture's result.
+        normalize: whether the routing weights of a token are scaled to sum to 1.
     """
 
     x: ir.Value
@@ -69,12 +70,12 @@ class _Proof:
 
 
 class FuseExpertsPass(GraphPass):
-    """Replace every mixture that is not in the canonical form."""
+    """Replace every mixture of experts that is not in canonical form."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every TopK of a softmax of a product's results."""
+        """Try every TopK of a softmax of a MatMul or Gemm."""
         mixtures = [find_mixture(node) for node in nodes_of(graph, "Split")]
-        done = {one.likely for one in mixtures if isinstance(one, Mixture)}
+        done = {one.probabilities for one in mixtures if isinstance(one, Mixture)}
         parts = expert_parts(graph)
         nodes = list(graph)
         places = {node: place for place, node in enumerate(nodes)}
@@ -91,16 +92,16 @@ class FuseExpertsPass(GraphPass):
 
 
 def _routing(choice: ir.Node) -> _Routing | None:
-    softmax = _beyond(choice.inputs[0], "Cast")
+    softmax = _skip(choice.inputs[0], "Cast")
     producer = softmax.producer() if softmax is not None else None
     if producer is None or producer.op_type != "Softmax":
         return None
-    scores = _beyond(producer.inputs[0], "Cast")
+    scores = _skip(producer.inputs[0], "Cast")
     router = scores.producer() if scores is not None else None
     if scores is None or router is None or router.op_type not in ("MatMul", "Gemm"):
         return None
     tokens, asked, matrix = (
-        _beyond(router.inputs[0], "Reshape"),
+        _skip(router.inputs[0], "Reshape"),
         constant(choice.inputs[1]),
         weight(router.inputs[1]),
     )
@@ -112,13 +113,13 @@ def _routing(choice: ir.Node) -> _Routing | None:
 
 
 def _fuse(graph: ir.Graph, nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> str | None:
-    """Replace the mixture, or return why not."""
-    closed = _closed(nodes, routing, parts)
-    reason = "nothing follows from the tokens and the router alone"
+    """Replace the mixture; return the reason if that is not possible."""
+    known = _known_values(nodes, routing, parts)
+    reason = "no value depends only on the tokens and the router"
     tried = 0
-    for output in reversed(closed):
+    for output in reversed(known):
         last = output.producer()
-        mixed = _mixed(output, closed, parts) if last is not None and output not in parts else []
+        mixed = _experts_of(output, known, parts) if last is not None and output not in parts else []
         if last is None or not mixed:
             continue
         tried += 1
@@ -135,13 +136,13 @@ def _fuse(graph: ir.Graph, nodes: Sequence[ir.Node], routing: _Routing, parts: _
             return None
         if tried == 1:
             reason = proof
-        if tried == _MOST_TRIED:
+        if tried == _MAX_TRIED:
             break
     return reason
 
 
-def _closed(nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> dict[ir.Value, None]:
-    """Return, in order, what depends on tokens, scores, small constants and experts' results on those."""
+def _known_values(nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> dict[ir.Value, None]:
+    """Return in order the values that depend only on tokens, scores, small constants and experts."""
     known: dict[ir.Value, None] = {routing.tokens: None, routing.scores: None}
     idle = 0
 
@@ -152,71 +153,71 @@ def _closed(nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> dict[
         return tensor is not None and tensor.size <= _MAX_CONSTANT
 
     for node in nodes:
-        if idle > _MOST_IDLE:
+        if idle > _MAX_IDLE:
             break
         part = parts.get(node.outputs[0]) if node.outputs else None
         if part is not None:
-            closes = all(value in known for value in part.reads)
+            computable = all(value in known for value in part.reads)
         else:
             projects = node.op_type in ("MatMul", "Gemm") and weight(node.inputs[1]) is not None
-            closes = bool(node.inputs) and not projects and all(is_known(value) for value in node.inputs)
-        idle = 0 if closes else idle + 1
-        if closes:
+            computable = bool(node.inputs) and not projects and all(map(is_known, node.inputs))
+        idle = 0 if computable else idle + 1
+        if computable:
             known.update(dict.fromkeys(node.outputs))
     return known
 
 
-def _mixed(output: ir.Value, closed: dict[ir.Value, None], parts: _Parts) -> list[ExpertPart]:
-    """Return the experts that a value is made of, in the order in which they are computed."""
+def _experts_of(output: ir.Value, known: dict[ir.Value, None], parts: _Parts) -> list[ExpertPart]:
+    """Return the experts upstream of ``output``, in the order of their computation."""
     seen: set[ir.Value] = set()
     stack = [output]
     while stack:
         value = stack.pop()
-        if value in seen or value not in closed:
+        if value in seen or value not in known:
             continue
         seen.add(value)
         producer = value.producer()
         if producer is not None and value not in parts:
             stack.extend(operand for operand in producer.inputs if operand is not None)
-    return [parts[value] for value in closed if value in seen and value in parts]
+    return [parts[value] for value in known if value in seen and value in parts]
 
 
 def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Proof | str:
-    """Prove that a value is the mixture of experts, or return why it is not."""
+    """Prove that ``output`` is the mixture of experts, or return why it is not."""
     count = sum(part.count for part in parts)
     if count != routing.count:
-        return f"{count} experts are mixed, and the router knows {routing.count}"
+        return f"it combines {count} experts, but its router scores {routing.count}"
     if any(part.activation != parts[0].activation for part in parts):
-        return "its experts differ in their activation"
+        return "its experts have different activations"
     rng = np.random.default_rng(routing.count)
     tokens, scores = _probes(rng, routing)
     factors = rng.uniform(0.5, 2.0, routing.count).astype(np.float32)
     boundary = {routing.tokens: tokens, routing.scores: scores}
-    given = _inner_values(parts, boundary, limit := _NODES_AN_EXPERT * (routing.count + 1))
+    given = _inner_values(parts, boundary, limit := _NODES_PER_EXPERT * (routing.count + 1))
     if any(value not in given for part in parts for value in part.reads):
-        return "what its experts read cannot be evaluated"
-    doubts = (part.doubt(boundary, given) for part in parts)
-    if (doubt := next((one for one in doubts if one is not None), None)) is not None:
-        return doubt
+        return "the inputs of its experts cannot be evaluated"
+    refusals = (part.refusal(boundary, given) for part in parts)
+    if (refusal := next((one for one in refusals if one is not None), None)) is not None:
+        return refusal
     outer = region([*boundary, *(part.result for part in parts)], output, max_nodes=limit)
     if isinstance(outer, str):
         return outer
-    found = outer(tokens, scores, *_stand_ins(parts, given, factors))
+    found = outer(tokens, scores, *_substitutes(parts, given, factors))
     flat = tokens.reshape(-1, routing.hidden)
     if found.shape not in (tokens.shape, flat.shape):
-        return outer.failure or "its result has another shape than its tokens"
+        return outer.failure or "the shape of its result differs from that of its tokens"
     x = routing.tokens if found.shape == tokens.shape else routing.rows
     for normalize in (True, False):
         shares = _shares(scores, routing, normalize=normalize) @ factors
         if close(found.reshape(flat.shape), flat * shares[:, None]):
             return _Proof(x, normalize)
-    return "with factors in the place of experts it gives another mixture than the router's best"
+    return "with experts replaced by factors, it does not compute the mixture of the router's top experts"
 
 
 def _inner_values(
     parts: Sequence[ExpertPart], boundary: Mapping[ir.Value, Array], limit: int
 ) -> dict[ir.Value, Array]:
-    """Evaluate what experts read, as far as it follows from tokens and scores."""
+    """Evaluate the inputs of experts that depend only on tokens and scores."""
     reads = dict.fromkeys(value for part in parts for value in part.reads if value not in boundary)
     cut = [region(list(boundary), one, max_nodes=limit) for one in reads]
     inner = [part for part in cut if isinstance(part, Region)]
@@ -224,16 +225,16 @@ def _inner_values(
     return {**dict(zip((part.output for part in inner), values, strict=False)), **boundary}
 
 
-def _stand_ins(parts: Sequence[ExpertPart], given: Mapping[ir.Value, Array], factors: Array) -> list[Array]:
-    """Return the results of experts that multiply with their factors."""
+def _substitutes(parts: Sequence[ExpertPart], given: Mapping[ir.Value, Array], factors: Array) -> list[Array]:
+    """Return the results of experts that only multiply their tokens by their factor."""
     ends = np.cumsum([part.count for part in parts])
     return [
-        part.stand_in(given, factors[end - part.count : end]) for part, end in zip(parts, ends, strict=True)
+        part.substitute(given, factors[end - part.count : end]) for part, end in zip(parts, ends, strict=True)
     ]
 
 
 def _probes(rng: np.random.Generator, routing: _Routing) -> tuple[Array, Array]:
-    """Return tokens and scores; where the rank of tokens is not known they have two leading axes."""
+    """Return random tokens and scores, with two leading axes if the rank of the tokens is unknown."""
     flat, apart = (_BATCH * _SEQUENCE,), (_BATCH, _SEQUENCE)
     lead = flat if routing.tokens.shape is not None and len(routing.tokens.shape) == 2 else apart
     tokens = rng.standard_normal((*lead, routing.hidden))
@@ -242,16 +243,16 @@ def _probes(rng: np.random.Generator, routing: _Routing) -> tuple[Array, Array]:
 
 
 def _shares(scores: Array, routing: _Routing, *, normalize: bool) -> Array:
-    """Return the weight of every expert for every token, [tokens, experts]."""
+    """Return the routing weight of every expert for every token, [tokens, experts]."""
     rows = np.exp(scores.reshape(-1, routing.count).astype(np.float64))
-    likely = rows / rows.sum(axis=1, keepdims=True)
-    bound = np.sort(likely, axis=1)[:, [-routing.per_token]]
-    shares = np.where(likely >= bound, likely, 0)
+    probabilities = rows / rows.sum(axis=1, keepdims=True)
+    bound = np.sort(probabilities, axis=1)[:, [-routing.per_token]]
+    shares = np.where(probabilities >= bound, probabilities, 0)
     return np.asarray(shares / shares.sum(axis=1, keepdims=True) if normalize else shares)
 
 
-def _beyond(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """Return what operators of one type made a value of."""
+def _skip(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """Follow ``value`` upstream through nodes of one operator."""
     while value is not None and (node := value.producer()) is not None and node.op_type == op_type:
         value = node.inputs[0]
     return value

@@ -1,6 +1,6 @@
-"""The RMS norm of what is left of x without its mean -> LayerNormalization, with the bias that follows.
+"""Fuse RMSNormalization(x - mean(x)), with an optional bias, into LayerNormalization.
 
-Ba et al., "Layer Normalization" (2016). ``FuseRMSNormPass`` has recognised the norm itself.
+Ba et al., "Layer Normalization" (2016). ``FuseRMSNormPass`` must run before.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..base import GraphPass
 
 
 class FuseLayerNormPass(GraphPass):
-    """Join the subtraction of the mean, the norm and the bias."""
+    """Fuse the subtraction of the mean, the norm and the bias."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every RMS norm of a difference."""
+        """Try every RMSNormalization of a difference."""
         for node in nodes_of(graph, "RMSNormalization"):
             x = _centred(node.inputs[0])
             rank = len(x.shape) if x is not None and x.shape is not None else 0
@@ -36,7 +36,7 @@ class FuseLayerNormPass(GraphPass):
             attributes = {"axis": -1, "epsilon": float_attribute(node, "epsilon", 1e-5)}
             anchor = output.producer()
             if anchor is None:
-                raise AssertionError("unreachable: a norm ends in a node")
+                raise AssertionError("unreachable: the output of a norm has a producer")
             fused = insert(anchor, "LayerNormalization", operands, attributes)
             fused.name = node.name
             replace(output, fused.outputs[0])
@@ -45,7 +45,7 @@ class FuseLayerNormPass(GraphPass):
 
 
 def _centred(value: ir.Value | None) -> ir.Value | None:
-    """Return x of x - mean(x) over the last axis."""
+    """Return x if ``value`` is x - mean(x) over the last axis, else None."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Sub" or node.domain:
         return None
@@ -60,7 +60,7 @@ def _centred(value: ir.Value | None) -> ir.Value | None:
 
 
 def _biased(node: ir.Node, operands: list[ir.Value | None]) -> tuple[list[ir.Value | None], ir.Value]:
-    """Return operands and output of the whole, with the bias vector added behind it if there is one."""
+    """Return the operands, with the bias if one is added after the norm, and the last output."""
     output, scale = node.outputs[0], weight(node.inputs[1])
     reader = sole_consumer(output)
     if reader is not None and reader.op_type == "Add" and not reader.domain and scale is not None:

@@ -1,7 +1,7 @@
-"""Any way to write a root mean square norm over the last axis -> RMSNormalization.
+"""Fuse a root mean square norm over the last axis into RMSNormalization.
 
-Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The anchor is the mean of squares; the
-rest is found by following it, and proven by evaluation.
+Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The search starts at the mean of squares;
+that the nodes after it compute the norm is proven by evaluation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ...graph.edit import (
 from ..base import GraphPass
 
 _MAX_STEPS = 6
-_LONG = 64  # fixed axes of this size and more are probed with fewer
+_LONG = 64  # fixed axes of this size or more are probed with a smaller size
 _ROWS = np.array([1e-4, 1e-2, 1.0, 30.0, 1e4], np.float32)
 
 
 class FuseRMSNormPass(GraphPass):
-    """Replace every RMS norm that is spelled out."""
+    """Replace every RMS norm that is written as several nodes."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every mean of squares."""
+        """Try every mean of squares."""
         for node in list(graph):
             if node.graph is not graph or node.op_type != "ReduceMean" or node.domain:
                 continue
@@ -49,23 +49,23 @@ class FuseRMSNormPass(GraphPass):
     def _fuse(graph: ir.Graph, x: ir.Value, mean: ir.Node) -> str | None:
         size = static_size(x, -1)
         if x.shape is None or size is None:
-            return "the size of the last axis is not known"
+            return "the size of the last axis is unknown"
         normed = _first_of_shape(mean.outputs[0], x)
         if normed is None:
-            return "no value of the input's shape follows the mean of squares"
+            return "no value with the input's shape follows the mean of squares"
         part = region([x], normed)
         if isinstance(part, str):
             return part
         epsilon = _epsilon(part, size)
         if epsilon is None:
-            return "what follows the mean of squares is no RMS norm"
+            return "the nodes after the mean of squares do not compute an RMS norm"
         scale, output = _scaled(normed, size)
         if scale is None:
             scale = shared_constant(graph, f"ones.{size}", np.ones(size, np.float32))
         attributes = {"axis": -1, "epsilon": epsilon}
         anchor = output.producer()
         if anchor is None:
-            raise AssertionError("unreachable: the norm ends in a node")
+            raise AssertionError("unreachable: the output of a norm has a producer")
         fused = insert(anchor, "RMSNormalization", [x, scale], attributes)
         replace(output, fused.outputs[0])
         remove_unused(graph, anchor)
@@ -73,7 +73,7 @@ class FuseRMSNormPass(GraphPass):
 
 
 def _squared(value: ir.Value | None) -> ir.Value | None:
-    """Return x of Pow(x, 2) or Mul(x, x)."""
+    """Return x if ``value`` is Pow(x, 2) or Mul(x, x), else None."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type not in ("Pow", "Mul") or node.domain:
         return None
@@ -85,7 +85,7 @@ def _squared(value: ir.Value | None) -> ir.Value | None:
 
 
 def _first_of_shape(value: ir.Value, like: ir.Value) -> ir.Value | None:
-    """Follow the only reader of each value until one has the shape of ``like``."""
+    """Follow sole consumers until a value has the shape of ``like``."""
     for _ in range(_MAX_STEPS):
         reader = sole_consumer(value)
         if reader is None:
@@ -97,7 +97,7 @@ def _first_of_shape(value: ir.Value, like: ir.Value) -> ir.Value | None:
 
 
 def _epsilon(part: Region, size: int) -> float | None:
-    """Return the epsilon with which a region is an RMS norm; every small constant in it is tried."""
+    """Return the epsilon with which a region is an RMS norm, else None; all its constants are tried."""
     rng = np.random.default_rng(size)
     shape = _probe_shape(part.inputs[0], size)
     x = rng.standard_normal(shape).astype(np.float32) * np.resize(_ROWS, shape[-2])[:, None]
@@ -112,7 +112,7 @@ def _epsilon(part: Region, size: int) -> float | None:
 
 
 def _probe_shape(value: ir.Value, size: int) -> list[int]:
-    """Return a shape of at least as many rows as scales, whose free axes differ: none can be exchanged."""
+    """Return a probe shape with at least ``len(_ROWS)`` rows, whose dynamic axes have different sizes."""
     fixed = [static_size(value, axis) for axis in range(len(value.shape or ()) - 1)]
     lead = [number if number and number < _LONG else axis + 2 for axis, number in enumerate(fixed[:-1])]
     rows = fixed[-1] if fixed and fixed[-1] and fixed[-1] < _LONG else 0
@@ -125,14 +125,14 @@ def _rms_norm(x: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray[np.floa
 
 
 def _equal_by_row(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
-    """Compare rows apart, because small rows are those that show epsilon."""
+    """Compare rows separately, because epsilon matters only in rows of small values."""
     return found.shape == expected.shape and all(
         close(found[..., row, :], expected[..., row, :]) for row in range(found.shape[-2])
     )
 
 
 def _scaled(normed: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
-    """Return the weight vector that multiplies the norm and the product, or None and the norm itself."""
+    """Return the weight that multiplies the norm and the product, or None and the norm."""
     reader = sole_consumer(normed)
     if reader is not None and reader.op_type == "Mul" and not reader.domain:
         for operand in reader.inputs:

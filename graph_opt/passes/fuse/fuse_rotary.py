@@ -1,7 +1,7 @@
-"""Any way to rotate queries and keys -> RotaryEmbedding on [batch, sequence, heads * head_dim].
+"""Fuse rotary embeddings of queries and keys into RotaryEmbedding on [batch, sequence, heads * head_dim].
 
-Su et al., "RoFormer" (2021). The anchor is the sum x * cos + rotated(x) * sin; how x is rotated, in halves
-or in pairs, wholly or in its first part, is found by evaluation on random angles.
+Su et al., "RoFormer" (2021). The search starts at the sum x * cos + rotated(x) * sin. Whether x is rotated in
+halves or in interleaved pairs, wholly or partially, is found by evaluation on random angles.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """A rotation found: of ``x`` by ``cos`` and ``sin``, giving ``output``."""
+    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``."""
 
     x: ir.Value
     cos: ir.Value
@@ -43,20 +43,20 @@ class _Rotation:
 
 
 class FuseRotaryPass(GraphPass):
-    """Replace rotary embeddings that are spelled out, and bring fused ones into the canonical layout."""
+    """Replace rotary embeddings that are written as several nodes, and convert 4-D RotaryEmbedding to 3-D."""
 
     def __init__(self) -> None:
         super().__init__()
         self._angles: dict[tuple[ir.Value, bool], ir.Value | str] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every sum of two products, and every 4-D RotaryEmbedding."""
+        """Try every sum of two products, and every 4-D RotaryEmbedding."""
         self._angles = {}
         for node in nodes_of(graph, "Add"):
             found = _rotation(node) if node.graph is graph else None
             if found is None:
                 continue
-            reason = self._fuse(graph, _widened(found))
+            reason = self._fuse(graph, _with_unrotated_part(found))
             if reason is None:
                 self.fired += 1
             else:
@@ -80,7 +80,7 @@ class FuseRotaryPass(GraphPass):
                 return angle
         last = found.output.producer()
         if last is None:
-            raise AssertionError("unreachable: a rotation ends in a node")
+            raise AssertionError("unreachable: the output of a rotation has a producer")
         operands = [join_heads(last, found.x), *(angle for angle in angles if isinstance(angle, ir.Value))]
         attributes = {"num_heads": sizes[0], "interleaved": int(interleaved)}
         if rotary < sizes[1]:
@@ -91,7 +91,7 @@ class FuseRotaryPass(GraphPass):
         return None
 
     def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value | str:
-        """Return [batch, sequence, rotary / 2] of a table [batch, 1, sequence, rotary]."""
+        """Return half a table, [batch, sequence, rotary / 2], or why the halves differ."""
         key = (table, interleaved)
         if key not in self._angles:
             reason = _unequal_halves(graph, table, interleaved)
@@ -100,7 +100,7 @@ class FuseRotaryPass(GraphPass):
 
 
 def _rotation(node: ir.Node) -> _Rotation | None:
-    """Propose the rotation that ends in this sum."""
+    """Return the candidate rotation whose result is this sum."""
     products = [value.producer() if value is not None else None for value in node.inputs]
     if any(product is None or product.op_type != "Mul" or product.domain for product in products):
         return None
@@ -137,13 +137,13 @@ def _reaches(value: ir.Value, x: ir.Value) -> bool:
 
 
 def _part_of(value: ir.Value) -> ir.Value | None:
-    """Return what a value is a slice of."""
+    """Return the value of which ``value`` is a slice, else None."""
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
 
 
-def _widened(found: _Rotation) -> _Rotation:
-    """Take in the part of each head that is passed on unrotated, if there is one."""
+def _with_unrotated_part(found: _Rotation) -> _Rotation:
+    """Extend a rotation by the part of each head that is not rotated, if there is one."""
     whole = _part_of(found.x)
     reader = sole_consumer(found.output)
     if (
@@ -157,7 +157,7 @@ def _widened(found: _Rotation) -> _Rotation:
 
 
 def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
-    """Say whether pairs are neighbours (True) or lie half a head apart (False), or why it is no rotation."""
+    """Return True for interleaved pairs, False for halves, or why the region is not a rotation."""
     part = region([found.x, found.cos, found.sin], found.output)
     if isinstance(part, str):
         return part
@@ -168,7 +168,7 @@ def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bo
         tables = [np.repeat(t, 2, -1) if interleaved else np.concatenate([t, t], -1) for t in (cos, sin)]
         if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
             return interleaved
-    return "the sum of products is no rotation"
+    return "the sum of products is not a rotation"
 
 
 def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
@@ -188,7 +188,7 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 
 
 def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str | None:
-    """Say why half of a table does not say all, or None; the table is evaluated on some positions."""
+    """Return why the two halves of a table are not known to be equal, None if they are, by evaluation."""
     probe = Probe(graph, table)
     unknown = {name for name in probe.input_names if name in (INPUT_IDS, LOGITS)}
     if unknown:
@@ -228,7 +228,7 @@ def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
 
 
 def _join_heads_of(node: ir.Node) -> bool:
-    """Let a RotaryEmbedding on [batch, heads, sequence, head_dim] work on the canonical layout."""
+    """Convert a RotaryEmbedding on [batch, heads, sequence, head_dim] to the canonical layout."""
     x, graph = node.inputs[0], node.graph
     sizes = head_sizes(x)
     if x is None or sizes is None or not isinstance(graph, ir.Graph):

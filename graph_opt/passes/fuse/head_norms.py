@@ -1,4 +1,4 @@
-"""Norms of heads on [batch, sequence * heads, head_dim] -> on [batch, sequence, heads, head_dim]."""
+"""Rewrite norms of heads from [batch, sequence * heads, head_dim] to [batch, sequence, heads, head_dim]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NORMS = frozenset({"RMSNormalization", "LayerNormalization"})
 
 
 class HeadNormsPass(GraphPass):
-    """Let heads keep an axis of their own while they are normalised."""
+    """Give heads a separate axis where they are normalised."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite norms between two reshapes."""
@@ -39,7 +39,7 @@ class HeadNormsPass(GraphPass):
 
 
 def _joined(node: ir.Node) -> tuple[ir.Value | None, ir.Node | None]:
-    """Return what is reshaped in front of a norm, and the node that gives it its shape back."""
+    """Return the input of the Reshape before a norm, and the Reshape after it that restores the shape."""
     first = node.inputs[0].producer() if node.inputs[0] is not None else None
     last = sole_consumer(node.outputs[0]) if len(node.outputs) == 1 else None
     if first is None or last is None or first.op_type != "Reshape" or last.op_type != "Reshape":

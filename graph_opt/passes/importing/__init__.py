@@ -1,1 +1,1 @@
-"""Passes that turn other exporters' graphs into the canonical form."""
+"""Passes that convert other exporters' graphs to the canonical form."""

@@ -1,7 +1,6 @@
-"""Caches and axes get the names of the contract: past_key_values.N.key|value, present.N.key|value, batch.
+"""Rename caches and axes to the contract's names: past_key_values.N.key|value, present.N.key|value, batch.
 
-Exporters call axes as they like, and passes note shapes in the contract's names: under one name, what is
-equal can be seen to be equal.
+Exporters name axes differently. With the contract's names, passes can see which axes are equal.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _AXES = {
 
 
 class ContractNamesPass(GraphPass):
-    """Rename the caches and axes of a decoder whose exporter calls them otherwise."""
+    """Rename the caches and axes of a decoder to the contract's names."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rename inputs, outputs and axes, each only if no two would share a name."""
+        """Rename inputs, outputs and axes, unless two would get the same name."""
         if not is_decoder(graph):
             return
         self._rename_caches(graph)
@@ -48,7 +47,7 @@ class ContractNamesPass(GraphPass):
         for values, prefix in ((graph.inputs, PAST), (graph.outputs, PRESENT)):
             found = {value: name for value in values if (name := _name(value, prefix)) is not None}
             if len(set(found.values())) < len(found):
-                self.refuse(graph[0], f"two of its caches would be called {prefix}.N.key")
+                self.refuse(graph[0], f"two of its caches would be named {prefix}.N.key")
                 continue
             taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in found}
             for value, name in found.items():
@@ -60,7 +59,7 @@ class ContractNamesPass(GraphPass):
 
 
 def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
-    """Return the contract's name of each axis that is called otherwise, where nothing else has that name."""
+    """Return the contract's name of each differently named axis, unless another axis has that name."""
     found: dict[str | None, str] = {}
     for value in [*graph.inputs, *graph.outputs]:
         name = str(value.name)
@@ -98,7 +97,7 @@ def _name(value: ir.Value, prefix: str) -> str | None:
 
 
 def _with_numbers(value: ir.Value) -> ir.Shape | None:
-    """Return the shape of a value; exporters have written sizes as symbols, like '32'."""
+    """Return the shape of a value, with symbols such as '32', which some exporters write, as numbers."""
     if value.shape is None:
         return None
     names = [dim if isinstance(dim, int) else dim.value for dim in value.shape]

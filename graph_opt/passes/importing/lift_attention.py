@@ -1,7 +1,7 @@
-"""com.microsoft GroupQueryAttention -> RotaryEmbedding on q and k, and Attention with the shared causal mask.
+"""Replace com.microsoft GroupQueryAttention by RotaryEmbedding on q and k, and Attention with a causal mask.
 
-The kernel numbers a row's tokens by the length of its cache and masks by lengths; the canonical graph reads
-positions and padding from its inputs. Both agree on every real token.
+The kernel derives positions and mask from the cache lengths; the canonical graph reads positions and padding
+from its inputs. Both agree on every token that is not padding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LATER_INPUTS = ("head sink", "quantization scale", "quantization scale", "q or 
 
 @dataclass(frozen=True, slots=True)
 class GroupedHeads:
-    """How many heads of which size."""
+    """Number of query heads, number of key heads, head_dim."""
 
     query: int
     key: int
@@ -44,7 +44,7 @@ class GroupedHeads:
 
 
 class LiftAttentionPass(GraphPass):
-    """Replace the attention kernel of graphs that reckon cache lengths from their masks or shapes."""
+    """Replace GroupQueryAttention in graphs that compute cache lengths from masks or shapes."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Replace every GroupQueryAttention."""
@@ -104,21 +104,21 @@ class LiftAttentionPass(GraphPass):
 def _misfit(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None]) -> str | None:
     given = [name for name, value in zip(_LATER_INPUTS, inputs[11:15], strict=False) if value is not None]
     if given:
-        return f"it takes a {given[0]}"
+        return f"it has a {given[0]}"
     if int_attribute(node, "smooth_softmax", 0) > 0 or int_attribute(node, "qk_output", 0):
-        return "it smooths its softmax or returns its scores"
+        return "it uses smooth_softmax or returns its scores"
     for past in inputs[3:5] if has_caches(graph) else ():
         if past is None or not past.is_graph_input() or not CACHE.fullmatch(str(past.name)):
-            return "its cache is no input past_key_values.N of the graph"
+            return "its cache is not a graph input past_key_values.N"
     if int_attribute(node, "do_rotary", 0) and (inputs[7] is None or inputs[8] is None):
-        return "it rotates without tables"
+        return "it has do_rotary but no cos and sin tables"
     return _lengths_misfit(graph, inputs[5])
 
 
 def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
-    """Say why the cache lengths, evaluated with and without padding, are not those of the mask, or None."""
+    """Return why the evaluated cache lengths differ from those of attention_mask, None if they are equal."""
     if lengths is None or lengths.is_graph_input():
-        return "its cache lengths are an input of the graph"
+        return "its cache lengths are a graph input"
     probe, (past, new) = Probe(graph, lengths), sample_lengths(graph)
     mask = np.ones((2, past + new), np.int64)
     cases = [mask] if ATTENTION_MASK not in probe.input_names else [mask, mask.copy()]
@@ -133,24 +133,24 @@ def _lengths_misfit(graph: ir.Graph, lengths: ir.Value | None) -> str | None:
             sizes = (2, static_size(value, 1) or 1, past, static_size(value, 3) or 1)
             feed.setdefault(str(value.name), np.zeros(sizes, np.float32))
         if not np.array_equal(probe(feed).reshape(-1), case.sum(1) - 1):
-            return "its cache lengths are not those of attention_mask"
+            return "its cache lengths differ from those of attention_mask"
     return None
 
 
 def grouped_heads(node: ir.Node) -> GroupedHeads | str:
-    """Return the heads of a GroupQueryAttention, or what is not known about them."""
+    """Return the heads of a GroupQueryAttention, or why they are unknown."""
     query, key = int_attribute(node, "num_heads", 0), int_attribute(node, "kv_num_heads", 0)
     cache = node.inputs[3] if len(node.inputs) > 3 else None
     size = static_size(cache, 3) or (static_size(node.outputs[1], 3) if len(node.outputs) > 1 else None)
     width = static_size(node.inputs[0], -1)
     if size is None and width is None:
-        return "its head size is not known"
+        return "its head size is unknown"
     packed = len(node.inputs) < 2 or node.inputs[1] is None
     return GroupedHeads(query, key, size or (width or 0) // (query + 2 * key if packed else query))
 
 
 def attended_sizes(graph: ir.Graph) -> dict[str, tuple[int, int]]:
-    """Return heads and head size of every cache that a GroupQueryAttention reads, by name."""
+    """Return the number of heads and head_dim of every cache that a GroupQueryAttention reads, by name."""
     found: dict[str, tuple[int, int]] = {}
     for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
         heads = grouped_heads(node)
@@ -161,7 +161,7 @@ def attended_sizes(graph: ir.Graph) -> dict[str, tuple[int, int]]:
 
 
 def _parts(graph: ir.Graph, node: ir.Node, heads: GroupedHeads) -> list[ir.Value]:
-    """Return q, k and v, apart."""
+    """Return q, k and v as separate values."""
     given = [value for value in node.inputs[:3] if value is not None]
     if len(given) == 3:
         return given

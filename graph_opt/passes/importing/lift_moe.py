@@ -1,7 +1,8 @@
-"""com.microsoft MoE and QMoE -> the canonical mixture of experts, whose weights are plain linear layers.
+"""Replace com.microsoft MoE and QMoE by the canonical mixture of experts with plain linear layers.
 
-Meant is what the operators' documentation says. Where QMoE is not to normalise and has no router_weights,
-onnxruntime's CPU kernel normalises all the same (1.31.1); its CUDA kernel does not.
+The result follows the operators' documentation. One kernel deviates from it: without
+normalize_routing_weights and router_weights, QMoE of onnxruntime 1.31.1 normalises on the CPU, but not on
+CUDA.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from ..base import GraphPass
 
 _ACTIVATIONS = ("silu", "gelu", "relu", "identity")
 _SWIGLU = "swiglu"
-_ROUTER_WEIGHTS = 14  # QMoE's input
-_INTERLEAVED, _IN_HALVES = 1, 2  # swiglu_fusion: how gate and up lie in FC1
+_ROUTER_WEIGHTS = 14  # index of QMoE's input router_weights
+_INTERLEAVED, _IN_HALVES = 1, 2  # swiglu_fusion: the layout of gate and up in FC1
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """An operator's weights: FC1 may hold gate and up, FC3 is up otherwise."""
+    """An operator's weights. FC1 holds gate and up, or FC3 holds up."""
 
     fc1: ExpertTensors
     fc2: ExpertTensors
@@ -43,10 +44,10 @@ class _Weights:
 
 
 class LiftMoEPass(GraphPass):
-    """Replace onnxruntime's mixtures of experts."""
+    """Replace MoE and QMoE."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace every one that the canonical form can express."""
+        """Replace every node that the canonical form can express."""
         for node in [*nodes_of(graph, "MoE", MICROSOFT), *nodes_of(graph, "QMoE", MICROSOFT)]:
             reason = _lift(graph, node)
             if reason is None:
@@ -56,7 +57,7 @@ class LiftMoEPass(GraphPass):
 
 
 def _lift(graph: ir.Graph, node: ir.Node) -> str | None:
-    """Replace a node, or return why not."""
+    """Replace a node; return the reason if that is not possible."""
     activation, weights, routing, x = _activation(node), _weights(node), _routing(node), node.inputs[0]
     if isinstance(activation, str):
         return activation
@@ -65,7 +66,7 @@ def _lift(graph: ir.Graph, node: ir.Node) -> str | None:
     fusion = int_attribute(node, "swiglu_fusion", 0) if _is_swiglu(node) else 0
     reason = _misfit(node, weights, fusion)
     if reason is not None or routing is None or x is None:
-        return reason or "it has no scores of a router"
+        return reason or "its router input is missing"
     gate, up, down = _layers(weights, fusion)
     count, _, hidden = weights.fc1.shape
     experts = [
@@ -87,7 +88,7 @@ def _activation(node: ir.Node) -> Activation | str:
     if name in _ACTIVATIONS:
         return Activation(name)
     if name != _SWIGLU:
-        return f"its activation {name} is not known"
+        return f"its activation {name} is not supported"
     alpha, beta = (
         float_attribute(node, "activation_alpha", 1.0),
         float_attribute(node, "activation_beta", 0.0),
@@ -123,20 +124,22 @@ def _routing(node: ir.Node) -> Routing | None:
 
 
 def _misfit(node: ir.Node, weights: _Weights, fusion: int) -> str | None:
-    """Return why the parts of a node do not make a mixture that can be written."""
+    """Return why a node cannot be written in canonical form, None if it can."""
     if int_attribute(node, "use_sparse_mixer", 0):
-        return "it routes by SparseMixer, which is not the softmax of the router's best"
+        return "it routes by SparseMixer instead of a top-k softmax"
     if fusion not in (0, _INTERLEAVED, _IN_HALVES):
-        return f"swiglu_fusion {fusion} is not known"
+        return f"swiglu_fusion {fusion} is not supported"
     if _is_swiglu(node) and (weights.fc3 is None) != bool(fusion):
-        return "SwiGLU needs FC3, or gate and up in FC1, and not both"
+        return "SwiGLU needs either FC3 or gate and up in FC1"
     count, outputs, hidden = weights.fc1.shape
     width = outputs // 2 if fusion else outputs
     others = [weights.fc2.shape, (count, hidden, width)]
     if weights.fc3 is not None:
         others += [weights.fc3.shape, (count, width, hidden)]
     if others[0::2] != others[1::2]:
-        return "the sizes of its weights do not fit; those packed for CUDA need weights_prepacked 0"
+        return (
+            "the shapes of its weights do not match; export weights packed for CUDA with weights_prepacked 0"
+        )
     return None
 
 
@@ -146,39 +149,39 @@ def _weights(node: ir.Node) -> _Weights | str:
     if any(isinstance(one, str) for one in found):
         return next(one for one in found if isinstance(one, str))
     fc1, fc2, fc3 = [one for one in found if not isinstance(one, str)]
-    return _Weights(fc1, fc2, fc3) if fc1 is not None and fc2 is not None else "it lacks FC1 or FC2"
+    return _Weights(fc1, fc2, fc3) if fc1 is not None and fc2 is not None else "FC1 or FC2 is missing"
 
 
 def _float(node: ir.Node, index: int) -> ExpertTensors | str | None:
-    """Return the weights of MoE's layer ``index``, None where it has none, or why they are of no use."""
+    """Return the weights of MoE's layer ``index``, None if it has none, or why they cannot be used."""
     values = [_input(node, 2 + 2 * index), _input(node, 3 + 2 * index)]
     if values[0] is None:
         return None
     tensors = [weight(value) for value in values]
     if _is_computed(values, tensors) or tensors[0] is None:
-        return "its weights are computed"
+        return "its weights are not constant"
     return FloatExperts(str(values[0].name), tensors[1], tensors[0])
 
 
 def _quantized(node: ir.Node, index: int) -> ExpertTensors | str | None:
-    """Return the weights of QMoE's layer ``index``, None where it has none, or why they are of no use."""
+    """Return the weights of QMoE's layer ``index``, None if it has none, or why they cannot be used."""
     values = [_input(node, place + 3 * index) for place in (2, 3, 4)] + [_input(node, 11 + index)]
     if values[0] is None:
         return None
     tensors = [weight(value) for value in values]
     packed, scales, bias, points = tensors
     if _is_computed(values, tensors) or packed is None or scales is None:
-        return "its weights or their scales are computed or missing"
+        return "its weights or scales are not constant"
     bits = int_attribute(
         node, f"fc{index + 1}_expert_weight_bits", int_attribute(node, "expert_weight_bits", 4)
     )
     kind = text_attribute(node, "quant_type", "int")
     if kind != "int" or bits not in (4, 8) or packed.dtype != ir.DataType.UINT8:
-        return f"its weights of {bits} bits, quant_type {kind}, have no standard form"
+        return f"its {bits}-bit weights of quant_type {kind} cannot be expressed in standard ONNX"
     if int_attribute(node, "weights_prepacked", -1) == 1:
-        return "its weights are packed for CUDA alone; export it with weights_prepacked 0"
+        return "its weights are packed for CUDA; export the model with weights_prepacked 0"
     if points is not None and points.dtype != ir.DataType.UINT8:
-        return "its zero points are no whole numbers"
+        return "its zero points are not uint8"
     block_size = int_attribute(node, "block_size", 0)
     return BlockedExperts(str(values[0].name), bias, packed, scales, points, bits, block_size)
 

@@ -1,4 +1,4 @@
-"""onnxruntime's own norms -> the standard ones: a fused residual addition stands alone again."""
+"""Replace onnxruntime's norm operators by standard ones, and separate fused residual additions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SKIP = {
     "SkipSimplifiedLayerNormalization": "RMSNormalization",
     "SkipLayerNormalization": "LayerNormalization",
 }
-_SUM = 3  # the output that holds the residual stream
-_EPSILON = 1e-12  # the default of the skip norms
+_SUM = 3  # index of the output with the residual sum
+_EPSILON = 1e-12  # default epsilon of the skip norms
 
 
 class LiftNormsPass(GraphPass):
     """Replace SimplifiedLayerNormalization and the skip norms."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace every one whose statistics nobody reads."""
+        """Replace every node whose mean and variance outputs are not used."""
         for node in list(graph):
             if node.op_type in _SKIP and node.domain == MICROSOFT:
                 reason = _lift_skip(graph, node)
@@ -35,7 +35,7 @@ class LiftNormsPass(GraphPass):
 
 def _lift(graph: ir.Graph, node: ir.Node) -> str | None:
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        return "its statistics are read"
+        return "its mean or variance output is used"
     attributes = {
         name: node.attributes[name].value for name in ("axis", "epsilon") if name in node.attributes
     }
@@ -48,13 +48,13 @@ def _lift(graph: ir.Graph, node: ir.Node) -> str | None:
 
 def _lift_skip(graph: ir.Graph, node: ir.Node) -> str | None:
     op_type = _SKIP[node.op_type]
-    vectors = 2 if op_type == "LayerNormalization" else 1  # scale and perhaps beta, then the bias
+    vectors = 2 if op_type == "LayerNormalization" else 1  # scale and beta, or scale; the bias follows
     operands = [*node.inputs, *[None] * 5]
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:_SUM]):
-        return "its statistics are read"
+        return "its mean or variance output is used"
     left, right, bias = operands[0], operands[1], operands[2 + vectors]
     if left is None or right is None or (left.shape is None) or left.shape != (right.shape or left.shape):
-        return "its summands are of different or unknown shapes"
+        return "the shapes of its summands differ or are unknown"
     total = insert(node, "Add", [left, right]).outputs[0]
     if bias is not None:
         total = insert(node, "Add", [total, bias]).outputs[0]

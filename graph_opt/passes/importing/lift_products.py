@@ -1,4 +1,4 @@
-"""com.microsoft FusedMatMul -> Transpose, MatMul and Mul; a transposed weight is transposed lazily."""
+"""Replace com.microsoft FusedMatMul by Transpose, MatMul and Mul; weights are transposed lazily."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ..base import GraphPass
 
 
 class LiftProductsPass(GraphPass):
-    """Replace onnxruntime's product that transposes and scales."""
+    """Replace FusedMatMul."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace every one that leaves the batch axes in their places."""
+        """Replace every node that does not transpose batch axes."""
         for node in nodes_of(graph, "FusedMatMul", MICROSOFT):
             if any(int_attribute(node, name, 0) for name in ("transBatchA", "transBatchB")):
-                self.refuse(node, "it moves batch axes")
+                self.refuse(node, "it transposes batch axes")
                 continue
             operands = [
                 _transposed(graph, node, value) if int_attribute(node, name, 0) else value
                 for name, value in zip(("transA", "transB"), node.inputs, strict=True)
             ]
             if operands[0] is None or operands[1] is None:
-                self.refuse(node, "the rank of what it transposes is not known")
+                self.refuse(node, "the rank of a transposed operand is unknown")
                 continue
             output = insert(node, "MatMul", operands).outputs[0]
             alpha = float_attribute(node, "alpha", 1.0)
@@ -48,7 +48,7 @@ class LiftProductsPass(GraphPass):
 
 
 def _transposed(graph: ir.Graph, node: ir.Node, value: ir.Value | None) -> ir.Value | None:
-    """Return a value with its last two axes swapped, None if its rank is not known."""
+    """Return a value with its last two axes swapped, None if its rank is unknown."""
     tensor = weight(value)
     if value is not None and tensor is not None and len(tensor.shape) == 2:
         name = f"{value.name}.transposed"

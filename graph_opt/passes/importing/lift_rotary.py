@@ -1,4 +1,4 @@
-"""com.microsoft RotaryEmbedding -> the standard one, on rows of its tables."""
+"""Replace com.microsoft RotaryEmbedding by the standard one, on gathered rows of its tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..base import GraphPass
 
 
 class LiftRotaryPass(GraphPass):
-    """Replace onnxruntime's rotary embedding."""
+    """Replace onnxruntime's RotaryEmbedding."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace every one that reads its tables by [batch, sequence] positions."""
+        """Replace every node whose positions are [batch, sequence]."""
         rows = RopeRows(graph)
         for node in nodes_of(graph, "RotaryEmbedding", MICROSOFT):
-            reason = "the graph is no decoder" if not is_decoder(graph) else _misfit(node)
+            reason = "the graph is not a decoder" if not is_decoder(graph) else _misfit(node)
             if reason is not None:
                 self.refuse(node, reason)
                 continue
@@ -34,11 +34,11 @@ class LiftRotaryPass(GraphPass):
 
 def _misfit(node: ir.Node) -> str | None:
     if float_attribute(node, "scale", 1.0) != 1.0 or int_attribute(node, "is_packed_batching", 0):
-        return "it scales, or packs several sequences into a row"
+        return "it has a scale other than 1, or is_packed_batching"
     shape = node.inputs[1].shape if node.inputs[1] is not None else None
     if shape is None or len(shape) != 2:
         return "its positions are not [batch, sequence]"
     x = node.inputs[0]
     if x is None or x.shape is None or (len(x.shape) != 4 and not int_attribute(node, "num_heads", 0)):
-        return "its number of heads is not known"
+        return "its number of heads is unknown"
     return None

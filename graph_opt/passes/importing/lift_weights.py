@@ -1,4 +1,4 @@
-"""com.microsoft MatMulNBits and GatherBlockQuantized -> blocked DequantizeLinear, and what reads it."""
+"""Replace com.microsoft MatMulNBits and GatherBlockQuantized by DequantizeLinear and MatMul or Gather."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .tied_head import tied_product
 
 
 class LiftWeightsPass(GraphPass):
-    """Replace kernels on blocked weights."""
+    """Replace operators with block-quantized weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self._tables: dict[ir.TensorProtocol, ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace embeddings first, so that a head tied to one finds it."""
+        """Replace embeddings first, so that a tied head can share the dequantized table."""
         self._tables = {}
         for op_type, lift in (
             ("GatherBlockQuantized", self._lift_gather),
@@ -64,26 +64,26 @@ def _blocks(node: ir.Node) -> KernelBlocks | str:
     names = (0, 2, 3) if gathers else (1, 2, 3)
     values = [node.inputs[index] if len(node.inputs) > index else None for index in names]
     if not gathers and len(node.inputs) > 4 and node.inputs[4] is not None:
-        return "it reorders its inputs by group"
+        return "it has g_idx, which reorders its inputs"
     producer = values[0].producer() if values[0] is not None else None
     if producer is not None and producer.op_type == "Reshape":
         values[0] = producer.inputs[0]
     packed, scales, points = (weight(value) for value in values)
     if packed is None or scales is None or (values[2] is not None and points is None):
-        return "its weight is computed"
+        return "its weight is not constant"
     bits, block_size = int_attribute(node, "bits", 4), int_attribute(node, "block_size", 128)
     if bits not in (4, 8) or packed.dtype != ir.DataType.UINT8:
-        return f"its weight of {bits} bits, stored as {packed.dtype.name}, has no standard form"
+        return f"its {bits}-bit weight stored as {packed.dtype.name} cannot be expressed in standard ONNX"
     outputs = shape_of(packed)[0]
     held = packed.size * 8 // (bits * outputs)
     inputs = int_attribute(node, "K", held)
     if held != (inputs if gathers else -(-inputs // block_size) * block_size):
-        return f"its weight holds {held} inputs, and should hold {inputs}"
+        return f"its weight holds {held} inputs instead of {inputs}"
     if inputs % block_size and (gathers or inputs % 2):
-        return "its last block is not full, of an embedding or an odd number of inputs"
+        return "its last block is partial, and it is an embedding or has an odd number of inputs"
     if gathers and (int_attribute(node, "gather_axis", 0) or int_attribute(node, "quantize_axis", 1) == 0):
-        return "it gathers along its blocks"
+        return "it gathers along the quantized axis"
     if points is not None and points.dtype != ir.DataType.UINT8:
-        return "its zero points are no whole numbers"
+        return "its zero points are not uint8"
     stem = str(values[0] and values[0].name)
     return KernelBlocks(stem, packed, scales, points, outputs, inputs, bits, block_size)

@@ -1,7 +1,7 @@
-"""Positions counted inside a graph -> the input ``position_ids``, so that every row may have its own.
+"""Replace positions computed inside of a graph by the input ``position_ids``.
 
-Some traces number their tokens past, past + 1, ... themselves, alike for all rows. Where such numbers become
-angles or rows of a table, they are read from the input instead, so that padded rows can be numbered rightly.
+Some traces compute the positions past, past + 1, ... themselves, equal for all rows. Left-padded rows need
+other positions, so angles and position tables must read them from the input.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..base import GraphPass
 
 
 class PositionIdsPass(GraphPass):
-    """Add the input ``position_ids`` to a graph that counts its positions."""
+    """Add the input ``position_ids`` to a graph that computes its positions."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Let angles and position tables read the input."""
+        """Make angles and position tables read the input."""
         names = {value.name for value in graph.inputs}
         if POSITION_IDS in names or INPUT_IDS not in names:
             return
-        facts = ShapeFacts(graph, far=False)  # contents are known of short sequences
+        facts = ShapeFacts(graph, far=False)  # the content of long sequences is not computed
         readers = [(node, found) for node in graph if (found := _counted(facts, node)) is not None]
         if not readers:
             return
@@ -39,7 +39,7 @@ def _operand_index(node: ir.Node) -> int:
 
 
 def _counted(facts: ShapeFacts, node: ir.Node) -> tuple[int, int] | None:
-    """Return rank and token axis of the counted positions that a node makes angles of, or rows of a table."""
+    """Return the rank and token axis of the positions that a node casts to angles or looks up, else None."""
     if node.domain or node.op_type not in ("Cast", "Gather"):
         return None
     if node.op_type == "Cast" and node.attributes["to"].as_int() != ir.DataType.FLOAT:
@@ -58,7 +58,7 @@ def _counted(facts: ShapeFacts, node: ir.Node) -> tuple[int, int] | None:
 
 
 def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, rank: int, axis: int) -> ir.Value:
-    """Return positions with the rows on the first axis and the tokens on another."""
+    """Return positions of ``rank`` axes, with the batch on axis 0 and the tokens on ``axis``."""
     if rank == 2:
         return positions
     others = np.array([other for other in range(1, rank) if other != axis], np.int64)

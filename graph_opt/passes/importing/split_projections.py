@@ -1,7 +1,7 @@
-"""A product whose result is cut into columns -> one product for each part; Gemm on rows -> MatMul and Add.
+"""Split fused projections into one MatMul per part, and rewrite Gemm as MatMul and Add.
 
-The canonical graph keeps q, k, v and gate, up apart; a lowering merges them again where that pays. Weights
-are cut lazily.
+In the canonical graph q, k and v, and gate and up, are separate; a lowering merges them again where that is
+faster. Weights are sliced lazily.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...graph.lazy import lazy, shape_of, transpose
 from ..base import GraphPass
 
 _Part = tuple[ir.Value, int, int]
-_Parts = dict[tuple[ir.Value, int, int], ir.Value]  # of a weight's columns
+_Parts = dict[tuple[ir.Value, int, int], ir.Value]  # columns of a weight, by weight, start and end
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A product, its bias, and the parts that its result is cut into."""
+    """A product, its bias, and the parts that its result is split into."""
 
     node: ir.Node
     bias: ir.Value | None
@@ -41,12 +41,12 @@ class _Cut:
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """First column of each part, and the one after its last."""
+        """Start and end column of each part."""
         return tuple((start, end) for _, start, end in self.parts)
 
 
 class GemmToMatMulPass(GraphPass):
-    """Gemm(x, W, b) -> MatMul and Add; of Reshape(x), on [batch * sequence, in], on x where that goes."""
+    """Rewrite Gemm(x, W, b) as MatMul and Add; reshapes to [batch * sequence, in] and back are removed."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every Gemm of an activation and a weight."""
@@ -57,8 +57,8 @@ class GemmToMatMulPass(GraphPass):
             if reason is not None:
                 self.refuse(node, reason)
                 continue
-            goes_back = _goes_back(node)
-            x, operand = _in_shape(graph, node) if goes_back else node.inputs[0], node.inputs[1]
+            restored = _is_restored(node)
+            x, operand = _unflattened(graph, node) if restored else node.inputs[0], node.inputs[1]
             matrix = weight(operand)
             if operand is None or matrix is None:
                 raise AssertionError("unreachable: the Gemm was checked")
@@ -67,20 +67,20 @@ class GemmToMatMulPass(GraphPass):
             output = insert(node, "MatMul", [x, operand]).outputs[0]
             if len(node.inputs) > 2 and node.inputs[2] is not None:
                 output = insert(node, "Add", [output, node.inputs[2]]).outputs[0]
-            last = next(iter(node.outputs[0].uses())).node if goes_back else node
+            last = next(iter(node.outputs[0].uses())).node if restored else node
             replace(last.outputs[0], output)
             remove_unused(graph, last)
             self.fired += 1
 
 
 class SplitProjectionsPass(GraphPass):
-    """Split(MatMul(x, W) + b) -> one product for each part.
+    """Rewrite Split(MatMul(x, W) + b) as one MatMul per part.
 
-    A weight that several products read is cut once, and only if all of them cut it alike.
+    A weight of several products is split once, and only if all of them split it at the same columns.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every product of a weight all of whose readers take columns of it."""
+        """Rewrite every MatMul with a weight whose result is only read in parts."""
         cuts: dict[ir.Value, list[_Cut]] = defaultdict(list)
         for node in nodes_of(graph, "MatMul"):
             operand, matrix = node.inputs[1], weight(node.inputs[1])
@@ -95,7 +95,7 @@ class SplitProjectionsPass(GraphPass):
                 cuts[operand].append(_Cut(node, bias, parts))
         for operand, found in cuts.items():
             if len(operand.uses()) > len(found) or len({cut.bounds for cut in found}) > 1:
-                self.refuse(found[0].node, "other readers of its weight do not cut it alike")
+                self.refuse(found[0].node, "other consumers of its weight split it differently")
                 continue
             made: dict[tuple[ir.Value, int, int], ir.Value] = {}
             for cut in found:
@@ -104,7 +104,7 @@ class SplitProjectionsPass(GraphPass):
 
 
 def _is_quantized_head(node: ir.Node) -> bool:
-    """Return whether a Gemm reads a dequantized table as it stands, as the contract's tied heads do."""
+    """Return whether a Gemm reads a dequantized table with transB, as the contract's tied heads do."""
     table = node.inputs[1].producer() if node.inputs[1] is not None else None
     return (
         table is not None and table.op_type == "DequantizeLinear" and bool(int_attribute(node, "transB", 0))
@@ -114,16 +114,16 @@ def _is_quantized_head(node: ir.Node) -> bool:
 def _gemm_misfit(node: ir.Node) -> str | None:
     factors = [node.attributes.get(name) for name in ("alpha", "beta")]
     if int_attribute(node, "transA", 0) or any(f is not None and f.as_float() != 1 for f in factors):
-        return "it transposes or scales"
+        return "it has transA, alpha or beta"
     if weight(node.inputs[1]) is None or weight(node.inputs[0]) is not None:
-        return "it is no product of an activation and a weight"
+        return "it is not a product of an activation and a weight"
     if int_attribute(node, "transB", 0) and len(node.inputs[1].uses() if node.inputs[1] else ()) > 1:
-        return "its weight has other readers, as that of a tied head"
+        return "its weight has other consumers, as that of a tied head"
     return None
 
 
-def _goes_back(node: ir.Node) -> bool:
-    """Return whether a Gemm's rows were flattened, and are brought back into their shape."""
+def _is_restored(node: ir.Node) -> bool:
+    """Return whether a Gemm's input was flattened to rows, and its result is reshaped back."""
     source, rows = _flattened(node.inputs[0]), node.outputs[0]
     readers = list(rows.uses())
     if len(readers) != 1 or readers[0].node.op_type != "Reshape" or rows.is_graph_output():
@@ -136,13 +136,13 @@ def _goes_back(node: ir.Node) -> bool:
 
 
 def _flattened(value: ir.Value | None) -> ir.Value | None:
-    """Return what a Reshape joined into rows."""
+    """Return the input of the Reshape that made ``value``, else None."""
     node = value.producer() if value is not None else None
     return node.inputs[0] if node is not None and node.op_type == "Reshape" and not node.domain else None
 
 
-def _in_shape(graph: ir.Graph, node: ir.Node) -> ir.Value:
-    """Return the rows of a checked Gemm as [..., in], with the axes that its result is brought back to."""
+def _unflattened(graph: ir.Graph, node: ir.Node) -> ir.Value:
+    """Return the input of a checked Gemm as [..., in], with the leading axes of its reshaped result."""
     source, matrix = _flattened(node.inputs[0]), weight(node.inputs[1])
     result = next(iter(node.outputs[0].uses())).node.outputs[0].shape
     if source is None or matrix is None or result is None:
@@ -154,7 +154,7 @@ def _in_shape(graph: ir.Graph, node: ir.Node) -> ir.Value:
 
 
 def _biased(node: ir.Node, width: int) -> tuple[ir.Value, ir.Value | None]:
-    """Return what leaves a product, and the bias vector added to it if there is one."""
+    """Return the output of a product and its bias, the bias None if there is none."""
     output = node.outputs[0]
     readers = list(output.uses())
     if len(readers) == 1 and readers[0].node.op_type == "Add" and not output.is_graph_output():
@@ -166,15 +166,15 @@ def _biased(node: ir.Node, width: int) -> tuple[ir.Value, ir.Value | None]:
 
 
 def _columns(value: ir.Value, width: int) -> list[_Part] | str:
-    """Return the parts that a value is cut into: each with its first column and the one after its last."""
+    """Return the parts that a value is split into, each with its start and end column, or why it is not."""
     parts: list[_Part] = []
     for use in value.uses():
         found = _cut(use.node, width) if use.idx == 0 else None
         if found is None:
-            return "it is read whole and in parts" if parts else []
+            return "its result is read both whole and in parts" if parts else []
         parts += found
     if value.is_graph_output() and parts:
-        return "it is an output"
+        return "its result is a graph output"
     return sorted(parts, key=lambda part: part[1])
 
 
@@ -199,7 +199,7 @@ def _cut(node: ir.Node, width: int) -> list[_Part] | None:
 
 
 def _sizes(node: ir.Node, width: int) -> list[int] | None:
-    """Return the sizes of a Split's parts; equal ones, the last perhaps smaller, where it has none."""
+    """Return the sizes of a Split's parts; by default equal ones, the last one may be smaller."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         sizes = constant(node.inputs[1])
         return None if sizes is None else sizes.tolist()

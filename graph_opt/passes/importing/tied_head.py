@@ -1,6 +1,6 @@
-"""One tensor for an embedding and the head tied to it: Gather(W, ids) and Gemm(x, W, transB=1).
+"""Share one tensor between an embedding and its tied head: Gather(W, ids) and Gemm(x, W, transB=1).
 
-Exporters store the transposed copy as a second tensor, or transpose one of them at every run.
+Other exporters store a transposed copy, or transpose one of the two at every run.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, repl
 from ...graph.lazy import shape_of, transpose
 from ..base import GraphPass
 
-_SAMPLE = 4  # rows compared before all are
-_ROWS = 4096  # rows compared at once
+_SAMPLE = 4  # rows compared first
+_ROWS = 4096  # rows compared at a time
 
 
 class TiedHeadPass(GraphPass):
-    """Let a head that equals the transposed embedding read the embedding."""
+    """Make a head whose weight is the transposed embedding read the embedding."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Compare the embedding with the weight of the product that makes ``logits``."""
+        """Compare the embedding with the weight of the product that computes ``logits``."""
         embedding = _embedding(graph)
         head = _head(graph)
         if embedding is None or head is None:
             return
         table, matrix = embedding.inputs[0], head.inputs[1]
-        if _turned(table) is not None and _turned(table) is matrix:
+        if _transpose_source(table) is not None and _transpose_source(table) is matrix:
             table = self._stored_once(graph, embedding, matrix)
-        elif _turned(matrix) is not table and not _is_transposed(weight(table), weight(matrix)):
+        elif _transpose_source(matrix) is not table and not _is_transposed(weight(table), weight(matrix)):
             return
         if table is not None:
             _read_embedding(graph, head, table)
@@ -47,8 +47,8 @@ class TiedHeadPass(GraphPass):
         return table
 
 
-def _turned(value: ir.Value | None) -> ir.Value | None:
-    """Return the matrix that a value is the transpose of."""
+def _transpose_source(value: ir.Value | None) -> ir.Value | None:
+    """Return x if ``value`` is Transpose(x), else None."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -61,25 +61,25 @@ def _embedding(graph: ir.Graph) -> ir.Node | None:
 
 
 def _head(graph: ir.Graph) -> ir.Node | None:
-    """Return the product with a weight that the logits come from."""
+    """Return the MatMul with a weight that computes the logits."""
     value = next((value for value in graph.outputs if value.name == LOGITS), None)
     for _ in range(8):
         node = value.producer() if value is not None else None
         if node is None or node.domain:
             return None
         if node.op_type == "MatMul":
-            tensor = weight(_turned(node.inputs[1]) or node.inputs[1])
+            tensor = weight(_transpose_source(node.inputs[1]) or node.inputs[1])
             return node if tensor is not None and len(tensor.shape) == 2 else None
         value = next((x for x in node.inputs if x is not None and x.const_value is None), None)
     return None
 
 
 def _is_transposed(table: ir.TensorProtocol | None, matrix: ir.TensorProtocol | None) -> bool:
-    """Return whether one weight is the transpose of the other; large ones are compared piece by piece."""
+    """Return whether one weight is the transpose of the other; compared in pieces of 4096 rows."""
     if table is None or matrix is None or len(table.shape) != 2 or table.dtype != matrix.dtype:
         return False
     if isinstance(table, ir.LazyTensor) or isinstance(matrix, ir.LazyTensor):
-        return False  # comparing would compute both whole
+        return False  # a comparison would evaluate both completely
     if shape_of(table) != shape_of(matrix)[::-1]:
         return False
     left, right = table.numpy(), matrix.numpy()
@@ -104,10 +104,10 @@ def _read_embedding(graph: ir.Graph, head: ir.Node, table: ir.Value) -> None:
 
 
 def tied_product(before: ir.Node, x: ir.Value, table: ir.Value, vocabulary: int, width: int) -> ir.Value:
-    """Return x times the transpose of a table [vocabulary, width], as the canonical tied head writes it."""
+    """Write x times the transpose of a table [vocabulary, width], in the form of the canonical tied head."""
     graph = before.graph
     if not isinstance(graph, ir.Graph):
-        raise TypeError(f"node {before.name} belongs to no graph")
+        raise TypeError(f"node {before.name} does not belong to a graph")
     flat = shared_constant(graph, f"head.rows_{width}", np.array([-1, width], np.int64))
     rows = insert(before, "Reshape", [x, flat]).outputs[0]
     product = insert(before, "Gemm", [rows, table], {"transB": 1}).outputs[0]

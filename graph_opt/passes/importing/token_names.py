@@ -1,4 +1,4 @@
-"""Token ids and logits get the names of the contract, whatever their exporter called them."""
+"""Rename token ids and logits to the contract's names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..base import GraphPass
 
 
 class TokenNamesPass(GraphPass):
-    """Rename the only ids that an embedding is read at, and the only scores of all its rows."""
+    """Rename the input that is looked up in the only embedding, and the output with its vocabulary size."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rename both, or nothing."""
+        """Rename both, or neither."""
         found = {(ids, rows) for node in nodes_of(graph, "Gather") for ids, rows in _embedded(node)}
         if len(found) != 1:
             return
@@ -33,7 +33,7 @@ class TokenNamesPass(GraphPass):
 
 
 def _embedded(node: ir.Node) -> list[tuple[ir.Value, int]]:
-    """Return the graph's input whose ids an embedding is read at, and the embedding's rows."""
+    """Return the graph input that a Gather looks up in a 2-D weight, and the weight's number of rows."""
     table, ids = weight(node.inputs[0]), node.inputs[1]
     if table is None or ids is None or not ids.is_graph_input() or int_attribute(node, "axis", 0):
         return []

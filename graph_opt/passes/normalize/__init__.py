@@ -1,1 +1,1 @@
-"""Passes that write equal computations in one way."""
+"""Passes that rewrite equivalent computations into one form."""

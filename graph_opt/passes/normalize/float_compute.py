@@ -1,7 +1,7 @@
-"""16-bit graphs for targets without 16-bit kernels: the same graph in fp32, weights widened lazily.
+"""Convert 16-bit float graphs to fp32, for targets without 16-bit kernels; weights are converted lazily.
 
-onnxruntime's CPU provider has hardly any fp16 kernel on x86-64 and none in bf16; left alone, it would cast
-every weight at every run, or refuse the graph.
+onnxruntime's CPU provider has few fp16 kernels on x86-64 and no bf16 kernels. It would cast every weight at
+every run, or refuse the graph.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 class FloatComputePass(GraphPass):
-    """Turn every 16-bit float of a graph into fp32, its inputs and outputs too; drop the casts between.
+    """Convert all 16-bit floats of a graph to fp32, including inputs and outputs, and remove casts.
 
     Args:
-        keep: graphs in these types stay as they are.
+        keep: graphs with initializers of these types are not changed.
     """
 
     def __init__(self, *, keep: Collection[ir.DataType] = ()) -> None:

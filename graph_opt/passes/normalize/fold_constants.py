@@ -1,24 +1,24 @@
-"""Operators on constants -> constants, within a size budget; weights are never computed ahead."""
+"""Fold operators on small constants into constants; weights are not folded."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...analysis.small_contents import content_of
+from ...analysis.constant_evaluation import content_of
 from ...graph.edit import add_initializer, remove_unused, replace, weight
 from ...graph.lazy import bits_of, shape_of
 from ..base import GraphPass
 
-_BUDGET = 1 << 16  # elements of any operand and of the result
-_NARROW = 8  # bits; smaller types are weights, and strings have none
+_BUDGET = 1 << 16  # elements of an operand or of the result
+_MIN_BITS = 8  # narrower types are weights; strings count as 0 bits
 
 
 class FoldConstantsPass(GraphPass):
-    """Compute nodes of standard operators whose operands are all small constants.
+    """Fold nodes of standard operators whose operands are all small constants.
 
     Args:
-        budget: most elements of an operand and of a result.
-        growth: most bytes by which a result may be larger than its operands; any, if None.
+        budget: maximum number of elements of an operand and of a result.
+        growth: maximum number of bytes by which a result may exceed its operands; None for no limit.
     """
 
     def __init__(self, budget: int = _BUDGET, growth: int | None = None) -> None:
@@ -26,7 +26,7 @@ class FoldConstantsPass(GraphPass):
         self.budget, self.growth = budget, growth
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Fold nodes in their order, so that chains fold whole."""
+        """Fold nodes in topological order, so that chains are folded completely."""
         for node in list(graph):
             if node.domain or not node.inputs or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
                 continue
@@ -46,4 +46,4 @@ class FoldConstantsPass(GraphPass):
             self.fired += 1
 
     def _is_small(self, tensor: ir.TensorProtocol) -> bool:
-        return tensor.size <= self.budget and bits_of(tensor.dtype) >= _NARROW
+        return tensor.size <= self.budget and bits_of(tensor.dtype) >= _MIN_BITS

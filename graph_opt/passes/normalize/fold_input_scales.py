@@ -1,9 +1,9 @@
-"""What scales and shifts every channel in front of a convolution -> its weight and bias.
+"""Fold per-channel factors and terms in front of a convolution into its weight and bias.
 
-    Conv(x * s + t, W, b)  -> Conv(x, W * s, b + sum(W * t))     where nothing is padded
-                           -> Conv(x + t / s, W * s, b)          where zeros are, which a term must not reach
+    Conv(x * s + t, W, b)  -> Conv(x, W * s, b + sum(W * t))     without padding
+                           -> Conv(x + t / s, W * s, b) with padding: the padded zeros must stay zeros
 
-Learnable scales behind activations, and the normalization of pictures, are of this kind.
+Examples are learnable scales behind activations, and the normalization of images.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ...graph.lazy import Array, lazy, shape_of
 from ..base import EveryGraphPass
 from .fold_scales import FLOATS
 
-_LARGEST_SHIFT = 1e3  # of the channels' own scale; beyond, adding it would lose digits
+_LARGEST_SHIFT = 1e3  # of t / s; adding a larger term would lose precision
 
 
 class FoldInputScalesPass(EveryGraphPass):
-    """Fold constant factors and terms of each input channel into the convolution behind them."""
+    """Fold constant factors and terms per input channel into the convolution."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every convolution with a constant weight."""
+        """Try every convolution with a constant weight."""
         for node in list(graph):
             if node.op_type != "Conv" or node.domain or node.graph is not graph:
                 continue
@@ -45,7 +45,7 @@ class FoldInputScalesPass(EveryGraphPass):
             if source is None or changes == 0:
                 continue
             if node.inputs[1] is not None and len(node.inputs[1].uses()) > 1:
-                self.refuse(node, "its weight has other readers, and would be stored twice")
+                self.refuse(node, "its weight has other consumers and would be stored twice")
                 continue
             reason = self._fold(graph, node, source, (factors, terms), changes)
             if reason is not None:
@@ -54,7 +54,7 @@ class FoldInputScalesPass(EveryGraphPass):
     def _fold(
         self, graph: ir.Graph, node: ir.Node, source: ir.Value, by: tuple[Vector, Vector], changes: int
     ) -> str | None:
-        """Fold all, or factors only where zeros are padded; return why not."""
+        """Fold factors and terms (with padding the factors only), or return why that is not possible."""
         factors, terms = by
         matrix, old = weight(node.inputs[1]), node.inputs[0]
         bias = weight(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
@@ -74,7 +74,7 @@ class FoldInputScalesPass(EveryGraphPass):
             with np.errstate(all="ignore"):
                 rest = terms / factors
             if changes < 2 or not (np.abs(rest) <= _LARGEST_SHIFT).all():
-                return "zeros are padded behind a term, which they must not reach"
+                return "a term in front of a padded convolution cannot be folded"
             content = _column(rest, len(shape_of(matrix))).astype(dtype)
             added = insert(node, "Add", [source, add_initializer(graph, f"{name}.before", content)])
             x = added.outputs[0]
@@ -89,7 +89,7 @@ class FoldInputScalesPass(EveryGraphPass):
 
 
 def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None, Vector, Vector, int]:
-    """Return what is changed in front of a convolution, by which factors and terms, in how many nodes."""
+    """Return the value before the scaling nodes, their combined factors and terms, and their number."""
     shape = shape_of(matrix)
     count = shape[1] * int_attribute(node, "group", 1)
     channels = Channels(count, len(shape) - 2, len(shape))
@@ -112,7 +112,7 @@ def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None,
 
 
 def _keeps_rank(value: ir.Value, channels: Channels) -> bool:
-    """Return whether a value has all axes, and all channels: constants may have widened it."""
+    """Return whether a value has all axes and channels, that is, no constant broadcasts it."""
     if value.shape is None or len(value.shape) != channels.rank:
         return False
     size = value.shape[channels.rank - 1 - channels.behind]
@@ -127,7 +127,7 @@ def _pads(node: ir.Node) -> bool:
 
 
 def _grouped(node: ir.Node, shape: tuple[int, ...], numbers: Vector) -> tuple[tuple[int, ...], Array]:
-    """Return a shape [groups, outputs, inputs, ...] of the weight, and numbers that broadcast to it."""
+    """Return the weight's shape as [groups, outputs, inputs, ...], and ``numbers`` broadcastable to it."""
     group = int_attribute(node, "group", 1)
     parts = (group, shape[0] // group, *shape[1:])
     return parts, numbers.reshape(group, 1, shape[1], *[1] * (len(shape) - 2))
@@ -155,7 +155,7 @@ def _shifted(
 
 
 def _column(numbers: Vector, rank: int) -> Array:
-    """Return one number a channel in a shape that broadcasts to what a convolution reads; one if all are."""
+    """Return one number per channel, broadcastable to a convolution's input; a scalar if all are equal."""
     if (numbers == numbers[0]).all():
         return np.asarray(numbers[0])
     return numbers.reshape(-1, *[1] * (rank - 2))

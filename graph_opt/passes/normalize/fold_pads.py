@@ -1,4 +1,4 @@
-"""Pad with zeros in front of a convolution -> the convolution's own ``pads``."""
+"""Fold a Pad with zeros into the attribute ``pads`` of the convolution behind it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import onnx_ir as ir
 from ...graph.edit import constant, nodes_of, remove_unused, sole_consumer, text_attribute
 from ..base import EveryGraphPass
 
-_BEFORE_PICTURE = 2  # axes: batch and channels
+_LEADING_AXES = 2  # batch and channels
 
 
 class FoldPadsPass(EveryGraphPass):
-    """Let each convolution pad what is padded for it alone."""
+    """Fold each Pad whose only consumer is a convolution."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every Pad."""
+        """Try every Pad."""
         for node in nodes_of(graph, "Pad"):
             reader = sole_consumer(node.outputs[0])
             if reader is None or reader.op_type != "Conv" or reader.domain or reader.graph is not graph:
                 continue
-            pads = _picture_pads(node)
+            pads = _spatial_pads(node)
             if isinstance(pads, str):
                 self.refuse(node, pads)
                 continue
             if text_attribute(reader, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-                self.refuse(node, "the convolution behind it pads by itself (auto_pad)")
+                self.refuse(node, "the convolution behind it has auto_pad")
                 continue
             own = reader.attributes.get("pads")
             total = np.array(pads) + (0 if own is None else np.array(own.as_ints()))
@@ -36,19 +36,19 @@ class FoldPadsPass(EveryGraphPass):
             self.fired += 1
 
 
-def _picture_pads(node: ir.Node) -> list[int] | str:
-    """Return how many zeros a Pad adds, begins and then ends, to the axes of a picture."""
+def _spatial_pads(node: ir.Node) -> list[int] | str:
+    """Return the zeros that a Pad adds to the spatial axes, begins then ends, or why it does not."""
     if text_attribute(node, "mode", "constant") != "constant":
-        return "it repeats what is there"
+        return "its mode is not constant"
     if any(value is not None for value in node.inputs[3:]):
-        return "it names the axes that it pads"
+        return "it has the input axes"
     fill = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
     pads = constant(node.inputs[1])
     if fill is None or pads is None:
-        return "how much it adds, or what, is not constant"
+        return "its pads or its value are not constant"
     if fill.any():
-        return "it does not add zeros"
+        return "its value is not zero"
     begins, ends = pads.reshape(2, -1)
-    if (pads < 0).any() or begins[:_BEFORE_PICTURE].any() or ends[:_BEFORE_PICTURE].any():
-        return "it cuts off, or pads the batch or the channels"
-    return [*begins[_BEFORE_PICTURE:].tolist(), *ends[_BEFORE_PICTURE:].tolist()]
+    if (pads < 0).any() or begins[:_LEADING_AXES].any() or ends[:_LEADING_AXES].any():
+        return "it crops, or pads the batch or the channels"
+    return [*begins[_LEADING_AXES:].tolist(), *ends[_LEADING_AXES:].tolist()]

@@ -1,4 +1,4 @@
-"""Models of a newer opset -> an older one, where each of their operators has that form."""
+"""Declare an older opset where all operators of a model exist in it with the same meaning."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ...graph.opset_forms import missing_form
 from ..base import EveryGraphPass, GraphPass
 from .raise_opset import TARGET, RaiseOpsetPass
 
-_LOWEST = 18  # what is older has other forms of common operators
+_LOWEST = 18  # older opsets have other forms of common operators
 
 
 class WriteSwishPass(EveryGraphPass):
-    """Swish(x) of opset 24 -> x * Sigmoid(alpha * x), its canonical form."""
+    """Rewrite Swish(x) of opset 24 as x * Sigmoid(alpha * x), its canonical form."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Write every Swish out."""
+        """Rewrite every Swish."""
         for node in nodes_of(graph, "Swish"):
             x, alpha = node.inputs[0], float_attribute(node, "alpha", 1.0)
             scaled = x
             if alpha != 1:
                 if x is None or x.dtype is None:
-                    self.refuse(node, "the type of its alpha is not known")
+                    self.refuse(node, "the type of its input is unknown")
                     continue
                 factor = np.array(alpha, x.dtype.numpy())
                 name = f"swish.{x.dtype.name.lower()}_{alpha!r}".replace("-", "m").replace(".", "p")
@@ -35,10 +35,10 @@ class WriteSwishPass(EveryGraphPass):
 
 
 class LowerOpsetPass(GraphPass):
-    """Claim opset 23 for a newer model that needs no newer one; any other stays as it is, which is legal."""
+    """Declare opset 23 for a model of a newer opset if all its operators exist in 23; else change nothing."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Check every node, then lower the number."""
+        """Check every node, then set the opset."""
         version = graph.opset_imports.get("", TARGET)
         if version <= TARGET:
             return
@@ -46,7 +46,7 @@ class LowerOpsetPass(GraphPass):
         for node in nodes:
             reason = missing_form(node, TARGET)
             if reason is not None:
-                self.refuse(node, f"it needs opset {version}: in opset {TARGET}, {reason}")
+                self.refuse(node, f"it needs opset {version}: opset {TARGET} {reason}")
         if self.refusals:
             return
         for node in nodes:
@@ -56,11 +56,11 @@ class LowerOpsetPass(GraphPass):
 
 
 class LowestOpsetPass(GraphPass):
-    """Claim the oldest opset that holds every operator: the older it is, the more runtimes take the graph.
+    """Declare the oldest opset that has every operator, because more runtimes support older opsets.
 
     Args:
-        raised: the pass that raised the model before. The claim is 18 at least, and no older than the
-            opset that the model came with (23 for newer ones).
+        raised: the pass that raised the model's opset before. The declared opset is at least 18 and at
+            least the original opset, where an original opset above 23 counts as 23.
     """
 
     def __init__(self, raised: RaiseOpsetPass) -> None:
@@ -68,7 +68,7 @@ class LowestOpsetPass(GraphPass):
         self._raised = raised
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Try one opset after another, the oldest first."""
+        """Try opsets in ascending order."""
         version = graph.opset_imports.get("", _LOWEST)
         oldest = min(max(_LOWEST, self._raised.source or _LOWEST), TARGET)
         nodes = [node for node in graph.all_nodes() if not node.domain]

@@ -1,13 +1,13 @@
-"""Quantization moved to where it is needed, across operators that only move values (``MOVERS``).
+"""Move QuantizeLinear and DequantizeLinear across operators that only move values (``MOVERS``).
 
-    QuantizeLinear(DequantizeLinear(x))                 -> x, with equal parameters
+    QuantizeLinear(DequantizeLinear(x))                 -> x, if the parameters are equal
     op(DequantizeLinear(x))                             -> DequantizeLinear(op(x))
     op(DequantizeLinear(QuantizeLinear(x)))             -> DequantizeLinear(QuantizeLinear(op(x)))
-    QuantizeLinear(op(x)), and nothing dequantizes it   -> op(QuantizeLinear(x))
+    QuantizeLinear(op(x)), without a DequantizeLinear   -> op(QuantizeLinear(x))
     Transpose(DequantizeLinear(W))                      -> DequantizeLinear(Transpose(W))
 
-So values move as bytes where they are bytes before or behind, and a pair that stands for int8 arithmetic
-stays a pair, in front of what computes. Each of these gives the same numbers to the last bit.
+So values are moved as 8-bit integers where possible, and a QDQ pair that denotes int8 arithmetic stays a
+pair in front of the operator that computes. The results are bit-identical.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from ...graph.edit import can_return, insert, remove_unused, replace, sole_consu
 from ..base import EveryGraphPass
 
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-_SAME_WORK = RESHAPES | {"Transpose", "Concat"}  # the others drop elements, which need no quantizing then
+_SAME_SIZE = RESHAPES | {
+    "Transpose",
+    "Concat",
+}  # the other movers drop elements, so quantizing later is cheaper
 
 
 @dataclass(frozen=True, slots=True)
 class _Dequantized:
-    """One operand that a DequantizeLinear makes, perhaps of what a QuantizeLinear of its own made."""
+    """A DequantizeLinear, and the QuantizeLinear before it if that has no other consumer."""
 
     node: ir.Node
     found: Parameters
@@ -38,10 +41,10 @@ class _Dequantized:
 
 
 class MoveQDQPass(EveryGraphPass):
-    """Move DequantizeLinear down and QuantizeLinear up, and drop those that undo each other."""
+    """Move DequantizeLinear downstream and QuantizeLinear upstream, and remove pairs that cancel."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Go down through the graph once, and up once."""
+        """Traverse the graph once downstream, and once upstream."""
         for node in list(graph):
             if _is(node, _QUANTIZE):
                 self._cancel(graph, node)
@@ -56,9 +59,9 @@ class MoveQDQPass(EveryGraphPass):
         source = None if inner is None else inner.inputs[0]
         if inner is None or source is None:
             return
-        reason = _quantizes_anew(inner, node)
+        reason = _does_not_cancel(inner, node)
         if reason is None and node.outputs[0].is_graph_output() and not can_return(graph, source):
-            reason = "the graph returns it under this name"
+            reason = "it computes a graph output that its source cannot become"
         if reason is not None:
             self.refuse(node, reason)
             return
@@ -67,13 +70,13 @@ class MoveQDQPass(EveryGraphPass):
         self.fired += 1
 
     def _sink(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Move what dequantizes the operands of a node behind it."""
+        """Move the DequantizeLinear of a node's operands behind the node."""
         values = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         producers = [_producer(graph, value, _DEQUANTIZE) for value in values]
         if not any(producers) or _is_lookup(node, producers[0]):
             return
         operands = [None if inner is None else _dequantized(graph, inner) for inner in producers]
-        reason = _stays(node, operands)
+        reason = _sink_refusal(node, operands)
         if reason is not None:
             self.refuse(node, reason)
             return
@@ -83,7 +86,7 @@ class MoveQDQPass(EveryGraphPass):
     def _rewrite(self, graph: ir.Graph, node: ir.Node, given: Sequence[_Dequantized]) -> None:
         pair = all(operand.quantize is not None for operand in given)
         sources = [operand.source(pair=pair) for operand in given]
-        moved = _again(node, [*sources, *node.inputs[len(sources) :]])
+        moved = _copy(node, [*sources, *node.inputs[len(sources) :]])
         kinds = [_QUANTIZE, _DEQUANTIZE] if pair else [_DEQUANTIZE]
         found = given[0].found
         axis = None if found.axis is None else moved_axis(node, found.axis)
@@ -100,21 +103,21 @@ class MoveQDQPass(EveryGraphPass):
         self.fired += 1
 
     def _hoist(self, graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
-        """Move a QuantizeLinear in front of the node that makes its operand; return what stands there now."""
+        """Move a QuantizeLinear in front of the mover before it, and return the new QuantizeLinear nodes."""
         mover = None if node.inputs[0] is None else node.inputs[0].producer()
-        if mover is None or mover.graph is not graph or mover.domain or mover.op_type not in _SAME_WORK:
+        if mover is None or mover.graph is not graph or mover.domain or mover.op_type not in _SAME_SIZE:
             return []
         if any(use.node.op_type == _DEQUANTIZE for use in node.outputs[0].uses()):
             return []
         found = parameters(node)
-        reason = found if isinstance(found, str) else _stays_behind(mover, node, found)
+        reason = found if isinstance(found, str) else _hoist_refusal(mover, node, found)
         if reason is not None or isinstance(found, str):
             self.refuse(node, str(reason))
             return []
         axis = None if found.axis is None else moved_axis(mover, found.axis, backward=True)
         count = len(mover.inputs) if mover.op_type == "Concat" else 1
         sources = [_quantizer(node, node, _QUANTIZE, value, axis) for value in mover.inputs[:count] if value]
-        moved = _again(mover, [*sources, *mover.inputs[count:]], before=node)
+        moved = _copy(mover, [*sources, *mover.inputs[count:]], before=node)
         moved.outputs[0].type, moved.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         replace(node.outputs[0], moved.outputs[0])
         remove_unused(graph, node)
@@ -122,37 +125,41 @@ class MoveQDQPass(EveryGraphPass):
         return [made for made in map(ir.Value.producer, sources) if made is not None]
 
 
-def _quantizes_anew(before: ir.Node, after: ir.Node) -> str | None:
-    """Return why QuantizeLinear does not give back what DequantizeLinear took."""
+def _does_not_cancel(before: ir.Node, after: ir.Node) -> str | None:
+    """Return why QuantizeLinear(DequantizeLinear(x)) may differ from x, None if it is x."""
     old, new = parameters(before), parameters(after)
     if isinstance(old, str) or isinstance(new, str):
         return old if isinstance(old, str) else str(new)
-    return new.loses_digits() if old.equals(new) else "it quantizes otherwise than what was dequantized"
+    return (
+        new.loses_digits()
+        if old.equals(new)
+        else "its parameters differ from those of the DequantizeLinear before it"
+    )
 
 
-def _stays_behind(mover: ir.Node, node: ir.Node, found: Parameters) -> str | None:
-    """Return why a QuantizeLinear must stay behind what moves its values."""
+def _hoist_refusal(mover: ir.Node, node: ir.Node, found: Parameters) -> str | None:
+    """Return why a QuantizeLinear cannot be moved in front of ``mover``, None if it can."""
     if sole_consumer(mover.outputs[0]) is not node:
-        return f"what {mover.op_type} returns is read elsewhere as well"
+        return f"the result of {mover.op_type} has other consumers"
     if found.axis is not None and moved_axis(mover, found.axis, backward=True) is None:
         return _axis_changes(mover)
     return cannot_move(mover, found)
 
 
-def _stays(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str | None:
-    """Return why what dequantizes a node's operands must stay in front of it."""
+def _sink_refusal(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str | None:
+    """Return why the DequantizeLinear of a node's operands cannot be moved behind it, None if it can."""
     first = operands[0]
     for operand in operands:
         if isinstance(operand, str):
             return operand
         if operand is None or not isinstance(first, _Dequantized):
-            return "not all that it joins is dequantized"
+            return "some of its operands are not dequantized"
         if sole_consumer(operand.node.outputs[0]) is not node:
-            return "what is dequantized is read elsewhere as well"
+            return "its dequantized operand has other consumers"
         if not first.found.equals(operand.found):
-            return "what it joins is quantized in several ways"
+            return "its operands have different quantization parameters"
         if _is_stored(operand.node) and (node.op_type != "Transpose" or operand.found.dtype not in _FOLDABLE):
-            return "it is a weight, which is dequantized where it is read"
+            return "its operand is a weight, which must be dequantized at its consumer"
     if not isinstance(first, _Dequantized):
         return None
     if first.found.axis is not None and moved_axis(node, first.found.axis) is None:
@@ -161,7 +168,7 @@ def _stays(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str 
 
 
 def _is_lookup(node: ir.Node, table: ir.Node | None) -> bool:
-    """Return whether a node reads rows of a stored table, whose portable form dequantizes all of it first."""
+    """Return whether a node gathers rows of a constant; its portable form dequantizes the whole table."""
     return node.op_type == "Gather" and table is not None and _is_stored(table)
 
 
@@ -169,7 +176,7 @@ _FOLDABLE = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def _axis_changes(node: ir.Node) -> str:
-    return f"its scales lie along an axis that {node.op_type} changes"
+    return f"{node.op_type} changes the axis of its scales"
 
 
 def _is_stored(node: ir.Node) -> bool:
@@ -198,8 +205,8 @@ def _is(node: ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and not node.domain
 
 
-def _again(node: ir.Node, inputs: Sequence[ir.Value | None], before: ir.Node | None = None) -> ir.Node:
-    """Insert a node like another that reads something else."""
+def _copy(node: ir.Node, inputs: Sequence[ir.Value | None], before: ir.Node | None = None) -> ir.Node:
+    """Insert a copy of ``node`` with other inputs."""
     made = insert(before or node, node.op_type, inputs, node.attributes, num_outputs=len(node.outputs))
     made.name = node.name
     return made
@@ -208,9 +215,9 @@ def _again(node: ir.Node, inputs: Sequence[ir.Value | None], before: ir.Node | N
 def _quantizer(
     before: ir.Node, model: ir.Node | None, op_type: str, value: ir.Value, axis: int | None
 ) -> ir.Value:
-    """Insert a node of ``model``'s parameters on another value, and return its result."""
+    """Insert a QuantizeLinear or DequantizeLinear with the parameters of ``model``, and return its result."""
     if model is None:
-        raise TypeError(f"no {op_type} to take the parameters from")
+        raise TypeError(f"no {op_type} to copy the parameters from")
     attributes = dict(model.attributes) | ({} if axis is None else {"axis": ir.AttrInt64("axis", axis)})
     made = insert(before, op_type, [value, *model.inputs[1:]], attributes)
     made.name, result = model.name, made.outputs[0]

@@ -1,4 +1,4 @@
-"""Norm(Transpose(x)) -> Transpose(Norm(x)), when the last axis stays: the canonical order."""
+"""Rewrite Norm(Transpose(x)) as Transpose(Norm(x)), the canonical order, if the last axis is not moved."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..base import GraphPass
 
 
 class NormBeforeTransposePass(GraphPass):
-    """Move transposes of other axes behind norms over the last one."""
+    """Move a Transpose that keeps the last axis behind the norm over that axis."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite every norm of a transposed value."""
+        """Try every norm of a transposed value."""
         for node in [*nodes_of(graph, "RMSNormalization"), *nodes_of(graph, "LayerNormalization")]:
             source = node.inputs[0]
             swap = source.producer() if source is not None else None
@@ -21,7 +21,7 @@ class NormBeforeTransposePass(GraphPass):
             perm = list(swap.attributes["perm"].as_ints())
             last = len(perm) - 1
             if perm[-1] != last or int_attribute(node, "axis", -1) not in (-1, last):
-                self.refuse(node, "the transpose in front of it moves the axis it works on")
+                self.refuse(node, "the Transpose in front of it moves the normalised axis")
                 continue
             if len(node.outputs) > 1:
                 self.refuse(node, "it has more than one output")

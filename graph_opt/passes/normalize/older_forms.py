@@ -1,7 +1,8 @@
-"""Operators whose form or meaning changed between opsets 7 and 23, written in the newer form.
+"""Rewrite operators whose form or meaning changed between opsets 7 and 23 into the newer form.
 
-What changed is read from ONNX's own history of operators: attributes that became inputs, defaults that
-moved, operators that were replaced. All others mean the same in both.
+Source: ONNX's changelog of operators. Attributes became inputs, defaults changed, operators were replaced.
+    All
+other operators have the same meaning in both.
 """
 
 from __future__ import annotations
@@ -14,35 +15,37 @@ import onnx_ir as ir
 from ...graph.edit import insert, int_attribute, replace, shared_constant, text_attribute
 from ...graph.lazy import Array
 
-RANK_DEPENDENT_BELOW = 13  # Softmax joined axes then; of unknown ranks that takes more nodes
+RANK_DEPENDENT_BELOW = (
+    13  # Softmax flattened axes then; if the rank is unknown, its new form needs more nodes
+)
 _OLD_DEFAULT_AXIS = 1
 _MODE = "coordinate_transformation_mode"
 
 
-def hindrance(node: ir.Node, version: int) -> str | None:
-    """Return why a node of opset ``version`` has no equal in opset 23, None if it has one."""
+def unsupported_form(node: ir.Node, version: int) -> str | None:
+    """Return why a node of opset ``version`` has no equivalent in opset 23, None if it has one."""
     match node.op_type:
         case "Scan" if version < 9:
-            return "its lengths of sequences were dropped in opset 9"
+            return "opset 9 removed its input sequence_lens"
         case "BatchNormalization" if version < 9 and not int_attribute(node, "spatial", 1):
-            return "statistics of each position (spatial = 0) were dropped in opset 9"
+            return "opset 9 removed spatial = 0"
         case "BatchNormalization" if version < 14 and any(x.uses() for x in node.outputs[1:]):
-            return "training was given another form in opset 14"
+            return "opset 14 changed the outputs of training"
         case "Dropout" if version < 10 and any(x.uses() for x in node.outputs[1:]):
-            return "its mask was of another type before opset 10"
+            return "its mask had another type before opset 10"
         case "Resize" if text_attribute(node, _MODE, "") == "tf_half_pixel_for_nn":
-            return "the coordinates tf_half_pixel_for_nn were dropped in opset 13"
+            return "opset 13 removed the coordinates tf_half_pixel_for_nn"
         case _:
             return None
 
 
 def raise_form(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    """Write a node of opset ``version`` in the form of opset 23; return whether that took anything.
+    """Rewrite a node of opset ``version`` in the form of opset 23; return whether it was changed.
 
     Args:
-        graph: the main graph, which keeps the constants.
-        node: one of its nodes, or of a graph inside it, that nothing hinders (``hindrance``).
-        version: the opset that it is written in.
+        graph: the main graph, which holds new constants.
+        node: a node of the main graph or a subgraph for which ``unsupported_form`` is None.
+        version: the node's opset.
     """
     until, change = _FORMS.get(node.op_type, (0, _nothing))
     return version < until and change(graph, node, version)
@@ -105,7 +108,7 @@ def _top_k(graph: ir.Graph, node: ir.Node, version: int) -> bool:
 
 
 def _clip(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    """Bounds become scalars of the operand's type, which opset 6 says is a float."""
+    """Turn the bounds into scalar inputs of the operand's type, a float type in opset 6."""
     changed = False
     for index, name in enumerate(("min", "max"), start=1):
         bound = node.attributes.pop(name, None)
@@ -129,7 +132,7 @@ def _like(node: ir.Node, number: float) -> Array:
 
 
 def _dropout(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    """Outside of training, which had no form then, nothing is dropped."""
+    """Remove the ratio: before opset 12 Dropout had no training mode."""
     return node.attributes.pop("ratio", None) is not None
 
 
@@ -141,7 +144,7 @@ def _batch_norm(graph: ir.Graph, node: ir.Node, version: int) -> bool:
 
 
 def _softmax(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    """Before opset 13 all axes from ``axis`` on were one."""
+    """Before opset 13 all axes from ``axis`` on were flattened into one."""
     x, axis = node.inputs[0], int_attribute(node, "axis", _OLD_DEFAULT_AXIS)
     rank = None if x is None or x.shape is None else len(x.shape)
     if rank is not None and axis % rank == rank - 1:
@@ -150,7 +153,7 @@ def _softmax(graph: ir.Graph, node: ir.Node, version: int) -> bool:
     shape = insert(node, "Shape", [x]).outputs[0]
     rows = insert(node, "Flatten", [x], {"axis": axis}).outputs[0]
     found = insert(node, node.op_type, [rows], {"axis": -1}).outputs[0]
-    _give_way(node, insert(node, "Reshape", [found, shape]).outputs[0])
+    _replace_node(node, insert(node, "Reshape", [found, shape]).outputs[0])
     return True
 
 
@@ -170,19 +173,19 @@ def _resize(graph: ir.Graph, node: ir.Node, version: int) -> bool:
 
 
 def _resize_from(node: ir.Node, scales: ir.Value | None) -> bool:
-    """Resize as opset 10 and Upsample meant it: coordinates are divided by the scale, and rounded down."""
+    """Write a Resize with the semantics of opset 10 and Upsample: floor(coordinate / scale)."""
     attributes = {
         "mode": text_attribute(node, "mode", "nearest"),
         _MODE: "asymmetric",
         "nearest_mode": "floor",
     }
     made = insert(node, "Resize", [node.inputs[0], None, scales], attributes)
-    _give_way(node, made.outputs[0])
+    _replace_node(node, made.outputs[0])
     return True
 
 
 def _scatter(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    _give_way(node, insert(node, "ScatterElements", node.inputs, node.attributes).outputs[0])
+    _replace_node(node, insert(node, "ScatterElements", node.inputs, node.attributes).outputs[0])
     return True
 
 
@@ -206,7 +209,7 @@ def _grid_sample(graph: ir.Graph, node: ir.Node, version: int) -> bool:
 
 
 def _group_norm(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    """Scale and bias of each group -> of each channel."""
+    """Repeat scale and bias per group to one per channel."""
     numbers = {"groups": int_attribute(node, "num_groups", 1), "one": 1, "all": -1}
     groups, one, every = (
         shared_constant(graph, f"opset.{name}_{number}", np.array([number], np.int64))
@@ -222,13 +225,13 @@ def _group_norm(graph: ir.Graph, node: ir.Node, version: int) -> bool:
     return True
 
 
-def _give_way(node: ir.Node, new: ir.Value) -> None:
+def _replace_node(node: ir.Node, new: ir.Value) -> None:
     replace(node.outputs[0], new)
     if isinstance(node.graph, ir.Graph):
         node.graph.remove(node, safe=True)
 
 
-# Of each operator: the opset from which on nothing changes, and how to write what is older.
+# By operator: the opset since which its form is final, and the function that rewrites older nodes.
 _FORMS: dict[str, tuple[int, Callable[[ir.Graph, ir.Node, int], bool]]] = {
     "BatchNormalization": (14, _batch_norm),
     "Clip": (11, _clip),

@@ -1,7 +1,7 @@
-"""Models of opset 7 to 22 -> opset 23, which has every canonical operator.
+"""Convert models of opset 7 to 22 to opset 23, which has every canonical operator.
 
-A model that has no equal there keeps its opset. Passes leave such a model alone, since what they write is
-written in newer forms (``GraphPass.oldest_opset``).
+A model without an equivalent in opset 23 keeps its opset. Other passes then do not change it, because they
+write newer forms (``GraphPass.oldest_opset``).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..base import GraphPass
-from .older_forms import RANK_DEPENDENT_BELOW, hindrance, raise_form
+from .older_forms import RANK_DEPENDENT_BELOW, raise_form, unsupported_form
 
 _log = logging.getLogger(__name__)
 
 TARGET = 23
 OLDEST = 7
-_CONSTANT_INITIALIZERS = 4  # the IR version from which on initializers need be no inputs
+_CONSTANT_INITIALIZERS = 4  # since this IR version, initializers need not be graph inputs
 _IR_VERSION = 10  # the newest IR version before that of opset 23
 
 
 class RaiseOpsetPass(GraphPass):
-    """Raise the opset to 23; newer models come later (``lower_opset.py``).
+    """Raise the opset to 23. Newer models are handled by ``lower_opset.py``.
 
     Attributes:
-        source: the opset that the latest model came with; None if it has no operator of the standard.
+        source: the original opset of the latest model; None if the model does not import the standard domain.
     """
 
     oldest_opset: ClassVar[int] = 0
@@ -38,14 +38,14 @@ class RaiseOpsetPass(GraphPass):
         self.source: int | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Convert the whole model, or nothing of it."""
+        """Convert the whole model, or change nothing."""
         self.fired, self.refusals = 0, []
         imports = model.opset_imports
         if "ai.onnx" in imports:
             imports[""] = imports.pop("ai.onnx")
         self.source = imports.get("")
         if self.source is None:
-            imports[""] = TARGET  # for what passes may write
+            imports[""] = TARGET  # for nodes that later passes insert
         elif self.source < TARGET:
             self._check(model, self.source)
             if not self.refusals:
@@ -53,7 +53,7 @@ class RaiseOpsetPass(GraphPass):
         return ir.passes.PassResult(model, modified=self.fired > 0)
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Write every node of a graph, and of those inside it, in the forms of opset 23."""
+        """Rewrite every node of a graph and its subgraphs in the form of opset 23."""
         version = graph.opset_imports[""]
         for node in list(graph.all_nodes()):
             if not node.domain:
@@ -64,32 +64,32 @@ class RaiseOpsetPass(GraphPass):
     def _check(self, model: ir.Model, version: int) -> None:
         first = next(iter(model.graph), None)
         if version < OLDEST and first is not None:
-            self.refuse(first, f"the model keeps opset {version}: it can be raised from {OLDEST} on")
+            self.refuse(first, f"the model keeps opset {version}: conversion needs opset {OLDEST} or newer")
         for node in model.graph.all_nodes():
-            reason = None if node.domain else hindrance(node, version)
+            reason = None if node.domain else unsupported_form(node, version)
             if reason is not None:
                 self.refuse(node, f"the model keeps opset {version}: {reason}")
 
     def _raise(self, model: ir.Model, version: int) -> None:
         if model.ir_version < _CONSTANT_INITIALIZERS:
-            _drop_stated_initializers(model.graph)
+            _remove_initializer_inputs(model.graph)
         if version < RANK_DEPENDENT_BELOW:
-            _learn_ranks(model)
+            _infer_shapes(model)
         self.rewrite(model.graph)
         model.opset_imports[""] = TARGET
         model.ir_version = max(model.ir_version, _IR_VERSION)
 
 
-def _learn_ranks(model: ir.Model) -> None:
-    """Infer shapes where the model's own are consistent; a form of unknown rank only costs more nodes."""
+def _infer_shapes(model: ir.Model) -> None:
+    """Infer shapes, for ranks. On failure nothing is lost but compactness: unknown ranks need more nodes."""
     try:
         common.ShapeInferencePass()(model)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
-        _log.debug("shapes are not inferred: %s", error)
+        _log.debug("shape inference failed: %s", error)
 
 
-def _drop_stated_initializers(graph: ir.Graph) -> None:
-    """Before IR version 4 every initializer was an input as well, and no caller was meant to set it."""
+def _remove_initializer_inputs(graph: ir.Graph) -> None:
+    """Remove initializers from the inputs: before IR version 4 every initializer had to be an input too."""
     kept = [value for value in graph.inputs if not value.is_initializer()]
     graph.inputs.clear()
     graph.inputs.extend(kept)

@@ -1,7 +1,7 @@
-"""Shape arithmetic -> constants; Reshape, Expand, Slice and the like that change nothing -> nothing.
+"""Fold shape arithmetic into constants, and remove Reshape, Expand, Slice and similar nodes without effect.
 
-Works on facts (``shape_facts.py``), never on the form in which a trace wrote its shape arithmetic. Also notes
-type and shape of every value, as a shape inference that sees through that arithmetic.
+The pass uses evaluated facts (``shape_facts.py``) instead of patterns. It also annotates every value with
+its type and shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHAPE_CHANGERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 
 
 class SimplifyShapesPass(GraphPass):
-    """Fold what is constant, drop what changes nothing, and write shapes down.
+    """Fold constants, remove nodes without effect, and annotate shapes.
 
     Args:
         decoder: whether inputs of the contract's names have the contract's axes.
@@ -46,13 +46,13 @@ class SimplifyShapesPass(GraphPass):
             return False
         content = facts.content(output)
         if content is not None and not output.is_graph_output():
-            _use_instead(output, _constant(graph, content))
+            replace(output, _constant(graph, content))
             return True
-        same = _unchanged(facts, node)
+        same = _equal_input(facts, node)
         if same is not None:
             if output.is_graph_output() and (same.is_graph_output() or same.producer() is None):
                 return False
-            _use_instead(output, same)
+            replace(output, same)
             return True
         if node.op_type in _SHAPE_CHANGERS:
             return _reshape_by_constant(graph, facts, node)
@@ -71,12 +71,8 @@ def _annotate(facts: ShapeFacts, value: ir.Value) -> None:
         value.shape, value.dtype = ir.Shape(dims), ir.DataType(dtype)
 
 
-def _use_instead(old: ir.Value, new: ir.Value) -> None:
-    replace(old, new)
-
-
 def _constant(graph: ir.Graph, content: npt.NDArray[Any]) -> ir.Value:
-    """Return the initializer of this content; equal ones are one."""
+    """Return the initializer with this content; equal contents share one."""
     digits = (
         "_".join(str(item) for item in content.reshape(-1)[:4].tolist()).replace(".", "p").replace("-", "m")
     )
@@ -87,8 +83,8 @@ def _constant(graph: ir.Graph, content: npt.NDArray[Any]) -> ir.Value:
     return shared_constant(graph, name, content)
 
 
-def _unchanged(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
-    """Return the input that a node merely passes on."""
+def _equal_input(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
+    """Return the input that equals the node's output, None if there is none."""
     source = node.inputs[0] if node.inputs else None
     if source is None:
         return None
@@ -113,7 +109,7 @@ def _unchanged(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
 
 
 def _only_part(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
-    """Return the operand of a Concat beside which all others are empty."""
+    """Return the only operand of a Concat that is not empty, else None."""
     shapes = [(value, facts.shapes(value)) for value in node.inputs]
     filled = [value for value, known in shapes if known is None or any(0 not in shape for shape in known)]
     return (
@@ -127,7 +123,7 @@ def _permutation(node: ir.Node) -> list[int] | None:
 
 
 def _join_transposes(node: ir.Node) -> bool:
-    """Transpose(Transpose(x)) -> one Transpose, or x."""
+    """Merge Transpose(Transpose(x)) into one Transpose, or x."""
     source = node.inputs[0]
     inner = source.producer() if source is not None else None
     if inner is None or inner.op_type != "Transpose" or inner.domain:
@@ -137,15 +133,15 @@ def _join_transposes(node: ir.Node) -> bool:
         return False
     joined = [inner_perm[axis] for axis in outer_perm]
     if joined == sorted(joined):
-        _use_instead(node.outputs[0], inner.inputs[0])
+        replace(node.outputs[0], inner.inputs[0])
     else:
         merged = insert(node, "Transpose", [inner.inputs[0]], {"perm": joined})
-        _use_instead(node.outputs[0], merged.outputs[0])
+        replace(node.outputs[0], merged.outputs[0])
     return True
 
 
 def _expand_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
-    """Expand to a computed shape -> Expand to a constant one, in which 1 keeps an axis."""
+    """Replace the computed target shape of an Expand by a constant one, in which 1 keeps an axis."""
     before, after = facts.shapes(node.inputs[0]), facts.shapes(node.outputs[0])
     if before is None or after is None or facts.content(node.inputs[1]) is not None:
         return False
@@ -161,7 +157,7 @@ def _expand_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bo
 
 
 def _reshape_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
-    """Any change of shape, also several in a row -> one Reshape to a constant shape, or nothing."""
+    """Merge consecutive shape changes into one Reshape to a constant shape, or remove them."""
     source = node.inputs[0]
     while source is not None:
         inner = source.producer()
@@ -172,18 +168,18 @@ def _reshape_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> b
     if source is None or before is None or after is None:
         return False
     if before == after:
-        _use_instead(node.outputs[0], source)
+        replace(node.outputs[0], source)
         return True
     target = reshape_target(before, after)
-    if target is None or (source is node.inputs[0] and not _worth_it(facts, node, target)):
+    if target is None or (source is node.inputs[0] and not _differs(facts, node, target)):
         return False
     shape = _constant(graph, np.array(target, np.int64))
     merged = insert(node, "Reshape", [source, shape])
-    _use_instead(node.outputs[0], merged.outputs[0])
+    replace(node.outputs[0], merged.outputs[0])
     return True
 
 
-def _worth_it(facts: ShapeFacts, node: ir.Node, target: Sequence[int]) -> bool:
+def _differs(facts: ShapeFacts, node: ir.Node, target: Sequence[int]) -> bool:
     if node.op_type != "Reshape":
         return False
     present = facts.content(node.inputs[1])
@@ -194,11 +190,12 @@ def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
     """Return a constant ``shape`` operand for Reshape from one shape to another.
 
     Args:
-        before: shape of the input under each set of sizes.
-        after: shape of the output under each set of sizes.
+        before: shape of the input for each set of sizes.
+        after: shape of the output for each set of sizes.
 
     Returns:
-        Numbers, 0 for "as the input's axis of the same index", at most one -1; None if those do not suffice.
+        One number per axis: a size, 0 for the size of the input's axis of the same index, or -1, at most
+        once, for the rest. None if no such shape exists.
     """
     sources = list(zip(*before, strict=True))
     target: list[int] = []
@@ -207,7 +204,7 @@ def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
             target.append(0)
         elif len(set(sizes)) == 1 and sizes[0]:
             target.append(sizes[0])
-        elif not any(sizes):  # 0 stands for an axis of the input
+        elif not any(sizes):  # size 0 cannot be written: 0 means the input's axis
             if axis >= len(sources) or any(sources[axis]):
                 return None
             target.append(0)
@@ -216,5 +213,5 @@ def reshape_target(before: Shapes, after: Shapes) -> list[int] | None:
     if -1 not in target:
         return target
     rest = target.index(-1)
-    filled = all(0 not in (*sizes[:rest], *sizes[rest + 1 :]) for sizes in after)  # else -1 says nothing
+    filled = all(0 not in (*sizes[:rest], *sizes[rest + 1 :]) for sizes in after)  # else -1 is ambiguous
     return target if target.count(-1) == 1 and filled else None

@@ -1,11 +1,11 @@
-"""Transpose in front of operators that treat all elements alike -> behind them, until it meets its inverse.
+"""Move Transpose downstream past elementwise operators, so that it meets and cancels its inverse.
 
-    Add(Transpose(x), c)               -> Transpose(Add(x, c'))       c' is c with its axes put back
-    Add(Transpose(x), Transpose(y))    -> Transpose(Add(x, y))        of one permutation
+    Add(Transpose(x), c)               -> Transpose(Add(x, c'))       c' is c with inversely permuted axes
+    Add(Transpose(x), Transpose(y))    -> Transpose(Add(x, y))        if the permutations are equal
     Pad(Transpose(x), pads)            -> Transpose(Pad(x, pads'))
     ReduceMean(Transpose(x), axes)     -> Transpose(ReduceMean(x, axes'))
 
-Graphs of frameworks that keep channels last have a Transpose on each side of every convolution.
+Graphs of channels-last frameworks have a Transpose on each side of every convolution.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "And", "Or", "Equal", "Greater", "Less", "PRelu"}
 )
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
-_SMALL = 1 << 16  # elements of a constant whose axes are put back now
+_SMALL = 1 << 16  # elements of a constant that may be permuted
 
 
 class SinkTransposesPass(EveryGraphPass):
-    """Move each Transpose down through its only reader, as long as that can be moved past."""
+    """Move each Transpose past its only consumer, as long as possible."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Go down through the graph once; what is moved is met again further down."""
+        """Traverse the graph once; a moved Transpose is met again further downstream."""
         for node in list(graph):
             if node.graph is not graph or node.domain or not node.inputs:
                 continue
@@ -83,7 +83,7 @@ class SinkTransposesPass(EveryGraphPass):
 
 
 def _permutation(node: ir.Node, operands: Sequence[ir.Value | None]) -> list[int] | None:
-    """Return the permutation that all varying operands of a node come by, if nothing else reads them."""
+    """Return the common permutation of all varying operands of a node, None if one has other consumers."""
     if node.op_type not in _UNARY | _ELEMENTWISE | _REDUCTIONS | {"Pad"}:
         return None
     varying = [x for x in operands if x is not None and weight(x) is None]
@@ -96,7 +96,7 @@ def _permutation(node: ir.Node, operands: Sequence[ir.Value | None]) -> list[int
 
 
 def _keeps_shape(node: ir.Node) -> bool:
-    """Return whether an elementwise node leaves sizes alone; else more would be moved behind it."""
+    """Return whether an elementwise node does not broadcast; else the Transpose behind it would be larger."""
     if node.op_type not in _ELEMENTWISE:
         return True
     varying = [x for x in node.inputs if x is not None and weight(x) is None]
@@ -111,14 +111,14 @@ def _transposed(value: ir.Value) -> list[int] | None:
 
 
 def _sources(graph: ir.Graph, node: ir.Node, perm: list[int]) -> list[ir.Value | None] | None:
-    """Return the operands without their transposition; None if a constant cannot have its axes put back."""
+    """Return the operands without their transposition; None if a constant cannot be permuted."""
     found: list[ir.Value | None] = []
     for index, operand in enumerate(node.inputs):
         producer = operand.producer() if operand is not None else None
         if operand is None or (index and node.op_type not in _ELEMENTWISE):
             found.append(operand)
         elif weight(operand) is not None:
-            moved = _put_back(graph, operand, perm)
+            moved = _unpermuted(graph, operand, perm)
             if moved is None:
                 return None
             found.append(moved)
@@ -127,8 +127,8 @@ def _sources(graph: ir.Graph, node: ir.Node, perm: list[int]) -> list[ir.Value |
     return found
 
 
-def _put_back(graph: ir.Graph, operand: ir.Value, perm: list[int]) -> ir.Value | None:
-    """Return a constant as it broadcasts to what is not transposed yet."""
+def _unpermuted(graph: ir.Graph, operand: ir.Value, perm: list[int]) -> ir.Value | None:
+    """Return a constant with inversely permuted axes."""
     tensor = weight(operand)
     if tensor is None or tensor.size > _SMALL or len(shape_of(tensor)) > len(perm):
         return None
@@ -136,7 +136,7 @@ def _put_back(graph: ir.Graph, operand: ir.Value, perm: list[int]) -> ir.Value |
         return operand
     shape = (1,) * (len(perm) - len(shape_of(tensor))) + shape_of(tensor)
     content = np.ascontiguousarray(tensor.numpy().reshape(shape).transpose(_inverse(perm)))
-    return add_initializer(graph, f"{operand.name}.put_back", content)
+    return add_initializer(graph, f"{operand.name}.unpermuted", content)
 
 
 def _moved_pads(graph: ir.Graph, node: ir.Node, perm: list[int]) -> ir.Value | None:
@@ -148,7 +148,7 @@ def _moved_pads(graph: ir.Graph, node: ir.Node, perm: list[int]) -> ir.Value | N
 
 
 def _moved_axes(graph: ir.Graph, node: ir.Node, perm: list[int]) -> tuple[ir.Value, list[int]] | None:
-    """Return the axes to reduce before the transposition, and what permutation is left behind it."""
+    """Return the axes to reduce before the transposition, and the permutation that remains after it."""
     axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None or not axes.size:
         return None

@@ -1,4 +1,4 @@
-"""A Softmax of flattened rows, as ``older_forms`` writes those of unknown ranks -> one of the last axis."""
+"""Rewrite Reshape(Softmax(Flatten(x))), which ``older_forms`` writes for unknown ranks, as Softmax(x)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _KINDS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 
 
 class WholeSoftmaxPass(EveryGraphPass):
-    """Reshape(Softmax(Flatten(x))) -> Softmax(x), where the rows are the last axis of x."""
+    """Rewrite Reshape(Softmax(Flatten(x))) as Softmax(x) if the flattened rows are the last axis of x."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Look at every Softmax."""
+        """Try every Softmax, LogSoftmax and Hardmax."""
         for node in list(graph):
             if node.op_type not in _KINDS or node.domain or int_attribute(node, "axis", -1) not in (-1, 1):
                 continue
@@ -36,7 +36,7 @@ class WholeSoftmaxPass(EveryGraphPass):
 
 
 def _restores(last: ir.Node, x: ir.Value) -> bool:
-    """Return whether a Reshape gives a value the shape of ``x``."""
+    """Return whether a Reshape restores the shape of ``x``."""
     target = last.inputs[1].producer() if last.inputs[1] is not None else None
     if target is not None and target.op_type == "Shape" and not target.domain and not target.attributes:
         return target.inputs[0] is x

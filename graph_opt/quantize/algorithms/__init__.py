@@ -1,1 +1,1 @@
-"""How a weight is rounded."""
+"""Algorithms that round weights."""

@@ -1,11 +1,11 @@
-"""AWQ: input channels that matter are enlarged before rounding, so that they are rounded more finely.
+"""AWQ: important input channels are scaled up before rounding, which reduces their rounding error.
 
     MatMul(Norm(h) * gain, W)  ->  MatMul(Norm(h) * (gain / s), s * W)
 
 J. Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration",
-https://arxiv.org/abs/2306.00978. The factors are a power of the channels' sizes; the power is the one of
-least error of the products, tried on a grid. The paper's search for a clipping is
-``blockwise.choose_scales``.
+https://arxiv.org/abs/2306.00978. The factors are a power of the channels' RMS. The power is the one on a
+grid with the smallest error of the products. ``blockwise.choose_scales`` takes the place of the paper's
+clipping search.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .blockwise import BlockFormat, Floats, Quantized, choose_scales, dequantize
 from .refine import fit_scales
 
 _POWERS = tuple(step / 10 for step in range(11))
-_COLUMNS = 256  # of each weight that a power is judged by
+_COLUMNS = 256  # columns of each weight that the search uses
 _NORMS = ("RMSNormalization", "LayerNormalization")
 
 
 def can_scale(source: ir.Value) -> bool:
-    """Return whether a value comes from a norm whose gain can be divided without changing anything else."""
+    """Return whether a value comes from a norm whose gain can be divided without affecting other nodes."""
     norm = source.producer()
     if norm is None or norm.op_type not in _NORMS or source.is_graph_output():
         return False
@@ -36,11 +36,11 @@ def can_scale(source: ir.Value) -> bool:
 
 
 def factors(weights: Sequence[Floats], form: BlockFormat, moments: Floats) -> Floats:
-    """Return what to divide the input channels by, and multiply the rows of ``weights`` by.
+    """Return the factors [in] that divide the input channels and multiply the rows of ``weights``.
 
     Args:
         weights: matrices [in, out] that multiply the same inputs.
-        form: how they are stored.
+        form: their storage format.
         moments: E[x x^T], [in, in].
     """
     sizes: Floats = np.sqrt(np.maximum(np.diagonal(moments), 1e-12)).astype(np.float32)
@@ -51,13 +51,13 @@ def factors(weights: Sequence[Floats], form: BlockFormat, moments: Floats) -> Fl
 
 
 def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
-    """Round a matrix [in, out] to the nearest, with ranges of least error weighted by the inputs' sizes.
+    """Round a matrix [in, out] to nearest, with ranges of least error weighted by the inputs' mean squares.
 
     Args:
         weight: the matrix.
-        form: how it is stored.
-        moments: E[x x^T], [in, in]; its diagonal chooses the ranges, all of it the final scales.
-        drift: not made up for.
+        form: its storage format.
+        moments: E[x x^T], [in, in]. The ranges depend on its diagonal, the final scales on all of it.
+        drift: ignored.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -75,7 +75,7 @@ def _normalised(scale: Floats) -> Floats:
 
 
 def _error(sample: Floats, form: BlockFormat, moments: Floats, scale: Floats) -> float:
-    """Return the mean squared error of products after scaling and rounding, times a constant."""
+    """Return a value proportional to the mean squared error of products after scaling and rounding."""
     scaled = sample * scale[:, None]
     off = dequantize(round_to_nearest(scaled, form), form) / scale[:, None] - sample
     return float(np.einsum("ij,ij->", off, moments @ off))

@@ -1,4 +1,4 @@
-"""Blockwise weight quantization: ``block_size`` inputs of a column share a scale and perhaps a zero point."""
+"""Blockwise quantization: ``block_size`` inputs of a column share a scale and an optional zero point."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
 
 Floats = npt.NDArray[np.float32]
-_SHARED_SIZE = 1 << 25  # an embedding, say: while it is quantized the writer has nothing else in memory
-_PANEL_BYTES = 1 << 20  # of a panel of columns, so that all work on it stays in the L2 cache
-_SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full one, by bits
-_FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # where time matters less
+_SHARED_SIZE = 1 << 25  # elements; larger matrices, such as embeddings, are quantized by all cores
+_PANEL_BYTES = 1 << 20  # size of a panel of columns, which fits in the L2 cache
+_SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
+_FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more accurate
 
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # those that the targets' kernels take
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # supported by the targets' kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """How weights are stored.
+    """The storage format of blocked weights.
 
     Args:
         bits: 4 or 8.
-        block_size: consecutive inputs that share a scale: a power of two, 16 to 256.
+        block_size: number of consecutive inputs that share a scale: a power of two, 16 to 256.
         symmetric: signed values without zero point, else unsigned values with one.
+
+    Raises:
+        UsageError: a value is not supported.
     """
 
     bits: int = 4
@@ -42,15 +45,16 @@ class BlockFormat:
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
-            raise UsageError(f"weights are quantized to 4 or 8 bits, not {self.bits}")
+            raise UsageError(f"weights can be quantized to 4 or 8 bits, found {self.bits}")
         if self.block_size not in BLOCK_SIZES:
-            raise UsageError(f"block size {self.block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise UsageError(f"the block size must be one of {sizes}, found {self.block_size}")
 
     def fitted(self, inputs: int) -> BlockFormat | None:
-        """Return the format with the largest block, of this size at most, that divides ``inputs``.
+        """Return the format with the largest block size, at most this one, that divides ``inputs``.
 
-        A short last block would save a few scales, but not every target's kernels take one.
-        None if not even the smallest block divides.
+        Partial blocks are avoided because not all targets' kernels support them. None if no block size
+        divides ``inputs``.
         """
         sizes = [size for size in BLOCK_SIZES if size <= self.block_size and inputs % size == 0]
         return dataclasses.replace(self, block_size=sizes[-1]) if sizes else None
@@ -73,7 +77,7 @@ class BlockFormat:
 
 
 class Quantized(NamedTuple):
-    """Values [in, out] as int8 or uint8, scales and zero points [in / block_size, out]."""
+    """Values [in, out] as int8 or uint8; scales and zero points [in / block_size, out]."""
 
     values: Array
     scales: Floats
@@ -84,10 +88,10 @@ Quantizer = Callable[[Floats, BlockFormat], Quantized]
 
 
 def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
-    """Quantize a matrix [in, out] block by block along its first axis, for least squared error.
+    """Quantize a matrix [in, out] in blocks along its first axis, minimising the squared error.
 
-    The full range makes the largest weight of a block an end of the range, as llama.cpp's Q4_0 does, so that
-    all levels are used. A few other ranges are tried, each with the least-squares scale of its own rounding.
+    The full range maps the largest weight of a block to an end of the range, as llama.cpp's Q4_0 does, so
+    that all levels are used. Other ranges are also tried, each with the least-squares scale of its rounding.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -129,11 +133,11 @@ def scales_by_panel(weight: Floats, form: BlockFormat, choose: Choose) -> tuple[
 
 
 def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tuple[Floats, Floats]:
-    """Choose scales and zero points for least squared error, weighted by how large the inputs are.
+    """Choose scales and zero points that minimise the squared error weighted by the inputs' mean squares.
 
     Args:
         weight: the matrix [in, out].
-        form: how it is stored.
+        form: its storage format.
         importance: mean squares of the inputs, [in].
 
     Returns:
@@ -147,7 +151,7 @@ def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tupl
 
 
 def for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
-    """Call ``work`` with columns few enough for the cache; a large matrix is shared among the cores."""
+    """Call ``work`` with slices of columns that fit in the L2 cache, in parallel for a large matrix."""
     inputs, outputs = weight.shape
     width = max(16, _PANEL_BYTES // (4 * inputs))
     panels = [slice(start, start + width) for start in range(0, outputs, width)]
@@ -156,18 +160,18 @@ def for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
             work(columns)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(work, panels):  # raises what a panel raised
+        for _ in pool.map(work, panels):  # re-raises a panel's exception
             pass
 
 
 def panel_of(weight: Floats, columns: slice, form: BlockFormat) -> Floats:
-    """Columns of the matrix as [blocks, block_size, columns]."""
+    """Return columns of the matrix as [blocks, block_size, columns]."""
     panel = np.ascontiguousarray(weight[:, columns], np.float32)
     return panel.reshape(len(weight) // form.block_size, form.block_size, -1)
 
 
 def full_range(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
-    """Return the scales and zero points [blocks, 1, columns] whose range just holds every block's weights.
+    """Return the scales and zero points [blocks, 1, columns] of the full range of every block.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -178,12 +182,12 @@ def full_range(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
 def least_squares(
     panel: Floats, form: BlockFormat, importance: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the scales and zero points [blocks, 1, columns] of least squared error over a grid of ranges.
+    """Return the scales and zero points [blocks, 1, columns] with the least squared error on a grid.
 
     Args:
         panel: [blocks, block_size, columns].
-        form: how it is stored.
-        importance: weighs the inputs, [blocks, block_size, 1].
+        form: its storage format.
+        importance: weights of the inputs, [blocks, block_size, 1]; None for 1.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -192,7 +196,7 @@ def least_squares(
 
 
 def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Floats) -> Quantized:
-    """Round a matrix [in, out] to the nearest under given scales and zero points [blocks, out]."""
+    """Round a matrix [in, out] to nearest with given scales and zero points [blocks, out]."""
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
 
@@ -206,7 +210,7 @@ def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Fl
 
 
 def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
-    """Return the matrix [in, out] that stored values stand for."""
+    """Return the dequantized matrix, float32 [in, out]."""
     levels = quantized.values.astype(np.float32)
     if quantized.zero_points is not None:
         levels -= np.repeat(quantized.zero_points.astype(np.float32), form.block_size, 0)
@@ -217,7 +221,7 @@ def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
 def _candidates(
     panel: Floats, form: BlockFormat, shrinks: Sequence[float]
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Yield scales and zero points [blocks, 1, columns], one for each range."""
+    """Yield scales and zero points [blocks, 1, columns] for each range."""
     top, bottom = panel.max(1, keepdims=True), panel.min(1, keepdims=True)
     if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
         raise GraphError("it holds NaN or infinity")
@@ -240,10 +244,10 @@ def _best(
     candidates: Sequence[tuple[Floats, Floats]],
     importance: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Choose per block the candidate of least squared error, and its least-squares scale.
+    """Choose per block the candidate with the least squared error, and its least-squares scale.
 
-    For levels q the best scale is <w, q> / <q, q>, which takes <w, q>^2 / <q, q> off the error |w|^2.
-    ``importance`` [blocks, block_size, 1] weighs the inputs in these products.
+    For levels q the best scale is <w, q> / <q, q>, which reduces the error |w|^2 by <w, q>^2 / <q, q>.
+    ``importance`` [blocks, block_size, 1] weights the inputs in these products.
     """
     scale, zero_point = (part.copy() for part in candidates[0])
     gain = np.full_like(scale, -1)
@@ -251,9 +255,9 @@ def _best(
         levels = _rounded(panel, tried, offset, form)
         if not form.symmetric:
             levels -= offset
-        weighed = levels if importance is None else levels * importance
-        product = np.einsum("bin,bin->bn", panel, weighed)[:, None]
-        fitted = product * reciprocal(np.einsum("bin,bin->bn", levels, weighed)[:, None])
+        weighted = levels if importance is None else levels * importance
+        product = np.einsum("bin,bin->bn", panel, weighted)[:, None]
+        fitted = product * reciprocal(np.einsum("bin,bin->bn", levels, weighted)[:, None])
         better = (fitted != 0) & (fitted * product > gain)
         np.copyto(gain, fitted * product, where=better)
         np.copyto(scale, fitted, where=better)

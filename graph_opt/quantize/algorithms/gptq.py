@@ -1,11 +1,10 @@
-"""GPTQ: weights rounded one input at a time, each error made up for by the inputs that follow.
+"""GPTQ: round weights one input at a time, and compensate each error in the inputs that follow.
 
 E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
-https://arxiv.org/abs/2210.17323. Scales are chosen beforehand, for the least error weighted by how large each
-input is; then inputs are worked through by falling importance. What the quantized layers before did to the
-inputs is made up for by the weights that suit those inputs best, as in Y. Li et al., "GPTAQ: Efficient
-Finetuning-Free Quantization for Asymmetric Calibration", https://arxiv.org/abs/2504.02692. ``refine`` has the
-last word.
+https://arxiv.org/abs/2210.17323. Scales are chosen first, for the least error weighted by the inputs' mean
+squares. Then inputs are processed in order of decreasing importance. Errors of earlier quantized layers are
+compensated as in Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration",
+https://arxiv.org/abs/2504.02692. At the end, ``refine`` improves scales and levels.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import numpy as np
 from .blockwise import BlockFormat, Floats, Quantized, choose_scales
 from .refine import descend, fit_scales
 
-_DAMPING = 0.02  # of the mean moment, added to all
-_COLUMNS = 1024  # rounded at a time
-_PANEL = 128  # inputs whose errors reach the later ones together
-_ROUNDS = 2  # of refinement; later ones gain next to nothing
+_DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
+_COLUMNS = 1024  # columns rounded at a time
+_PANEL = 128  # inputs whose errors are propagated to later inputs at once
+_ROUNDS = 2  # rounds of refinement; more have nearly no effect
 
 
 def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
-    """Quantize a matrix [in, out] so that its products with typical inputs change least.
+    """Quantize a matrix [in, out] so that its products with calibration inputs change least.
 
     Args:
         weight: the matrix.
-        form: how it is stored.
-        moments: E[y y^T] of the inputs y that it will get, [in, in].
-        drift: E[y (x - y)^T] where x are the inputs of the float model; None if they are the same.
+        form: its storage format.
+        moments: E[y y^T] of its inputs y in the quantized model, [in, in].
+        drift: E[y (x - y)^T], where x are the inputs in the float model; None if x = y.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -43,7 +42,7 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
     parts: list[tuple[Floats, Floats]] = []
-    for start in range(0, weight.shape[1], _COLUMNS):  # a column does not depend on the others
+    for start in range(0, weight.shape[1], _COLUMNS):  # columns are independent
         columns = slice(start, start + _COLUMNS)
         target = np.array(weight[:, columns], np.float32)
         if correction is not None:
@@ -71,7 +70,7 @@ def _refine(
 
 
 def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: BlockFormat) -> Floats:
-    """Return the levels of the rows of ``left``, which is used up; scale and zero point are by row, too."""
+    """Return the levels of the rows of ``left``, which is overwritten; ``scale`` and ``zero`` are per row."""
     levels = np.empty_like(left)
     reciprocal = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     for begin in range(0, len(left), _PANEL):
@@ -86,6 +85,6 @@ def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: Bloc
 
 
 def _inverse_factor(moments: Floats) -> Floats:
-    """Return the upper Cholesky factor U of the inverse: H^-1 = U^T U."""
+    """Return the upper Cholesky factor U of the inverse of the moments H: H^-1 = U^T U."""
     upper: Floats = np.linalg.cholesky(np.linalg.inv(moments.astype(np.float64))).T.astype(np.float32)
     return upper

@@ -1,9 +1,10 @@
-"""HQQ: zero points for weights whose errors may be a few large ones and many small ones; no calibration.
+"""HQQ: zero points that minimise the p-norm of the error with p < 1, without calibration.
 
 H. Badri and A. Shaji, "Half-Quadratic Quantization of Large Machine Learning Models",
-https://mobiusml.github.io/hqq_blog/. The p-norm of the error, p < 1, is minimised in turns: a shrinkage
-operator says which part of the error to accept, and the offset that suits the rest has a closed form, as has
-the scale, which is refitted here, too. A block keeps what gave the least error.
+https://mobiusml.github.io/hqq_blog/. Such a norm tolerates a few large errors. Two steps alternate: a
+shrinkage operator selects the part of the error to accept, and the best zero point for the rest has a closed
+form. Different from the source, the scale is refitted too. Each block keeps the parameters with the least
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from .blockwise import BlockFormat, Floats, Quantized, least_squares, levels_of, reciprocal, scales_by_panel
 
 _NORM = 0.7
-_BETA, _GROWTH = 10.0, 1.01  # strength of the penalty, and what it grows by; as published
+_BETA, _GROWTH = 10.0, 1.01  # penalty and its growth per round, as published
 _ROUNDS = 20
 
 
@@ -30,7 +31,7 @@ def quantize(weight: Floats, form: BlockFormat) -> Quantized:
 def _optimise(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
     """Return scales and zero points [blocks, 1, columns] of a panel [blocks, block_size, columns]."""
     scale, zero = least_squares(panel, form)
-    # Errors of weights of any size are compared on the scale of weights with a deviation of 0.02.
+    # Errors are scaled to those of weights with a standard deviation of 0.02.
     unit = 0.02 / np.maximum(np.sqrt(np.square(panel).mean(1, keepdims=True)), 1e-30)
     best_scale, best_zero = scale, zero
     least = np.full_like(scale, np.inf)

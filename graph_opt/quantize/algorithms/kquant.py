@@ -1,10 +1,9 @@
-"""K-quant style: scale and minimum of a block fitted together, large weights counting more; no calibration.
+"""K-quant: fit scale and minimum of a block together, with larger weights for larger values; no calibration.
 
-After ggml's ``make_qkx2_quants`` (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c): a row of
-ranges is tried; for the levels that each gives, weighted least squares finds the best scale and minimum. ggml
-then stores these in 6 bits a super-block of 256; standard DequantizeLinear has a float scale and an integer
-zero point a block, so the minimum becomes a zero point, and the scale is fitted once more to what that
-leaves.
+After ggml's ``make_qkx2_quants`` (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c). Several
+ranges are tried; for the levels of each, weighted least squares gives the best scale and minimum. ggml
+stores both in 6 bits within super-blocks of 256. Standard DequantizeLinear has a float scale and an integer
+zero point per block instead. So the minimum is rounded to a zero point, and the scale is fitted again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of, reciprocal, scales_by_panel
 
-_STEPS = tuple(-1.0 + 0.2 * step for step in range(26))  # levels that a tried range is wider by
+_STEPS = tuple(-1.0 + 0.2 * step for step in range(26))  # levels added to the width of the range
 
 
 def quantize(weight: Floats, form: BlockFormat) -> Quantized:
@@ -38,8 +37,10 @@ def _fit(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
         levels = np.clip(np.rint(panel * reciprocal(tried)) + zero, form.low, form.high)
         moved = zero if form.symmetric else _zero_point(panel, levels, importance, form)
         levels -= moved
-        weighed = levels * importance
-        scale = (panel * weighed).sum(1, keepdims=True) * reciprocal((levels * weighed).sum(1, keepdims=True))
+        weighted = levels * importance
+        scale = (panel * weighted).sum(1, keepdims=True) * reciprocal(
+            (levels * weighted).sum(1, keepdims=True)
+        )
         error = (importance * np.square(panel - _nearest(panel, scale, moved, form))).sum(1, keepdims=True)
         better = (error < least) & (scale != 0)
         least = np.where(better, error, least)

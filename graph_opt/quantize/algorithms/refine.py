@@ -1,9 +1,9 @@
-"""Quantized weights made better by descent: scales and levels in turn, each given the other.
+"""Improve quantized weights by alternating between scales and levels.
 
-With the levels held, the scales of a column that change typical products least solve a small linear system.
-With the scales held, every level moves to its best place given all others: cyclic coordinate descent, as in
-K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models",
-https://arxiv.org/abs/2309.01885. Neither ever makes the error larger.
+With fixed levels, the scales of a column with the least error of calibration products solve a small linear
+system. With fixed scales, every level moves to its best value given all others: cyclic coordinate descent,
+as in K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models",
+https://arxiv.org/abs/2309.01885. Neither step increases the error.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 
 from .blockwise import BlockFormat, Floats
 
-_PANEL = 128  # inputs whose changes reach the others together
-_SYSTEM_BYTES = 64 << 20  # of linear systems solved at a time
-_RIDGE = 1e-4  # of a block's own weight, so that blocks without influence keep their scale
+_PANEL = 128  # inputs whose changes are propagated to the others at once
+_SYSTEM_BYTES = 64 << 20  # size of the linear systems solved at a time
+_RIDGE = 1e-4  # relative to a block's diagonal entry; blocks without influence keep their scale
 
 
 def fit_scales(target: Floats, levels: Floats, scales: Floats, moments: Floats) -> Floats:
-    """Return the scales of least squared error of the products, given the levels.
+    """Return the scales [blocks, out] with the least squared error of the products, given the levels.
 
     Args:
         target: the float matrix, [in, out].
-        levels: less their zero points, [in, out].
-        scales: what is used so far, [blocks, out].
+        levels: levels minus zero points, [in, out].
+        scales: the current scales, [blocks, out].
         moments: E[x x^T], [in, in].
     """
     blocks, outputs = scales.shape
@@ -55,15 +55,15 @@ def _fit(target: Floats, levels: Floats, scales: Floats, moments: Floats) -> Flo
 def descend(
     target: Floats, levels: Floats, scale: Floats, zero: Floats, moments: Floats, form: BlockFormat
 ) -> int:
-    """Move each level of ``levels`` to its best place given all others; return how many moved.
+    """Move each level of ``levels`` to its best value given all others; return the number of changed levels.
 
     Args:
         target: the float matrix, [in, out].
         levels: [in, out], changed in place.
-        scale: by input, [in, out].
-        zero: zero points by input, [in, out].
+        scale: scales per input, [in, out].
+        zero: zero points per input, [in, out].
         moments: E[x x^T], [in, in].
-        form: the range of the levels.
+        form: defines the range of the levels.
     """
     slope = moments @ (target - (levels - zero) * scale)
     reciprocal = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)

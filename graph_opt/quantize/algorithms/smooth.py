@@ -1,11 +1,10 @@
-"""SmoothQuant: large activation channels divided out of what makes them, multiplied into the weights behind.
+"""SmoothQuant: divide large activation channels at their source, and multiply the weights behind them.
 
     MatMul(Norm(h) * gain, W)         ->  MatMul(Norm(h) * (gain / s), s * W)
     MatMul(act(gate) * (x @ up), W)   ->  MatMul(act(gate) * (x @ (up / s)), s * W)
 
-The product stays the same, while one scale then holds all channels of the activation. G. Xiao et al.,
-"SmoothQuant", https://arxiv.org/abs/2211.10438; the second line does for gated MLPs what the first does for
-norms.
+The product is unchanged, and one scale fits all channels of the activation better. G. Xiao et al.,
+"SmoothQuant", https://arxiv.org/abs/2211.10438. The second line extends the method from norms to gated MLPs.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from ...passes.base import GraphPass
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from .blockwise import Floats
 
-_STRENGTH = 0.5  # of the difficulty, how much moves from activations to weights; as in the paper
+_STRENGTH = 0.5  # the paper's migration strength alpha
 _NORMS = ("RMSNormalization", "LayerNormalization")
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A value, the weights whose last axis makes its channels, and the layers that are all its readers."""
+    """A value, the weights whose last axis are its channels, and the weights of all layers that read it."""
 
     value: ir.Value
     makers: tuple[ir.Value, ...]
@@ -45,7 +44,7 @@ class _Site:
 def largest_activations(
     model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
 ) -> dict[str, Floats]:
-    """Measure the largest magnitude of every channel that can be divided, by the value's name.
+    """Return the largest magnitude per channel, [channels], of every value that can be smoothed, by name.
 
     Raises:
         GraphError: an activation is NaN or infinite.
@@ -61,21 +60,21 @@ def largest_activations(
 
 
 def smoothing_factors(model: Path, largest: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return what to divide the channels of every such value by, one layer's weights in memory at a time.
+    """Return the divisors of the channels, [channels], by value; loads one layer's weights at a time.
 
     Args:
         model: a portable float graph.
-        largest: as ``largest_activations`` returns them.
+        largest: the result of ``largest_activations``.
     """
     sites = [site for site in _sites(ir.load(model).graph) if site.name in largest]
     return {site.name: _factors(largest[site.name], site.layers) for site in sites}
 
 
 class SmoothQuantPass(GraphPass):
-    """Even out the channels in front of products.
+    """Smooth the channels of activations in front of products.
 
     Args:
-        factors: as ``smoothing_factors`` returns them.
+        factors: the result of ``smoothing_factors``.
     """
 
     def __init__(self, factors: Mapping[str, Floats]) -> None:
@@ -83,7 +82,7 @@ class SmoothQuantPass(GraphPass):
         self.factors = factors
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rescale what makes every such value, and the layers that read it."""
+        """Rescale the weights before and after every smoothed value."""
         for site in _sites(graph):
             factors = self.factors.get(site.name)
             if factors is None:
@@ -98,7 +97,7 @@ class SmoothQuantPass(GraphPass):
 def _sites(graph: ir.Graph) -> Iterator[_Site]:
     for node in graph:
         if node.op_type in _NORMS:
-            makers = [value for value in node.inputs[1:] if value is not None]  # gain, perhaps a bias
+            makers = [value for value in node.inputs[1:] if value is not None]  # gain and, if any, bias
         elif node.op_type == "Mul":
             makers = next((found for value in node.inputs if (found := _linear(value))), [])
         else:
@@ -112,7 +111,7 @@ def _sites(graph: ir.Graph) -> Iterator[_Site]:
 
 
 def _linear(value: ir.Value | None) -> list[ir.Value]:
-    """Return weight and bias of the linear layer that ``value`` comes from, if it is read once."""
+    """Return weight and, if any, bias of the linear layer that computes ``value``; [] if it is read twice."""
     node = value.producer() if value is not None else None
     if node is None or sole_consumer(node.outputs[0]) is None:
         return []
@@ -135,7 +134,7 @@ def _factors(magnitude: Floats, layers: Sequence[ir.Value]) -> Floats:
 
 
 def _scale(value: ir.Value, factors: Array) -> None:
-    """Multiply a weight, lazily."""
+    """Multiply a weight by factors, lazily."""
     tensor = _content(value)
 
     def compute() -> Array:

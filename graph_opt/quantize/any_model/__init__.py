@@ -1,1 +1,1 @@
-"""Quantization of any float graph: convolutions, matrix products and tables, calibrated on tensors."""
+"""Quantization of any float graph: convolutions, matrix products and lookup tables, calibrated on samples."""

@@ -1,11 +1,11 @@
-"""Dynamic 8-bit quantization of any graph: the range of a layer's input is found at every run.
+"""Dynamic int8 quantization of any graph: the range of a layer's input is computed at every run.
 
     MatMul(x, W) -> Cast(MatMulInteger(DynamicQuantizeLinear(x), Wq)) * (x_scale * W_scale)
     Conv(x, W) -> Cast(ConvInteger(DynamicQuantizeLinear(x), Wq)) * (x_scale * W_scale)
 
-Standard operators only. Weights of matrix products are int8; those of convolutions uint8 with zero point
-128, the same numbers, since onnxruntime's ConvInteger takes 20 times as long for int8. Gemm becomes MatMul
-and Add.
+Only standard operators are used. Weights of matrix products are int8. Weights of convolutions are uint8 with
+zero point 128, which is equivalent, because onnxruntime's ConvInteger takes 20 times as long for int8. Gemm
+becomes MatMul and Add.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .grid import Floats, channel_scales, round_weight
 from .layers import Layer, find_layers
 from .static import drop_unused_weights, replace_layer
 
-MIDDLE = 128  # what is added to int8 levels to store them as uint8
+MIDDLE = 128  # zero point of int8 levels stored as uint8
 
 
 class DynamicGraphPass(GraphPass):
-    """Compute layers in 8-bit integers, in subgraphs too, their inputs' ranges found at every run.
+    """Compute layers in 8-bit integers, also in subgraphs, with ranges computed at every run.
 
     Args:
         exclude: weights whose layers stay float.
-        operators: kinds of layers to quantize.
+        operators: types of layers to quantize.
     """
 
-    oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
+    oldest_opset: ClassVar[int] = 13  # the first with DequantizeLinear per axis
 
     def __init__(
         self, *, exclude: Collection[str] = (), operators: Collection[str] = ("Gemm", "MatMul")
@@ -45,7 +45,7 @@ class DynamicGraphPass(GraphPass):
         self.operators = frozenset(operators)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite all graphs of a model together: their weights lie in the main one."""
+        """Rewrite all graphs of a model together, because their weights are in the main graph."""
         self.fired, self.refusals = 0, []
         layers = [layer for layer in find_layers(model.graphs())[0] if self._wants(layer)]
         writer = DynamicWriter(model.graph)
@@ -64,7 +64,7 @@ class DynamicGraphPass(GraphPass):
 
 
 class DynamicWriter:
-    """Writes layers whose inputs are quantized at every run; inputs and weights that are shared, once.
+    """Writes layers with dynamically quantized inputs; shared inputs and weights are written once.
 
     Args:
         graph: the main graph, which holds the weights.
@@ -76,7 +76,7 @@ class DynamicWriter:
         self._weights: dict[ir.Value, tuple[ir.Value, Floats]] = {}
 
     def write(self, layer: Layer) -> ir.Value:
-        """Insert the quantized layer in front of the float one; return its output, bias included."""
+        """Insert the quantized layer in front of the float one; return its output including the bias."""
         node = layer.node
         quantized, scale, zero = self._input(layer)
         values, scales = self._weight(layer)
@@ -90,7 +90,7 @@ class DynamicWriter:
         if convolves:
             product.attributes.update(node.attributes)
         floats = insert(node, "Cast", [product.outputs[0]], {"to": ir.DataType.FLOAT.value})
-        rank = len(layer.shape) - 1 if convolves else 1  # channels come before positions
+        rank = len(layer.shape) - 1 if convolves else 1  # channels precede the spatial axes
         factor = add_initializer(self._graph, f"{layer.name}.scales", scales.reshape(-1, *[1] * (rank - 1)))
         both = insert(node, "Mul", [scale, factor])
         result = insert(node, "Mul", [floats.outputs[0], both.outputs[0]]).outputs[0]

@@ -1,4 +1,4 @@
-"""8-bit grids: which real numbers the 256 levels of a tensor stand for."""
+"""8-bit quantization grids: scale and zero point of activations, scales of weights and biases."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import onnx_ir as ir
 from ....errors import GraphError
 from ...graph.lazy import Array
 
-LOWEST, HIGHEST = (
-    -127,
-    127,
-)  # of weights: -128 is left out, so that no product with it overflows a pair of 16 bits
-_SMALLEST_SCALE = 1e-30  # a normal number in float32, and so is its reciprocal
+# Levels of weights. -128 is not used, so that the sum of two products with uint8 fits in 16 bits.
+LOWEST, HIGHEST = -127, 127
+_SMALLEST_SCALE = 1e-30  # it and its reciprocal are normal float32 numbers
 _MAX_INT32 = float(2**31 - 1)
-_BIAS_LEVELS = 2**24  # of a bias whose weights are all 0
+_BIAS_LEVELS = 2**24  # levels of a bias whose weights are all 0
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One scale and zero point in all: level q stands for (q - zero_point) * scale.
+    """A per-tensor scale and zero point: level q represents (q - zero_point) * scale.
 
     Attributes:
         scale: positive.
-        zero_point: the level that stands for 0.
+        zero_point: the level that represents 0.
         dtype: UINT8 or INT8.
     """
 
@@ -42,7 +40,7 @@ class Grid:
         return (0, 255) if self.dtype == ir.DataType.UINT8 else (-128, 127)
 
     def round(self, values: Floats) -> Floats:
-        """Return the nearest values of the grid, as QuantizeLinear and DequantizeLinear do."""
+        """Quantize and dequantize values, as QuantizeLinear and DequantizeLinear do."""
         scale = np.float32(self.scale)
         levels = np.clip(np.rint(values / scale) + self.zero_point, *self.limits)
         result: Floats = ((levels - self.zero_point) * scale).astype(np.float32)
@@ -50,9 +48,9 @@ class Grid:
 
 
 def grid(low: float, high: float, dtype: ir.DataType) -> Grid:
-    """Return the finest grid that holds 0 and all from ``low`` to ``high``.
+    """Return the finest grid that covers 0 and the range from ``low`` to ``high``.
 
-    UINT8 has a zero point of its own; INT8 is symmetric, its zero point 0.
+    UINT8 is asymmetric; INT8 is symmetric with zero point 0.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if dtype == ir.DataType.INT8:
@@ -68,17 +66,18 @@ def _usable(scale: float) -> float:
 def channel_scales(
     content: Array, axis: int, bias: Floats | None = None, input_scale: float | None = None
 ) -> Floats:
-    """Return one scale a channel for int8 values of a weight.
+    """Return one scale per channel for the int8 values of a weight.
 
     Args:
-        content: the weight, float.
-        axis: counts channels.
-        bias: [channels]; kernels store it as int32 of the scale input_scale * result, so that a channel's
-            scale must be large enough for it.
-        input_scale: that of the layer's input.
+        content: the float weight.
+        axis: its channel axis.
+        bias: [channels]; kernels store it as int32 with scale input_scale * result, so the scale of a
+            channel must be large enough for it.
+        input_scale: the scale of the layer's input.
 
     Returns:
-        [channels], positive; a channel of zeros has the largest of the others, so that its bias stays exact.
+        [channels], positive. A channel of zeros has the largest scale of the others, so that its bias stays
+        exact.
 
     Raises:
         GraphError: the weight holds NaN or infinity.
@@ -99,7 +98,7 @@ def channel_scales(
 
 
 def round_weight(content: Array, axis: int, scales: Floats) -> npt.NDArray[np.int8]:
-    """Return the levels of a weight, of its shape."""
+    """Return the int8 levels of a weight, in its shape."""
     shape = [-1 if index == axis % content.ndim else 1 for index in range(content.ndim)]
     levels = np.rint(content.astype(np.float32) / scales.reshape(shape))
     result: npt.NDArray[np.int8] = np.clip(levels, LOWEST, HIGHEST).astype(np.int8)
@@ -107,7 +106,7 @@ def round_weight(content: Array, axis: int, scales: Floats) -> npt.NDArray[np.in
 
 
 def round_bias(bias: Floats, input_scale: float, scales: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
-    """Return the levels [channels] of a bias that is added to integer sums, and what one level stands for."""
+    """Return the int32 levels [channels] of a bias, and their scales [channels]."""
     steps = (np.float32(input_scale) * scales).astype(np.float32)
     steps = np.maximum(steps, np.float32(_SMALLEST_SCALE))
     levels = np.clip(np.rint(bias.astype(np.float64) / steps), -_MAX_INT32, _MAX_INT32)

@@ -1,8 +1,8 @@
-"""fp16 and bf16 for any graph: 16 bits wherever the schemas allow, inputs and outputs stay float32.
+"""Convert any graph to fp16 or bf16 where ONNX's schemas allow it; inputs and outputs stay float32.
 
-P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740. Values that go beyond
-the type's range on samples stay float32, as do operators that accumulate or that the standard does not define
-for the type.
+P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740. Values beyond the
+type's range on samples stay float32, as do operators that accumulate, and operators that ONNX does not
+define for the type.
 """
 
 from __future__ import annotations
@@ -17,56 +17,44 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
-from ...graph.edit import insert, subgraphs, weight
+from ...graph.edit import subgraphs, weight
 from ...graph.lazy import lazy
-from ...passes.base import GraphPass
-from ..formats.half import HALF_TYPES, LARGEST
+from ..formats.half_pass import HALF_TYPES, LARGEST, HalfPass
 from .values import Feed, GraphValues
 
 _FLOAT = ir.DataType.FLOAT
-_MARGIN = 4  # other inputs may reach values as many times larger
-_STATED_TYPES = frozenset(  # their attribute "dtype" or "to" says which type they give
+_MARGIN = 4  # other inputs may have values larger by this factor
+_STATED_TYPES = frozenset(  # an attribute "dtype" or "to" states their output type
     {"Cast", "ConstantOfShape", "EyeLike", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
     | {"Bernoulli", "RandomUniformLike"}
 )
-_WIDE = frozenset(  # sums, powers and exponentials, which lose digits or overflow in 16 bits
+_WIDE = frozenset(  # sums, powers and exponentials, which lose precision or overflow in 16 bits
     {"CumSum", "Exp", "Log", "Pow", "Range", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
     | {"ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize", "Upsample"}
 )
 _STEM = ".largest_magnitude"
 
 
-class HalfGraphPass(GraphPass):
+class HalfGraphPass(HalfPass):
     """Compute the main graph in 16 bits where its operators' schemas allow, with casts at the borders.
 
     Args:
         dtype: FLOAT16 or BFLOAT16.
-        keep_float: names of values that go beyond the type's range.
+        keep_float: names of values beyond the type's range.
 
     Attributes:
-        wide_weights: names of weights that go beyond it, of the latest call.
+        wide_weights: names of weights beyond the type's range, in the latest call.
     """
 
     oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
 
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
-        super().__init__()
-        if dtype not in LARGEST:
-            raise UsageError(f"half precision is FLOAT16 or BFLOAT16, not {dtype.name}")
-        self.dtype = dtype
-        self.keep_float = frozenset(keep_float)
+        super().__init__(dtype, keep_float=keep_float)
         self.wide_weights: list[str] = []
-        self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self._stored: dict[ir.Value, ir.Value] = {}
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, the types of whose values are inferred first."""
-        common.ShapeInferencePass()(model)
-        return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Decide about every node, then change types and put casts between both kinds."""
-        self._casts, self._stored, self.wide_weights = {}, {}, []
+        self.wide_weights = []
         version = graph.opset_imports.get("", 0)
         captured = {value for node in graph for inner in subgraphs(node) for value in _outer(inner)}
         chosen = [node for node in graph if self._fits(node, version, captured)]
@@ -79,29 +67,26 @@ class HalfGraphPass(GraphPass):
                 if inside and self._allowed(node, position, version):
                     node.replace_input_with(position, self._narrowed(graph, node, value, made))
                 elif value in made:
-                    node.replace_input_with(position, self._cast(value, _FLOAT, node))
-        self._widen_outputs(graph, made)
+                    node.replace_input_with(position, self.cast(value, _FLOAT, node))
+        self.widen_outputs(graph, made)
         for value in made:
             value.type = ir.TensorType(self.dtype)
-        for old in self._stored:
+        for old in self.stored:
             if not old.uses() and not old.is_graph_output():
                 del graph.initializers[str(old.name)]
         self.fired = len(chosen)
 
     def _fits(self, node: ir.Node, version: int, captured: Collection[ir.Value]) -> bool:
-        """Return whether a node computes floats and may do so in 16 bits."""
+        """Return whether a node computes floats and can do so in 16 bits."""
         if node.domain or node.op_type in _STATED_TYPES | _WIDE or any(True for _ in subgraphs(node)):
             return False
-        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-        large = next((value.name for value in values if value.name in self.keep_float), None)
-        if large is not None:
-            self.refuse(node, f"{large} goes beyond {self.dtype.name}, so it stays float")
+        if self.too_large(node):
             return False
         wide = next((value for value in node.inputs if value is not None and self._is_beyond(value)), None)
         if wide is not None:
             self.wide_weights.append(str(wide.name))
             self.refuse(
-                node, f"weight {wide.name} goes beyond {self.dtype.name}, so its operator stays float"
+                node, f"weight {wide.name} exceeds the range of {self.dtype.name}, so the node stays float"
             )
             return False
         floats = [value for value in node.outputs if value.dtype == _FLOAT]
@@ -111,7 +96,7 @@ class HalfGraphPass(GraphPass):
         return schema is not None and _takes(schema, schema.outputs, 0, self.dtype)
 
     def _is_beyond(self, value: ir.Value) -> bool:
-        """Return whether a weight has finite numbers that the type does not hold; infinity stays."""
+        """Return whether a weight has finite numbers beyond the type's range; infinities are allowed."""
         tensor = weight(value) if value.dtype == _FLOAT else None
         if tensor is None:
             return False
@@ -128,41 +113,18 @@ class HalfGraphPass(GraphPass):
     ) -> ir.Value:
         tensor = weight(value)
         if tensor is None:
-            return value if value in made else self._cast(value, self.dtype, node)
-        if value not in self._stored:
-            content = tensor  # for the closure: float numbers that fit, see _fits
-            stored = lazy(
-                lambda: content.numpy().astype(self.dtype.numpy()), self.dtype, tuple(tensor.shape.numpy())
-            )
-            stored.name = f"{value.name}.{self.dtype.name.lower()}"
-            new = ir.Value(
-                name=stored.name, type=ir.TensorType(self.dtype), shape=stored.shape, const_value=stored
-            )
-            graph.register_initializer(new)
-            self._stored[value] = new
-        return self._stored[value]
+            return value if value in made else self.cast(value, self.dtype, node)
+        content = tensor  # for the closure: float numbers that fit, see _fits
 
-    def _widen_outputs(self, graph: ir.Graph, made: Collection[ir.Value]) -> None:
-        for index, output in enumerate(graph.outputs):
-            if output not in made:
-                continue
-            cast = ir.node("Cast", [output], {"to": _FLOAT.value})
-            graph.append(cast)
-            result = cast.outputs[0]
-            output.name, result.name = f"{output.name}.{self.dtype.name.lower()}", output.name
-            result.type, result.shape = ir.TensorType(_FLOAT), output.shape
-            graph.outputs[index] = result
+        def make() -> ir.LazyTensor:
+            shape = tuple(content.shape.numpy())
+            return lazy(lambda: content.numpy().astype(self.dtype.numpy()), self.dtype, shape)
 
-    def _cast(self, value: ir.Value, dtype: ir.DataType, before: ir.Node) -> ir.Value:
-        if (value, dtype) not in self._casts:
-            result = insert(before, "Cast", [value], {"to": dtype.value}).outputs[0]
-            result.type, result.shape = ir.TensorType(dtype), value.shape
-            self._casts[value, dtype] = result
-        return self._casts[value, dtype]
+        return self.store(graph, value, make)
 
 
 def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> list[str]:
-    """Return the values of a saved float graph that a 16-bit type cannot hold, or hardly, on samples."""
+    """Return the values of a saved float graph whose magnitude on samples exceeds 1/4 of a type's range."""
     loaded = ir.load(model)
     common.ShapeInferencePass()(loaded)
     names = []
@@ -183,25 +145,27 @@ def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> lis
 
 
 def check_kernels(model: ir.Model, method: str, folder: Path) -> None:
-    """Insist on kernels of onnxruntime's CPU provider, which casts where it lacks fp16 ones but not bf16.
+    """Check that onnxruntime's CPU provider can run the model; it inserts casts for fp16, but not for bf16.
 
     Raises:
-        GraphError: there are none, with onnxruntime's reason.
+        GraphError: it cannot; the message holds onnxruntime's reason.
     """
     try:
         GraphValues(model, [str(output.name) for output in model.graph.outputs], folder)
     except GraphError as error:
-        raise GraphError(f"{method} has no kernels for this model here, fp16 may: {error}") from error
+        raise GraphError(
+            f"onnxruntime's CPU provider cannot run this model in {method}; try fp16: {error}"
+        ) from error
 
 
 def half_type(method: str) -> ir.DataType:
     """Return the type of a method.
 
     Raises:
-        UsageError: it is neither fp16 nor bf16.
+        UsageError: the method is neither fp16 nor bf16.
     """
     if method not in HALF_TYPES:
-        raise UsageError(f"half precision is {' or '.join(HALF_TYPES)}, not '{method}'")
+        raise UsageError(f"half precision must be {' or '.join(HALF_TYPES)}, found '{method}'")
     return HALF_TYPES[method]
 
 
@@ -224,7 +188,7 @@ def _takes(
     position: int,
     dtype: ir.DataType,
 ) -> bool:
-    """Return whether an operator's input or output may have a type; the last parameter may be repeated."""
+    """Return whether an operator's schema allows a type at a position; the last parameter may be variadic."""
     if not parameters:
         return False
     named: Mapping[str, Sequence[str]] = {

@@ -1,4 +1,4 @@
-"""Which operators of a graph can be computed in 8-bit integers: Conv, Gemm, and MatMul with a weight."""
+"""Find the layers of a graph that can be computed in 8-bit integers: Conv, Gemm and MatMul with a weight."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ...graph.edit import constant, float_attribute, int_attribute, sole_consume
 from ...graph.lazy import shape_of
 from .grid import Floats
 
-MAX_SUM = 1 << 16  # 2^16 products of a uint8 and an int8 still fit into an int32
+MAX_SUM = 1 << 16  # the sum of 2^16 products of a uint8 and an int8 fits in an int32
 _OPERATORS = ("Conv", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """An operator with a weight that is stored once.
+    """An operator with a constant weight.
 
     Attributes:
         node: Conv, Gemm or MatMul.
-        x: what it reads.
+        x: its input.
         weight: its float initializer.
-        tensor: the content of that.
-        axis: the axis of the weight that counts output channels.
-        bias: one float an output channel, None where there is none. A MatMul's is added by the next node.
-        output: the sum with its bias, before any activation.
+        tensor: the content of the weight.
+        axis: the weight's axis of output channels.
+        bias: one float per output channel, None if there is none. The bias of a MatMul is added by the next
+            node.
+        output: the result including the bias, before any activation.
     """
 
     node: ir.Node
@@ -52,24 +53,25 @@ class Layer:
 
     @property
     def summands(self) -> int:
-        """How many products one output value is the sum of."""
+        """Number of products whose sum is one output value."""
         return math.prod(self.shape) // max(1, self.shape[self.axis])
 
     @property
     def groups(self) -> int:
-        """How many groups a convolution's channels fall into; 1 for others."""
+        """Number of groups of a convolution; 1 for other layers."""
         return int_attribute(self.node, "group", 1) if self.node.op_type == "Conv" else 1
 
     def bias_content(self) -> Floats | None:
-        """Return the bias [channels], None where there is none."""
+        """Return the bias [channels], None if there is none."""
         tensor = weight(self.bias)
         return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
 
 
 def find_layers(graphs: Iterable[ir.Graph]) -> tuple[list[Layer], dict[str, str]]:
-    """Return the layers of some graphs, in order, and why other operators of these kinds are none, by weight.
+    """Return the layers of some graphs in order, and by weight why other operators of these types are not.
 
-    All readers of a weight must be layers that agree about its axis, else the weight would be stored twice.
+    All consumers of a weight must be layers with the same channel axis, else the weight would be stored
+    twice.
     """
     nodes = [node for graph in graphs for node in graph]
     found: dict[ir.Value, list[Layer]] = defaultdict(list)
@@ -89,7 +91,7 @@ def find_layers(graphs: Iterable[ir.Graph]) -> tuple[list[Layer], dict[str, str]
     for factor, readers in found.items():
         readers_agree = len({layer.axis for layer in readers}) == 1
         if not readers_agree or len(readers) < len(list(factor.uses())) or factor.is_graph_output():
-            refused[str(factor.name)] = "it is read in several ways, so it would be stored twice"
+            refused[str(factor.name)] = "it has other consumers and would be stored twice"
         elif str(factor.name) not in refused:
             layers += readers
     order = {node: number for number, node in enumerate(nodes)}
@@ -105,9 +107,9 @@ def by_weight(layers: Iterable[Layer]) -> dict[ir.Value, list[Layer]]:
 
 
 def activation_after(layer: Layer) -> Iterator[ir.Node]:
-    """Yield the Relu or Clip that only this layer's output goes through.
+    """Yield the Relu or Clip(min=0) that is the only consumer of a layer's output.
 
-    An unsigned 8-bit value whose zero point is 0 cannot be negative, so that such a node costs nothing.
+    A uint8 value with zero point 0 cannot be negative, so such a node costs nothing.
     """
     node = sole_consumer(layer.output)
     if node is None or node.domain:
@@ -122,12 +124,12 @@ def _clips_at_zero(node: ir.Node) -> bool:
 
 
 def _layer(node: ir.Node, factor: ir.Value) -> Layer | str:
-    """Return a node's layer, or why it is none."""
+    """Return a node's layer, or why it is not a layer."""
     x, tensor = node.inputs[0], weight(factor)
     if x is None or tensor is None or x.is_initializer():
         return "both operands are constants"
     if tensor.dtype != ir.DataType.FLOAT:
-        return f"it is {tensor.dtype.name}, not FLOAT"
+        return f"its type is {tensor.dtype.name} instead of FLOAT"
     shape = shape_of(tensor)
     axis = _channel_axis(node, len(shape))
     if isinstance(axis, str):
@@ -147,14 +149,14 @@ def _channel_axis(node: ir.Node, rank: int) -> int | str:
     if node.op_type == "Conv":
         return 0
     if rank != 2:
-        return "it is no matrix"
+        return "it is not a matrix"
     if node.op_type == "MatMul":
         return 1
     if int_attribute(node, "transA", 0):
-        return "the other operand of the Gemm is transposed"
+        return "the Gemm has transA"
     scaled = any(float_attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta"))
     if scaled:
-        return "the Gemm scales its operands"
+        return "the Gemm has alpha or beta other than 1"
     return 0 if int_attribute(node, "transB", 0) else 1
 
 
@@ -166,7 +168,7 @@ def _bias(node: ir.Node, channels: int) -> ir.Value | str | None:
     value = node.inputs[2] if len(node.inputs) > 2 else None
     if value is None:
         return None
-    return value if _is_bias(value, channels) else "the bias is no constant with a value a channel"
+    return value if _is_bias(value, channels) else "the bias is not a constant with one value per channel"
 
 
 def _bias_node(node: ir.Node) -> ir.Node | None:

@@ -1,8 +1,8 @@
-"""Where a graph's activations are quantized: at the inputs of layers, and wherever integers can travel on.
+"""Select the activations to quantize: inputs of layers, and values that operators can pass on in integers.
 
-A convolution's kernel takes and gives integers, so its output is quantized too, behind a Relu. Operators that
-only move elements have the grid of what they move. Sums, products, pools and concatenations ("carried") stay
-in integers where all they read is quantized anyway.
+A convolution kernel has integer inputs and outputs, so its output is quantized too, after a Relu if there is
+one. Operators that only move elements keep the grid of their input. Sums, products, pools and concatenations
+("carried") are computed in integers if all their inputs are quantized anyway.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ MOVERS = frozenset(
     }
     | {"Transpose", "Unsqueeze"}
 )
-CARRIED = frozenset(
-    {"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"}
-)  # which onnxruntime's CPU provider computes in integers
+# Operators that onnxruntime's CPU provider computes in integers.
+CARRIED = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
 _FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(slots=True)
 class Placement:
-    """Which values are quantized, and who reads them so.
+    """The quantized values and the nodes that read them.
 
     Attributes:
-        roots: by value, in order of the graph, the value whose grid it has: itself or its source.
-        outputs: values of which nobody reads the float: what convolutions and movers give.
+        roots: by quantized value, in order of the graph, the value whose grid it has: itself or its source.
+        outputs: values whose consumers all read the quantized form: outputs of convolutions and movers.
         readers: nodes that read quantized values only.
     """
 
@@ -51,17 +50,18 @@ class Placement:
     readers: set[ir.Node] = field(default_factory=set)
 
     def reads_quantized(self, node: ir.Node, value: ir.Value) -> bool:
-        """Return whether a node reads a quantized value's rounded form."""
+        """Return whether a node reads the quantized form of a value."""
         return value in self.outputs or node in self.readers
 
 
 def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = CARRIED) -> Placement:
-    """Decide for one graph.
+    """Return the placement for one graph.
 
     Args:
-        graph: with the layers.
-        layers: what is computed in integers.
-        carried: operators between layers that are, too, where all they read is quantized anyway.
+        graph: the graph of the layers.
+        layers: the layers to compute in integers.
+        carried: operators between layers to compute in integers too, if all their inputs are quantized
+            anyway.
     """
     ends = [layer_end(layer) for layer in layers if layer.node.op_type == "Conv"]
     wanted = {*ends, *(layer.x for layer in layers)}
@@ -88,7 +88,7 @@ def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = C
 
 
 def _possible(graph: ir.Graph, wanted: Collection[ir.Value], carried: Collection[str]) -> set[ir.Value]:
-    """Return the values that are quantized, or could be without rounding anything new at the borders."""
+    """Return the values that are quantized, or could be without quantizing further values."""
     found = set(wanted)
     for node in graph:
         source = _moved(node)
@@ -104,7 +104,7 @@ def _possible(graph: ir.Graph, wanted: Collection[ir.Value], carried: Collection
 
 
 def layer_end(layer: Layer) -> ir.Value:
-    """Return what a convolution's kernel can give: its sum, or what an activation makes of it."""
+    """Return the output of a convolution's kernel, including a Relu or Clip."""
     after = next(activation_after(layer), None)
     return layer.output if after is None else after.outputs[0]
 
@@ -114,7 +114,7 @@ def _is_carried(node: ir.Node, carried: Collection[str]) -> bool:
 
 
 def _moved(node: ir.Node) -> ir.Value | None:
-    """Return what a node moves the elements of, None for other nodes."""
+    """Return the input whose elements a node moves, None for other nodes."""
     if node.op_type not in MOVERS or node.domain or not node.inputs:
         return None
     source = node.inputs[0]
@@ -126,14 +126,14 @@ def _moved(node: ir.Node) -> ir.Value | None:
 
 
 def _result(node: ir.Node) -> ir.Value:
-    """Return a node's output, or what a Relu makes of it."""
+    """Return a node's output, including a Relu."""
     reader = sole_consumer(node.outputs[0])
     is_relu = reader is not None and reader.op_type == "Relu" and not reader.domain
     return reader.outputs[0] if reader is not None and is_relu else node.outputs[0]
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
-    """Return what a node computes with; empty if constants among it are no single numbers."""
+    """Return the inputs of a node; [] if one is constant."""
     operands = [value for value in node.inputs if value is not None]
     constants = [value for value in operands if weight(value) is not None or constant(value) is not None]
     return [] if constants else operands

@@ -1,4 +1,4 @@
-"""Quantize any float graph: one function a method, a model in, a model and a report out."""
+"""Quantize any float graph: one function per method, which returns a model and a report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .tables import TablePass
 from .twin import dynamic_errors
 from .values import GraphValues
 
-_TIMED = 7  # runs
-_POOR = 15.0  # decibels, below which answers change often
-_NO_GAIN = 1.1  # times the float model's time
-_FEW = 4  # samples; of more, one in four is measured on, not calibrated on
+_TIMED = 7  # timed runs
+_POOR = 15.0  # dB; below it, predictions change often
+_NO_GAIN = 1.1  # ratio to the float model's time above which a warning is added
+_FEW = 4  # from this many samples on, one in four is held out for measurement
 
 
 def quantize_static(
@@ -40,19 +40,20 @@ def quantize_static(
     *,
     progress: Progress | None = None,
 ) -> tuple[ir.Model, GraphQuantizationReport]:
-    """Compute Conv, Gemm and MatMul in 8-bit integers whose ranges are measured beforehand (Q/DQ form).
+    """Quantize Conv, Gemm and MatMul to int8 with calibrated ranges, in QDQ format.
 
     Args:
-        model: a float graph; may be changed in place, use the returned one.
-        samples: to calibrate on; None makes some up, with a warning.
-        options: None takes the defaults.
-        progress: told about every sample that layers are measured on.
+        model: a float graph; may be changed in place, use the returned model.
+        samples: calibration samples; None generates random ones, with a warning.
+        options: None for the defaults.
+        progress: called after every sample that layers are measured on.
 
     Returns:
-        The model, which has the same inputs and outputs, and what was done.
+        The model, with the same inputs and outputs, and a report.
 
     Raises:
-        UsageError: the model is quantized already, nothing in it can be, or the samples do not fit.
+        UsageError: the model is already quantized, nothing in it can be quantized, or the samples do not
+            match.
         GraphError: a value is NaN or infinite, or the graph cannot run.
         MissingExtraError: onnxruntime is not installed.
     """
@@ -63,7 +64,7 @@ def quantize_static(
         best = search.best()
         report.calibrator, report.left_float = best.calibrator, best.left_float
         if not search.reaches_target(best):
-            report.notes.append(f"warning: no choice of layers reaches an SNR of {options.min_snr:g} dB")
+            report.notes.append(f"warning: no selection of layers reaches an SNR of {options.min_snr:g} dB")
         return _finished(source, best.quantizer, best.layer_errors, options)
 
 
@@ -74,13 +75,13 @@ def quantize_dynamic(
     *,
     progress: Progress | None = None,
 ) -> tuple[ir.Model, GraphQuantizationReport]:
-    """Compute MatMul and Gemm, and Conv if asked, in 8-bit integers whose ranges are found at every run.
+    """Quantize MatMul and Gemm, and optionally Conv, to int8 with ranges computed at every run.
 
     Args:
-        model: a float graph; may be changed in place, use the returned one.
-        samples: to measure the errors of layers and outputs on; None makes some up, with a warning.
-        options: None takes the defaults.
-        progress: told about every sample.
+        model: a float graph; may be changed in place, use the returned model.
+        samples: samples for measuring errors; None generates random ones, with a warning.
+        options: None for the defaults.
+        progress: called after every sample.
 
     Returns, raises:
         As ``quantize_static``.
@@ -106,16 +107,19 @@ def quantize_dynamic(
 def convert_half(
     model: ir.Model, method: str = "fp16", samples: Samples | None = None
 ) -> tuple[ir.Model, GraphQuantizationReport]:
-    """Store weights and compute in 16 bits; inputs and outputs stay float32.
+    """Convert weights and computation to 16 bits; inputs and outputs stay float32.
 
     Args:
-        model: a float graph; may be changed in place, use the returned one.
+        model: a float graph; may be changed in place, use the returned model.
         method: "fp16" or "bf16".
-        samples: what overflows on them stays float32; None makes some up, with a warning.
+        samples: values that overflow on them stay float32; None generates random ones, with a warning.
+
+    Returns:
+        The model and a report.
 
     Raises:
-        UsageError: the model is quantized already, or the samples do not fit.
-        GraphError: a weight does not fit, the graph cannot run, or there are no kernels for the type.
+        UsageError: the model is already quantized, nothing can be converted, or the samples do not match.
+        GraphError: the graph cannot run, or onnxruntime's CPU provider has no kernels for the type.
         MissingExtraError: onnxruntime is not installed.
     """
     dtype = half_type(method)
@@ -126,11 +130,12 @@ def convert_half(
         converter = HalfGraphPass(dtype, keep_float=beyond)
         converter(result)
         if not converter.fired:
-            raise UsageError(f"nothing in the model can be computed in {method}")
+            raise UsageError(f"no operator of the model can be computed in {method}")
         hold_weights(result)
         check_kernels(result.clone(), method, path.parent)
-        report.left_float = dict.fromkeys(beyond, f"it goes beyond {dtype.name} on the samples")
-        report.left_float |= dict.fromkeys(converter.wide_weights, f"it holds numbers beyond {dtype.name}")
+        report.left_float = dict.fromkeys(beyond, f"it exceeds the range of {dtype.name} on the samples")
+        reason = f"it holds numbers beyond the range of {dtype.name}"
+        report.left_float |= dict.fromkeys(converter.wide_weights, reason)
         report.outputs = compare_outputs(path, result, source.held_out)
         _measure_time(source, result)
         report.bytes_after = weight_bytes(result)
@@ -139,14 +144,14 @@ def convert_half(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The prepared float model, which lies in a scratch folder while it is quantized.
+    """The prepared float model, stored in a temporary folder during quantization.
 
     Attributes:
         path: its file.
-        calibration: samples to calibrate on.
-        held_out: samples to measure the result on.
-        report: what is known so far.
-        scratch: the folder.
+        calibration: samples for calibration.
+        held_out: samples for measuring the result.
+        report: the report, filled step by step.
+        scratch: the temporary folder.
     """
 
     path: Path
@@ -169,7 +174,7 @@ def _prepared(model: ir.Model, samples: Samples | None, method: str) -> _Source:
     calibration, held_out = _split(found.feeds)
     report = GraphQuantizationReport(method=method, samples=found.origin, bytes_before=before)
     if found.generated:
-        report.notes.append("warning: no samples were given; ranges and errors are those of made-up tensors")
+        report.notes.append("warning: no samples were given; ranges and errors are those of random tensors")
     scratch = tempfile.TemporaryDirectory(prefix="carryall-int8-")
     path = Path(scratch.name, "float.onnx")
     try:
@@ -206,15 +211,15 @@ def _finished(
     worst = report.worst_output
     if worst is not None and worst.snr < _POOR:
         report.notes.append(
-            f"warning: an output is far from the float one, SNR {worst.snr:.1f} dB; ask for more (min_snr), "
-            "or take fp16"
+            f"warning: an output differs much from the float one, SNR {worst.snr:.1f} dB; set min_snr, "
+            "or use fp16"
         )
     report.bytes_after = weight_bytes(model)
     return model, report
 
 
 def _measure_time(source: _Source, model: ir.Model) -> None:
-    """Compare the time of runs, the fastest of a few in turn, and warn where nothing is gained."""
+    """Measure the time of a run relative to the float model: minimum of 7 interleaved runs each."""
     names = [str(output.name) for output in model.graph.outputs]
     both = [GraphValues(one, names, source.path.parent) for one in (ir.load(source.path), model.clone())]
     fastest = [float("inf"), float("inf")]
@@ -240,7 +245,7 @@ def compare_outputs(exact: Path, model: ir.Model, feeds: Sequence[Feed]) -> dict
 
 
 def hold_weights(model: ir.Model) -> None:
-    """Compute all lazy weights and load all mapped ones, since the scratch folder goes away."""
+    """Evaluate all lazy weights and load all mapped ones, before the temporary folder is deleted."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
@@ -250,7 +255,7 @@ def hold_weights(model: ir.Model) -> None:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return the bytes of all weights, those among ``Constant`` nodes included."""
+    """Return the bytes of all weights, including ``Constant`` nodes."""
     stored = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
     nodes = [node for node in model.graph.all_nodes() if node.op_type == "Constant"]
     stored += [ir.convenience.get_const_tensor(node.outputs[0]) for node in nodes]
@@ -258,7 +263,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def _split(feeds: Sequence[Feed]) -> tuple[Sequence[Feed], Sequence[Feed]]:
-    """Return samples to calibrate on and to measure on; the same ones where there are few."""
+    """Return samples for calibration and for measurement; the same ones if there are fewer than 4."""
     if len(feeds) < _FEW:
         return feeds, feeds
     last = _FEW - 1

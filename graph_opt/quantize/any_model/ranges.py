@@ -1,4 +1,4 @@
-"""Grids of activations from calibration samples."""
+"""Compute quantization grids of activations from calibration samples."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .values import Feed, float_values
 
 @dataclass(slots=True)
 class Range:
-    """What was seen of one value.
+    """The observed range of one value.
 
     Attributes:
         low: the smallest number, at most 0.
-        high: the largest, at least 0.
-        magnitudes: all of them.
+        high: the largest number, at least 0.
+        magnitudes: histogram of the magnitudes.
     """
 
     low: float = 0.0
@@ -36,10 +36,10 @@ class Range:
             self.magnitudes.add(values)
 
     def grid(self, calibrator: str, dtype: ir.DataType) -> Grid:
-        """Return the grid whose limits a calibrator chooses.
+        """Return the grid with the limits that a calibrator selects.
 
-        A grid with a zero point of its own spends its levels on what the limit leaves of both signs: zero is
-        a level, so positive and negative values are rounded alike, and one histogram of magnitudes serves.
+        One histogram of magnitudes is enough for asymmetric grids too: zero is a level, so positive and
+        negative values have the same rounding error, and the limit clips both signs.
         """
         choose = CALIBRATORS[calibrator]
         if dtype == ir.DataType.INT8:
@@ -49,11 +49,13 @@ class Range:
         return grid(max(self.low, -limit), min(self.high, limit), dtype)
 
     def _width(self, limit: float) -> float:
-        return max(min(self.high, limit) + min(-self.low, limit), limit)  # limit alone where all are zeros
+        return max(
+            min(self.high, limit) + min(-self.low, limit), limit
+        )  # the limit alone if all values are 0
 
 
 def value_ranges(model: Path, names: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Range]:
-    """Measure values of a saved float graph on samples, as many of them at a time as fit into memory.
+    """Return the ranges of values of a saved float graph on samples, by name; memory use is limited.
 
     Raises:
         GraphError: a value holds NaN or infinity, or the graph cannot run.
@@ -68,5 +70,5 @@ def value_ranges(model: Path, names: Sequence[str], feeds: Sequence[Feed]) -> di
 
 
 def grids(ranges: Mapping[str, Range], calibrator: str, dtype: ir.DataType) -> dict[str, Grid]:
-    """Return the grid of each value."""
+    """Return the grid of each value, by name."""
     return {name: one.grid(calibrator, dtype) for name, one in ranges.items()}

@@ -1,4 +1,4 @@
-"""What quantizing a graph did, and what it costs: the error of every layer and of every output."""
+"""The report of a quantization: quantized weights, and the errors of layers and outputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from ....reports import Report, human_bytes
 from ...graph.lazy import Array
 
-_MOST_DECIBELS = 200.0  # of equal tensors
+_MAX_DB = 200.0  # the SNR of equal tensors
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFidelity:
-    """How near an output of the quantized model is to the float one's, over all samples.
+    """The difference between an output of the quantized and of the float model, over all samples.
 
     Attributes:
-        snr: energy of the float output over that of the error, in decibels; 200 where they are equal.
-        cosine: of the angle between both.
+        snr: signal-to-noise ratio in dB; 200 for equal outputs.
+        cosine: cosine similarity.
         max_error: largest difference, relative to the largest float value.
     """
 
@@ -31,23 +32,24 @@ class OutputFidelity:
 
 
 @dataclass(slots=True, kw_only=True)
-class GraphQuantizationReport:
+class GraphQuantizationReport(Report):
     """What was done to one model.
 
     Attributes:
         method: "int8-static", "int8-dynamic", "fp16" or "bf16".
-        samples: what the model was calibrated and measured on; None where it was not.
-        calibrator: how ranges of activations were chosen, None where they were not.
-        layer_errors: by quantized weight, the root mean square error of its layers, relative to their output.
-        tables: weights stored in int8 that rows are looked up in.
-        left_float: by weight, why it was not quantized.
-        outputs: fidelity of each float output, on samples that were not calibrated on if there are enough.
-        time: of a run, relative to the float model's, on onnxruntime's CPU provider; None if not measured.
-        bytes_before: of the file or its weights.
-        bytes_after: the same of the result.
-        notes: what else a user should know.
-        path: where the result was written; empty if it was not.
-        seconds: that it took.
+        samples: description of the calibration samples; None without calibration.
+        calibrator: the calibrator of activation ranges, None if there is none.
+        layer_errors: by quantized weight, the relative RMS error of its layers' outputs.
+        tables: lookup tables stored in int8.
+        left_float: by weight, the reason why it was not quantized.
+        outputs: fidelity of each float output, on held-out samples if there are enough.
+        time: time of a run relative to the float model's, on onnxruntime's CPU provider; None if not
+            measured.
+        bytes_before: bytes of the original file or weights.
+        bytes_after: bytes of the resulting file or weights.
+        notes: warnings and remarks.
+        path: path of the written model; empty if it was not written.
+        seconds: duration of the quantization in seconds.
     """
 
     method: str
@@ -70,42 +72,40 @@ class GraphQuantizationReport:
         return min(self.outputs.values(), key=lambda one: one.snr, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report in JSON types."""
         return dataclasses.asdict(self)
 
-    def to_text(self) -> str:
-        """Return the report for a terminal, a few lines."""
-        reasons = Counter(self.left_float.values())
-        lines = [f"{self.method}: {len(self.left_float)} weights or values left float"]
-        if self.layer_errors or self.tables:
-            lines[0] = (
-                f"{self.method}: {len(self.layer_errors)} weights of layers, {len(self.tables)} tables; "
-                f"{len(self.left_float)} left float"
-            )
-        lines += [f"left float: {count} x {reason}" for reason, count in reasons.most_common()]
-        if self.samples is not None:
-            lines.append(f"calibrated on {self.samples}")
+    def rows(self) -> list[tuple[str, str]]:
+        """See ``Report``."""
+        weights, tables = len(self.layer_errors), len(self.tables)
+        rows = [("method", self.method)]
+        rows += [("quantized", f"{weights} weights of layers, {tables} tables")] if weights or tables else []
+        rows.append(("left float", f"{len(self.left_float)} weights or values"))
+        for reason, count in Counter(self.left_float.values()).most_common():
+            rows.append(("", f"{count} x {reason}"))
+        rows += [("calibrated on", self.samples)] if self.samples is not None else []
         if self.layer_errors:
             name = max(self.layer_errors, key=self.layer_errors.__getitem__)
-            lines.append(f"largest layer error: {100 * self.layer_errors[name]:.2g} % at {name}")
+            rows.append(("largest layer error", f"{100 * self.layer_errors[name]:.2g} % at {name}"))
         for name, one in self.outputs.items():
-            lines.append(
-                f"output {name}: SNR {one.snr:.1f} dB, cosine {one.cosine:.6f}, "
-                f"largest error {100 * one.max_error:.2g} % of the largest value"
-            )
-        if self.time is not None:
-            lines.append(f"time of a run on this CPU: {self.time:.2f} of the float model's")
-        return "\n".join([*lines, *self.notes])
+            error = f"largest error {100 * one.max_error:.2g} % of the largest value"
+            rows.append((f"output {name}", f"SNR {one.snr:.1f} dB, cosine {one.cosine:.6f}, {error}"))
+        rows += [("time of a run", f"{self.time:.2f} of the float model's on this CPU")] if self.time else []
+        rows += [("note", note) for note in self.notes]
+        if self.path:
+            sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
+            rows.append(("written", f"{self.path}, {sizes}, {self.seconds:.1f} s"))
+        return rows
 
 
 def output_fidelity(
     exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]
 ) -> dict[str, OutputFidelity]:
-    """Compare float outputs over samples; those that are no floats, or whose shapes differ, are left out.
+    """Compare float outputs over samples; outputs of other types or with different shapes are skipped.
 
     Args:
-        exact: by name, one mapping a sample.
-        found: the same of the other model.
+        exact: outputs of the float model by name, one mapping per sample.
+        found: outputs of the other model by name, one mapping per sample.
     """
     result: dict[str, OutputFidelity] = {}
     for name in exact[0] if exact else ():
@@ -122,7 +122,7 @@ def output_fidelity(
 
 def _fidelity(exact: Array, found: Array) -> OutputFidelity:
     error, energy = float(((exact - found) ** 2).sum()), float((exact**2).sum())
-    snr = _MOST_DECIBELS if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
+    snr = _MAX_DB if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
     norms = float(np.linalg.norm(exact) * np.linalg.norm(found))
     cosine = 1.0 if error == 0 else float(exact @ found) / max(norms, 1e-300)
     largest = float(np.abs(exact).max())

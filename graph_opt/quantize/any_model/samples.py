@@ -1,4 +1,4 @@
-"""Calibration samples: one ``.npz`` file or image each, or tensors made up where nothing is given."""
+"""Calibration samples: ``.npz`` files, images, or random tensors if none are given."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .images import IMAGE_SUFFIXES, ImageOptions, read_image
 Feed = Mapping[str, Array]
 MAX_SAMPLES = 128
 _GENERATED = 8
-_OPEN_SIZE = 64  # of an axis whose size the graph leaves open and whose meaning is not known
+_OPEN_SIZE = 64  # size of a dynamic axis of unknown meaning
 _IMAGE_SIZE = 224
 
 
 class GeneratedSamplesWarning(UserWarning):
-    """A model was calibrated on tensors that were made up."""
+    """A model was calibrated on random tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs of a model, to calibrate on.
+    """Inputs of a model for calibration.
 
     Attributes:
-        feeds: a value for each input, by name, one mapping a sample.
-        origin: what they are, for reports: "12 .npz files of calib/".
-        generated: whether they were made up.
+        feeds: one mapping per sample, from input name to tensor.
+        origin: description for reports, such as "12 .npz files of calib/".
+        generated: whether they are random.
     """
 
     feeds: Sequence[Feed]
@@ -48,25 +48,26 @@ def read_samples(
     """Read calibration samples for a graph's inputs.
 
     Args:
-        graph: whose inputs say which tensors are needed.
-        source: an ``.npz`` file whose keys are the inputs' names, an image, or a folder of either.
-        images: how pixels become the input; None takes the defaults.
-        limit: at most this many samples, the first by name.
+        graph: the graph.
+        source: an ``.npz`` file whose keys are the input names, an image, or a folder of either.
+        images: how pixels are converted; None for the defaults.
+        limit: maximum number of samples, the first by name.
 
     Raises:
-        UsageError: there is no such file, the folder holds none, or a sample does not fit the inputs.
-        MissingExtraError: images need Pillow.
+        UsageError: the file does not exist, the folder holds no samples, or a sample does not match the
+            inputs.
+        MissingExtraError: Pillow is not installed, and the samples are images.
     """
     if not source.exists():
-        raise UsageError(f"there is no calibration file or folder {source}")
+        raise UsageError(f"the calibration file or folder {source} does not exist")
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     arrays = [path for path in files if path.suffix == ".npz"][:limit]
     pictures = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES][:limit]
     if arrays and pictures:
-        raise UsageError(f"{source} holds .npz files and images; calibrate on one kind of files")
+        raise UsageError(f"{source} holds .npz files and images; use one kind of file")
     if not arrays and not pictures:
         kinds = ", ".join((".npz", *sorted(IMAGE_SUFFIXES)))
-        raise UsageError(f"{source} holds no calibration sample: files of the kinds {kinds} are read")
+        raise UsageError(f"{source} holds no calibration samples; supported file types: {kinds}")
     if pictures:
         options = images or ImageOptions()
         value = _image_input(graph, source)
@@ -79,34 +80,34 @@ def read_samples(
 
 
 def checked_samples(graph: ir.Graph, feeds: Sequence[Feed], origin: str = "given tensors") -> Samples:
-    """Return samples of tensors in memory.
+    """Return samples from tensors in memory.
 
     Raises:
-        UsageError: there is none, or one does not fit the inputs.
+        UsageError: ``feeds`` is empty, or a sample does not match the inputs.
     """
     if not feeds:
-        raise UsageError("there is no calibration sample; at least one is needed")
+        raise UsageError("calibration needs at least one sample, found none")
     return Samples([_checked(graph, feed, f"sample {i}") for i, feed in enumerate(feeds)], origin)
 
 
 def generated_samples(graph: ir.Graph, *, count: int = _GENERATED, seed: int = 0) -> Samples:
-    """Make samples up and warn about it: ranges of activations are then those of noise.
+    """Generate random samples, with a warning that ranges will be those of noise.
 
-    Images, tensors of 1, 3 or 4 channels, get smooth noise between 0 and 1; other floats a normal
-    distribution; integers small numbers; booleans True.
+    Images, which are 4-D tensors with 1, 3 or 4 channels, are smooth noise between 0 and 1. Other floats are
+    normally distributed, integers are below 100, masks 0 or 1, and booleans True.
 
     Raises:
-        UsageError: an input is no tensor of numbers of known rank.
+        UsageError: an input is not a numeric tensor with a known rank.
     """
     warnings.warn(
-        "no calibration samples were given: the ranges of activations come from made-up tensors, and real "
+        "no calibration samples were given: the ranges of activations come from random tensors, and real "
         "inputs may be clipped. Give a folder of .npz files or images",
         GeneratedSamplesWarning,
         stacklevel=2,
     )
     rng = np.random.default_rng(seed)
-    feeds = [{str(value.name): _made_up(value, rng) for value in _needed(graph)} for _ in range(count)]
-    return Samples(feeds, f"{count} made-up samples", generated=True)
+    feeds = [{str(value.name): _random_tensor(value, rng) for value in _needed(graph)} for _ in range(count)]
+    return Samples(feeds, f"{count} random samples", generated=True)
 
 
 def _needed(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -118,24 +119,24 @@ def _read_npz(graph: ir.Graph, path: Path) -> Feed:
         with path.open("rb") as file, np.load(file) as archive:
             feed = {name: archive[name] for name in archive.files}
     except (ValueError, OSError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is no .npz file of tensors: {error}") from error
+        raise UsageError(f"{path} cannot be read as an .npz file: {error}") from error
     return _checked(graph, feed, str(path))
 
 
 def _checked(graph: ir.Graph, feed: Feed, place: str) -> Feed:
-    """Return the inputs of the graph among ``feed``, of the types that the graph takes."""
+    """Return the graph's inputs from ``feed``, converted to the graph's types."""
     found: dict[str, Array] = {}
     for value in _needed(graph):
         name = str(value.name)
         if name not in feed:
-            raise UsageError(f"{place} lacks the input {name}; it has: {', '.join(feed) or 'nothing'}")
+            raise UsageError(f"{place}: input {name} is missing; it has: {', '.join(feed) or 'nothing'}")
         content = np.asarray(feed[name])
         _check_shape(value, content, place)
         if value.dtype is not None:
             kind = value.dtype.numpy()
             if content.dtype != kind and not np.can_cast(content.dtype, kind, "same_kind"):
-                raise UsageError(f"{place}: input {name} is {content.dtype}, the model takes {kind}")
-            with np.errstate(over="ignore"):  # reported below
+                raise UsageError(f"{place}: input {name} has type {content.dtype}, the model needs {kind}")
+            with np.errstate(over="ignore"):  # infinities are reported below
                 content = content.astype(kind, copy=False)
         if content.dtype.kind == "f" and not np.isfinite(content).all():
             raise UsageError(f"{place}: input {name} holds NaN or infinity")
@@ -154,7 +155,7 @@ def _check_shape(value: ir.Value, content: Array, place: str) -> None:
     if not fits:
         wanted = [size if isinstance(size, int) else str(size.value or "?") for size in sizes]
         raise UsageError(
-            f"{place}: input {value.name} has the shape {list(content.shape)}, the model takes {wanted}"
+            f"{place}: input {value.name} has shape {list(content.shape)}, the model needs {wanted}"
         )
 
 
@@ -163,15 +164,17 @@ def _image_input(graph: ir.Graph, source: Path) -> ir.Value:
     if len(inputs) != 1 or inputs[0].shape is None or len(inputs[0].shape) != 4:
         names = ", ".join(f"{value.name}{value.shape}" for value in inputs)
         raise UsageError(
-            f"{source} holds images, and the model does not take one image: {names}. Calibrate on .npz files"
+            f"{source} holds images, but the model's inputs are not one image: {names}. Use .npz files"
         )
     return inputs[0]
 
 
-def _made_up(value: ir.Value, rng: np.random.Generator) -> Array:
+def _random_tensor(value: ir.Value, rng: np.random.Generator) -> Array:
     kind = value.dtype
     if not isinstance(value.type, ir.TensorType) or kind in (None, ir.DataType.STRING) or value.shape is None:
-        raise UsageError(f"nothing can be made up for input {value.name} of type {value.type}; give samples")
+        raise UsageError(
+            f"no random tensor can be generated for input {value.name} of type {value.type}; give samples"
+        )
     if kind is None:
         raise UsageError(f"input {value.name} has no type; give samples")
     shape = _plausible_shape(value.shape)
@@ -185,7 +188,7 @@ def _made_up(value: ir.Value, rng: np.random.Generator) -> Array:
 
 
 def _plausible_shape(shape: ir.Shape) -> list[int]:
-    """Return sizes for all axes: open ones of images 224, a first open one 1, others 64."""
+    """Return sizes for all axes. Dynamic axes: the first is 1, those of images are 224, others 64."""
     sizes: list[Any] = [size if isinstance(size, int) and size >= 0 else None for size in shape]
     is_image = len(sizes) == 4
     for index, size in enumerate(sizes):
@@ -198,7 +201,7 @@ def _plausible_shape(shape: ir.Shape) -> list[int]:
 
 
 def _smooth_image(shape: Sequence[int], rng: np.random.Generator) -> Array:
-    """Return noise of several scales between 0 and 1, as natural images have it."""
+    """Return noise of several scales between 0 and 1, with a spectrum similar to natural images."""
     total = np.zeros(shape)
     spatial = (2, 3) if shape[1] in (1, 3, 4) else (1, 2)
     for step in (1, 4, 16, 64):

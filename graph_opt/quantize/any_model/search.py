@@ -1,6 +1,6 @@
-"""The search for the best static quantization: which calibrator, corrected biases or not, which layers float.
+"""Search for the best static quantization: calibrator, bias correction, and the layers that stay float.
 
-Every candidate is written and run: what a layer's own error does to the outputs is not known beforehand.
+Every candidate is run, because the effect of a layer's error on the outputs is not known in advance.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .switches import output_noise
 from .twin import LayerError, static_errors
 from .values import Feed, GraphValues
 
-_MEASURED = 6  # samples that layers are measured on, the first ones
-_DOMINANT = 8  # layers that make as much noise together as all
-_SWITCHED = 2  # samples that single layers are quantized on
-_JUDGED = 8  # samples that candidates are compared on, the last ones
+_MEASURED = 6  # samples for measuring layers, the first ones
+_DOMINANT = 8  # a layer is dominant if it causes at least 1/8 of the remaining noise
+_SWITCHED = 2  # samples for measuring the effect of single layers
+_JUDGED = 8  # samples for comparing candidates, the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Candidate:
     """One way to quantize a model.
 
     Attributes:
-        calibrator: how ranges were chosen.
-        grids: of all quantized values.
-        biases: by the name of a layer's output, those to take instead of its own.
-        errors: by weight, of all layers that might be quantized.
-        left_float: by weight, why it is not.
+        calibrator: the calibrator of the ranges.
+        grids: the grids of all quantized values, by name.
+        biases: corrected biases, by the name of a layer's output.
+        errors: relative errors of all layers that could be quantized, by weight.
+        left_float: by weight, the reason why it stays float.
         carried: operators between layers that are computed in integers.
     """
 
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def quantizer(self) -> StaticGraphPass:
-        """The pass that does it."""
+        """The pass that quantizes the model in this way."""
         return StaticGraphPass(self.grids, exclude=self.left_float, carried=self.carried, biases=self.biases)
 
     @property
@@ -70,8 +70,8 @@ class StaticSearch:
     Args:
         model: the graph.
         feeds: samples.
-        options: what is asked for.
-        progress: told about every sample that layers are measured on.
+        options: the options.
+        progress: called after every sample that layers are measured on.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StaticSearch:
         self._ranges = value_ranges(model, names, feeds)
 
     def best(self) -> Candidate:
-        """Return the candidate nearest to the float outputs; more of its layers float if ``min_snr`` asks."""
+        """Return the candidate closest to the float outputs, with more float layers if ``min_snr`` asks."""
         options = self._options
         chosen = list(CALIBRATORS) if options.calibrator == AUTO else [options.calibrator]
         candidates = [self._candidate(calibrator) for calibrator in chosen]
@@ -108,17 +108,17 @@ class StaticSearch:
             progress=self._progress,
         )
         spared = _without(
-            best, dominant(noise, options.float_share), "it alone makes much of the outputs' error"
+            best, dominant(noise, options.float_share), "it alone causes much of the outputs' error"
         )
         best = max((best, spared), key=self.snr)
         return best if self.reaches_target(best) else self._fewer(best, noise)
 
     def reaches_target(self, candidate: Candidate) -> bool:
-        """Return whether all outputs are as near to the float ones as asked."""
+        """Return whether all outputs reach ``min_snr``."""
         return self._options.min_snr is None or self.snr(candidate) >= self._options.min_snr
 
     def snr(self, candidate: Candidate) -> float:
-        """Return the lowest signal-to-noise ratio of an output, in decibels."""
+        """Return the lowest signal-to-noise ratio of an output, in dB."""
         model = ir.load(self._model)
         candidate.quantizer(model)
         reader = GraphValues(model, list(self._expected[0]), self._model.parent)
@@ -152,15 +152,15 @@ class StaticSearch:
         )
 
     def _fewer(self, candidate: Candidate, noise: Mapping[str, float]) -> Candidate:
-        """Return the candidate with the fewest more float layers that reaches the target, by bisection.
+        """Return the candidate with the fewest additional float layers that reaches the target, by bisection.
 
-        Layers go in the order of what each alone does to the outputs. If all must go, the last is kept.
+        Layers become float in decreasing order of their effect on the outputs. The last layer stays
+        quantized.
         """
         kept = candidate.layer_errors
         order = sorted((name for name in noise if name in kept), key=noise.__getitem__, reverse=True)
-        reason = f"without it the outputs would not reach {self._options.min_snr:g} dB"
-
-        low, high = 0, len(order) - 1  # low is not enough, high is, as far as is known
+        reason = f"the outputs would not reach {self._options.min_snr:g} dB with it quantized"
+        low, high = 0, len(order) - 1  # low layers are not enough, high layers are assumed to be
         while high - low > 1:
             middle = (low + high) // 2
             enough = self.reaches_target(_without(candidate, order[:middle], reason))
@@ -169,11 +169,11 @@ class StaticSearch:
 
 
 def dominant(noise: Mapping[str, float], share: float) -> list[str]:
-    """Return the layers that each make an eighth or more of the noise that is left without those before.
+    """Return the layers that each cause at least 1/8 of the noise that remains without the earlier ones.
 
     Args:
-        noise: of single layers; energies of small errors add up.
-        share: of the layers, that may be returned at most.
+        noise: relative error energy of single layers; energies of small errors are additive.
+        share: maximum share of the layers to return.
     """
     order = sorted(noise, key=noise.__getitem__, reverse=True)
     left, found = sum(noise.values()), []
@@ -190,7 +190,7 @@ def _without(candidate: Candidate, names: Iterable[str], reason: str) -> Candida
 
 
 def _corrected(layers: Iterable[Layer], errors: Mapping[str, LayerError]) -> dict[str, Floats]:
-    """Return new biases by the name of a layer's output; a product without one gets none, it costs a node."""
+    """Return corrected biases by the name of a layer's output; a MatMul without a bias gets none."""
     found: dict[str, Floats] = {}
     for layer in layers:
         name = str(layer.output.name)

@@ -1,12 +1,12 @@
-"""Static 8-bit quantization of any graph, in the standard form of QuantizeLinear and DequantizeLinear.
+"""Static int8 quantization of any graph, in the standard QDQ format.
 
     Conv(x, W, b) -> Q/DQ(Conv(Q/DQ(x), DequantizeLinear(Wq), b))
     MatMul(x, W) + b -> MatMul(Q/DQ(x), DequantizeLinear(Wq)) + DequantizeLinear(bq)
 
 Targets with int8 kernels compute such layers in integers. B. Jacob et al., "Quantization and Training of
-Neural Networks for Efficient Integer-Arithmetic-Only Inference", https://arxiv.org/abs/1712.05877. A bias of
-a matrix product is stored as int32, as onnxruntime's kernel takes it: a float one would keep the product
-float.
+Neural Networks for Efficient Integer-Arithmetic-Only Inference", https://arxiv.org/abs/1712.05877. The bias
+of a matrix product is stored as int32, which onnxruntime's kernel requires: with a float bias the product
+would be computed in float.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .placement import CARRIED, Placement, place
 
 
 class StaticGraphPass(GraphPass):
-    """Compute layers in 8-bit integers on grids that are known beforehand.
+    """Compute layers in 8-bit integers on calibrated grids.
 
     Args:
-        grids: by the name of a value; see ``quantized_values``.
+        grids: grids by value name; see ``quantized_values``.
         exclude: weights whose layers stay float.
-        carried: operators between layers that are computed in integers, too.
-        biases: by the name of a layer's output, a bias to take in place of its own.
+        carried: operators between layers that are computed in integers too.
+        biases: corrected biases, by the name of a layer's output.
     """
 
     oldest_opset: ClassVar[int] = 13  # that of DequantizeLinear with a scale a channel
@@ -69,7 +69,7 @@ class StaticGraphPass(GraphPass):
 def quantized_values(
     graph: ir.Graph, *, exclude: Collection[str] = (), carried: Collection[str] = CARRIED
 ) -> list[str]:
-    """Return the values whose grids ``StaticGraphPass`` needs."""
+    """Return the names of the values whose grids ``StaticGraphPass`` needs."""
     layers = [layer for layer in find_layers([graph])[0] if layer.name not in exclude]
     roots = place(graph, layers, carried).roots.values()
     return list(dict.fromkeys(str(value.name) for value in roots))
@@ -79,10 +79,10 @@ class StaticWriter:
     """Writes layers with weights on int8 grids; a weight that several layers share is stored once.
 
     Args:
-        graph: with the layers.
-        layers: all that will be written.
-        grids: of the layers' inputs.
-        biases: by the name of a layer's output, a bias to take in place of its own.
+        graph: the graph of the layers.
+        layers: all layers that will be written.
+        grids: the grids of the layers' inputs.
+        biases: corrected biases, by the name of a layer's output.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class StaticWriter:
         self._scales = {factor: self._common_scales(group) for factor, group in by_weight(layers).items()}
 
     def write(self, layer: Layer, x: ir.Value) -> ir.Value:
-        """Insert the quantized layer in front of the float one; return its output, bias included.
+        """Insert the quantized layer in front of the float one; return its output including the bias.
 
         Args:
-            layer: the float one.
-            x: its rounded input.
+            layer: the float layer.
+            x: its quantized and dequantized input.
         """
         node, bias = layer.node, self.bias(layer)
         operands: list[ir.Value] = [x, self._weight(layer)]
@@ -142,12 +142,12 @@ class StaticWriter:
         return scales
 
     def _weight(self, layer: Layer) -> ir.Value:
-        """Return the dequantized weight, made in front of the first layer that reads it."""
+        """Return the dequantized weight, inserted in front of the first layer that reads it."""
         factor = layer.weight
         if factor not in self._weights:
             scales, axis, name, tensor = self._scales[factor], layer.axis, layer.name, layer.tensor
             levels = lazy(lambda: round_weight(tensor.numpy(), axis, scales), ir.DataType.INT8, layer.shape)
-            zeros = np.zeros(len(scales), np.int8)  # onnxruntime's kernels want them for several scales
+            zeros = np.zeros(len(scales), np.int8)  # onnxruntime's kernels need them for per-axis scales
             parts = [
                 add_initializer(self._graph, f"{name}.values", levels),
                 add_initializer(self._graph, f"{name}.scales", scales),
@@ -179,21 +179,21 @@ def grids_of(placement: Placement, grids: Mapping[str, Grid]) -> dict[ir.Value, 
     """Return the grid of each quantized value.
 
     Raises:
-        GraphError: one is not among those given by name.
+        GraphError: ``grids`` lacks one.
     """
     unknown = [str(root.name) for root in placement.roots.values() if root.name not in grids]
     if unknown:
-        raise GraphError(f"the range of {unknown[0]} is not known; calibrate it")
+        raise GraphError(f"the range of {unknown[0]} is unknown; calibrate it")
     return {value: grids[str(root.name)] for value, root in placement.roots.items()}
 
 
 def insert_grids(
     graph: ir.Graph, placement: Placement, grids: Mapping[ir.Value, Grid]
 ) -> dict[ir.Value, ir.Value]:
-    """Round every value of a placement behind the node that makes it, and let its readers read that.
+    """Insert a QDQ pair behind every value of a placement, and make its readers read the result.
 
     Returns:
-        By value, its rounded form.
+        By value, the output of its pair.
     """
     rounded: dict[ir.Value, ir.Value] = {}
     parameters: dict[ir.Value, list[ir.Value]] = {}
@@ -213,7 +213,7 @@ def insert_grids(
 
 
 def grid_initializers(graph: ir.Graph, value: ir.Value, grid: Grid) -> list[ir.Value]:
-    """Return scale and zero point of a grid, stored in the graph."""
+    """Register scale and zero point of a grid."""
     kind = grid.dtype.name.lower()
     zero = np.array(grid.zero_point, grid.dtype.numpy())
     return [
@@ -236,10 +236,10 @@ def _round(graph: ir.Graph, value: ir.Value, parameters: list[ir.Value]) -> ir.V
 
 
 def _for_floats(graph: ir.Graph, result: ir.Value) -> ir.Value:
-    """Return a rounded value under another name, made on first use.
+    """Return an Identity of a dequantized value, inserted on first use.
 
-    onnxruntime gives every reader of a DequantizeLinear one of its own, which hides activations such as Gelu,
-    that read a value twice, from its fusions. Behind an Identity they are found.
+    onnxruntime duplicates a DequantizeLinear for every consumer. That prevents the fusion of activations
+    that read a value twice, such as Gelu. An Identity keeps the value shared.
     """
     for use in result.uses():
         if use.node.op_type == "Identity":
@@ -252,7 +252,7 @@ def _for_floats(graph: ir.Graph, result: ir.Value) -> ir.Value:
 
 
 def _return_instead(graph: ir.Graph, value: ir.Value, result: ir.Value) -> None:
-    """Return ``result`` under the name of an output of the graph."""
+    """Replace the graph output ``value`` by ``result``, with its name."""
     name = value.name
     value.name, result.name = f"{name}.float", name
     for index, output in enumerate(graph.outputs):
@@ -261,17 +261,17 @@ def _return_instead(graph: ir.Graph, value: ir.Value, result: ir.Value) -> None:
 
 
 def replace_layer(layer: Layer, result: ir.Value) -> None:
-    """Let ``result`` take the place of a layer's output, and its name."""
+    """Replace a layer's output by ``result``, which gets its name."""
     output = layer.output
     last, called, graph = output.producer(), output.name, layer.node.graph
     replace(output, result)
     if isinstance(graph, ir.Graph):
         remove_unused(graph, last)
-    result.name = called  # so that it can be compared
+    result.name = called  # keeps the value comparable with the float model's
 
 
 def drop_unused_weights(layers: Sequence[Layer]) -> None:
-    """Remove what nothing reads any more."""
+    """Remove weights and biases without consumers."""
     for value in {value for layer in layers for value in (layer.weight, layer.bias) if value is not None}:
         owner = value.graph
         if not value.uses() and not value.is_graph_output() and isinstance(owner, ir.Graph):

@@ -1,7 +1,7 @@
-"""What quantizing one layer alone does to a model's outputs.
+"""Measure the effect of quantizing a single layer on a model's outputs.
 
-The float graph gets a quantized copy of every layer and a switch, an input of the graph, that chooses between
-both. So one session serves for all layers.
+The float graph gets a quantized copy of every layer, and a boolean graph input per weight that selects the
+copy. So one session is enough for all layers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def output_noise(
     Args:
         model: the float graph.
         feeds: samples.
-        grids: of all quantized values.
+        grids: the grids of all quantized values.
         exclude: weights whose layers stay float.
-        biases: as ``StaticGraphPass`` takes them.
-        progress: told about every layer.
+        biases: see ``StaticGraphPass``.
+        progress: called after every layer.
 
     Returns:
-        By weight, the energy of the error relative to that of the output, of the worst output.
+        By weight, the energy of the error relative to that of the output, for the worst output.
     """
     loaded = ir.load(model)
     outputs = [str(output.name) for output in loaded.graph.outputs]
@@ -63,10 +63,10 @@ def output_noise(
 def _add_switches(
     model: ir.Model, grids: Mapping[str, Grid], exclude: Collection[str], biases: Mapping[str, Floats]
 ) -> dict[str, str]:
-    """Add copies and switches to a graph; return the switches' names by weight."""
+    """Add quantized copies and switches to a graph; return the names of the switches by weight."""
     graph = model.graph
     for node in graph:
-        node.name = None  # a copy would have its layer's
+        node.name = None  # copies would have the same names
     layers = [layer for layer in find_layers([graph])[0] if layer.name not in exclude]
     placement = place(graph, layers, carried=())
     known = grids_of(placement, grids)
@@ -80,7 +80,7 @@ def _add_switches(
         graph.inputs.append(switch)
         names[str(factor.name)] = str(switch.name)
         for layer in group:
-            x = layer.node.inputs[0] or layer.x  # what chooses for the layer before
+            x = layer.node.inputs[0] or layer.x  # the selected output of the layer before
             copy = writer.write(layer, _rounded(graph, x, known[layer.x], layer.node))
             if layer in ends:
                 copy = _rounded(graph, copy, known[ends[layer]], layer.node)

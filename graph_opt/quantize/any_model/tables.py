@@ -1,8 +1,8 @@
-"""Tables that rows are looked up in, embeddings above all: int8 with a scale a row.
+"""Quantize lookup tables, such as embeddings, to int8 with a scale per row.
 
     Gather(W, ids) -> Cast(Gather(Wq, ids)) * Gather(scales, ids)
 
-So only the rows asked for are converted.
+So only the gathered rows are converted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 from .grid import channel_scales, round_weight
 
-_SMALLEST = 1 << 14  # elements; below, the nodes weigh more than what is saved
+_SMALLEST = 1 << 14  # elements; for smaller tables the nodes need more bytes than are saved
 
 
 class TablePass(GraphPass):
-    """Store tables in int8, in subgraphs too.
+    """Store lookup tables in int8, also for lookups in subgraphs.
 
     Args:
         exclude: names of tables that stay float.
@@ -36,7 +36,7 @@ class TablePass(GraphPass):
         self.exclude = frozenset(exclude)
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Quantize every float initializer that is nothing but a table."""
+        """Quantize every float initializer that is only read by row lookups."""
         for value in list(graph.initializers.values()):
             tensor = weight(value)
             if tensor is None or value.name in self.exclude or not _is_table(value, tensor):

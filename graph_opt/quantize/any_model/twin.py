@@ -1,8 +1,8 @@
-"""How far each layer's quantized output is from its float one, measured inside one graph.
+"""Measure the error of each layer's quantized output inside of one graph.
 
-The float graph gets a quantized copy of every layer, which reads the float graph's own values, and returns
-three small results a layer: the energy of the error, that of the float output, and the mean error of every
-channel. So every error is the layer's own, and no activation leaves the graph.
+The float graph gets a quantized copy of every layer, which reads the float graph's values. It returns three
+small results per layer: the energy of the error, the energy of the float output, and the mean error per
+channel. So errors do not include those of earlier layers, and no activation leaves the graph.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .placement import place
 from .static import StaticWriter, grid_initializers, grids_of
 from .values import Feed, GraphValues
 
-_AXES_ARE_OPERANDS = 18  # the opset from which on ReduceMean takes its axes as an input
+_AXES_ARE_OPERANDS = 18  # since this opset ReduceMean has its axes as an input
 Write = Callable[[Layer], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """What quantization does to one weight's layers.
+    """The error of the layers of one weight.
 
     Attributes:
-        relative: root mean square of the error, relative to that of the float output.
-        shifts: by the name of a layer's output, the mean of float minus quantized output, [channels].
+        relative: norm(error) / norm(float output).
+        shifts: mean of float minus quantized output, [channels], by the name of a layer's output.
     """
 
     relative: float
@@ -48,15 +48,15 @@ def static_errors(
     biases: Mapping[str, Floats] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, LayerError]:
-    """Measure what ``StaticGraphPass`` does to each layer of a saved float graph, by weight.
+    """Return the errors that ``StaticGraphPass`` causes in each layer of a saved float graph, by weight.
 
     Args:
         model: the float graph.
-        feeds: samples to measure on.
-        grids: of all quantized values.
+        feeds: samples.
+        grids: the grids of all quantized values.
         exclude: weights whose layers stay float.
-        biases: as ``StaticGraphPass`` takes them.
-        progress: told about every sample.
+        biases: see ``StaticGraphPass``.
+        progress: called after every sample.
     """
     loaded = ir.load(model)
     graph = loaded.graph
@@ -86,7 +86,7 @@ def dynamic_errors(
     exclude: Collection[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, LayerError]:
-    """Measure what ``DynamicGraphPass`` does to each layer of a saved float graph's main graph, by weight."""
+    """Return the errors that ``DynamicGraphPass`` causes in each layer of the main graph, by weight."""
     loaded = ir.load(model)
     layers = [
         layer
@@ -132,7 +132,7 @@ def _measure(
 
 
 def _watch(model: ir.Model, layer: Layer, copy: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Append what measures ``copy`` against the layer's output."""
+    """Append nodes that compute error energy, float energy and mean error of ``copy``."""
     graph = model.graph
 
     def append(op_type: str, operands: list[ir.Value], **attributes: int | list[int]) -> ir.Value:
@@ -156,7 +156,7 @@ def _watch(model: ir.Model, layer: Layer, copy: ir.Value) -> tuple[ir.Value, ir.
 def _channel_means(
     model: ir.Model, difference: ir.Value, layer: Layer, append: Callable[..., ir.Value]
 ) -> ir.Value:
-    """Append the mean of a difference over all axes but that of the channels."""
+    """Append the mean of ``difference`` over all axes except the channel axis."""
     rank = len(layer.shape)
     if layer.node.op_type == "Conv":
         axes = [0, *range(2, rank)]

@@ -1,4 +1,4 @@
-"""Runs a float graph on named tensors and hands out its inner values."""
+"""Run a float graph on named tensors and return inner values."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...graph.lazy import Array
 from ..search.layerwise import open_session
 
 Feed = Mapping[str, Array]
-MAX_BYTES = 256 << 20  # of values held at a time
+MAX_BYTES = 256 << 20  # limit of values in memory
 _SIZE = ".number_of_elements"
 
 
 class GraphValues:
-    """A session that returns values of a graph by name, and nothing else.
+    """A session that returns values of a graph by name.
 
     Args:
         model: the graph; its outputs are replaced.
-        names: values of its main graph.
-        folder: where its external weights lie.
+        names: names of values of its main graph.
+        folder: the folder of its external weights.
 
     Raises:
-        GraphError: a value is not in the graph, or onnxruntime cannot run it.
+        GraphError: the graph does not have a value, or onnxruntime cannot run it.
         MissingExtraError: onnxruntime is not installed.
     """
 
@@ -44,7 +44,7 @@ class GraphValues:
             self._session: Any = open_session(model, folder)
         except UsageError:
             raise
-        except Exception as error:  # onnxruntime's own kinds, which need not be importable by name
+        except Exception as error:  # onnxruntime's error types are not importable by a stable name
             raise GraphError(f"onnxruntime's CPU provider cannot run the graph: {error}") from error
 
     def run(self, feed: Feed) -> dict[str, Array]:
@@ -56,23 +56,23 @@ class GraphValues:
         try:
             results = self._session.run(self.names, dict(feed))
         except Exception as error:  # see above
-            raise GraphError(f"the float model cannot run on a calibration sample: {error}") from error
+            raise GraphError(f"the model cannot run on a sample: {error}") from error
         return dict(zip(self.names, results, strict=True))
 
 
 def float_values(
     model: Path, names: Sequence[str], feeds: Sequence[Feed], max_bytes: int = MAX_BYTES
 ) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield (sample's number, some of the values), until every value of every sample was there once.
+    """Yield (sample index, values by name), where each value of each sample occurs once, in groups.
 
     Args:
         model: a saved graph.
-        names: float values of its main graph.
+        names: names of float values of its main graph.
         feeds: samples.
-        max_bytes: of values held at a time, by their sizes on the first sample.
+        max_bytes: limit of values in memory, computed from their sizes on the first sample.
 
     Raises:
-        GraphError: a value holds NaN or infinity; see ``GraphValues`` for others.
+        GraphError: a value holds NaN or infinity; see ``GraphValues`` for other causes.
     """
     for group in _groups(_sizes(model, names, feeds[0]), max_bytes):
         reader = GraphValues(ir.load(model), group, model.parent)

@@ -1,1 +1,1 @@
-"""Collecting and summarizing activations on calibration data."""
+"""Collect and summarise activations on calibration data."""

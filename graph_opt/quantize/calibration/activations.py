@@ -1,4 +1,4 @@
-"""Inner values of a portable graph on calibration text: one window at a time, nothing kept in between."""
+"""Compute inner values of a portable graph on calibration text, one window at a time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ....progress import Progress
 from ...graph.lazy import Array
 
 Tokens = npt.NDArray[np.int64]
-MIN_TOKENS = 128  # fewer say too little about any channel
+MIN_TOKENS = 128  # fewer tokens are not representative
 
 
 class ActivationReader:
-    """Runs windows of tokens through a portable graph and returns the values asked for.
+    """Runs windows of tokens through a portable graph and returns the requested values.
 
     Args:
-        model: the graph's file; the weights beside it are mapped, not copied.
-        names: values of the graph.
-        changed: the loaded graph, with more nodes; None takes it as it is.
+        model: the graph's file; its weights are mapped, not copied.
+        names: names of the values.
+        changed: the loaded graph with additional nodes; None to use the file's graph.
 
     Raises:
-        GraphError: a value is not in the graph.
+        GraphError: the graph does not have a value.
         MissingExtraError: onnxruntime is not installed.
     """
 
@@ -50,12 +50,12 @@ class ActivationReader:
         self._inputs = {value.name: value.shape for value in self._session.get_inputs()}
 
     def read(self, tokens: Tokens, start: int = 0) -> dict[str, Array]:
-        """Run one fresh sequence.
+        """Run one sequence without a past.
 
         Args:
             tokens: [n].
-            start: position of the first of them. Attention is relative, but what a rope leaves in a channel
-                depends on the position.
+            start: position of the first token. Attention scores depend on relative positions only, but
+                rotated channels depend on the absolute position.
 
         Raises:
             GraphError: a value holds NaN or infinity.
@@ -76,10 +76,10 @@ def read_windows(
     context_length: int,
     progress: Progress | None = None,
 ) -> Iterator[dict[str, Array]]:
-    """Yield the values on every window, each starting at another position of the context.
+    """Yield the values on every window; the windows' start positions are spread over the context.
 
     Raises:
-        UsageError: the windows hold too few tokens.
+        UsageError: the windows hold fewer than ``MIN_TOKENS`` tokens.
     """
     for index, (tokens, start) in enumerate(placed(windows, context_length)):
         yield reader.read(tokens, start)
@@ -88,10 +88,10 @@ def read_windows(
 
 
 def placed(windows: Sequence[Tokens], context_length: int) -> list[tuple[Tokens, int]]:
-    """Return every window with the position of its first token, spread over the context.
+    """Return every window with its start position; the positions are spread over the context.
 
     Raises:
-        UsageError: the windows hold too few tokens.
+        UsageError: the windows hold fewer than ``MIN_TOKENS`` tokens.
     """
     count = sum(map(len, windows))
     if count < MIN_TOKENS:
@@ -103,12 +103,12 @@ def placed(windows: Sequence[Tokens], context_length: int) -> list[tuple[Tokens,
 
 
 def fresh_sequence(inputs: Mapping[str, Sequence[Any]], tokens: Tokens, start: int) -> dict[str, Array]:
-    """Return what a portable graph is fed for one sequence without a past.
+    """Return the feed of a portable graph for one sequence without a past.
 
     Args:
-        inputs: the graph's, with their shapes; others are left out.
+        inputs: shapes of the graph's inputs by name.
         tokens: [n].
-        start: position of the first of them.
+        start: position of the first token.
     """
     count = len(tokens)
     feed: dict[str, Array] = {
@@ -123,7 +123,7 @@ def fresh_sequence(inputs: Mapping[str, Sequence[Any]], tokens: Tokens, start: i
 
 
 def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """Return ``model`` with the named values as its only outputs, so that nothing else is computed."""
+    """Return ``model`` with the named values as its only outputs."""
     values = {value.name: value for node in model.graph for value in node.outputs}
     unknown = [name for name in names if name not in values]
     if unknown:

@@ -1,9 +1,9 @@
-"""Calibrators: how large a value 8 bits should hold, from a histogram of the magnitudes that were seen.
+"""Calibrators: choose the range of an 8-bit value from a histogram of observed magnitudes.
 
-A larger range rounds everything more coarsely, a smaller one clips outliers. Min-max clips nothing, and
-percentile a fixed share of the values; entropy loses least information, as a KL divergence (S. Migacz, "8-bit
-Inference with TensorRT", GTC 2017); mse has the least squared error. H. Wu et al., "Integer Quantization for
-Deep Learning Inference", https://arxiv.org/abs/2004.09602, compare them.
+A larger range increases the rounding error, a smaller one clips outliers. ``minmax`` clips nothing;
+``percentile`` clips a fixed share of the values; ``entropy`` minimises the KL divergence (S. Migacz, "8-bit
+Inference with TensorRT", GTC 2017); ``mse`` minimises the squared error. Comparison: H. Wu et al., "Integer
+Quantization for Deep Learning Inference", https://arxiv.org/abs/2004.09602.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import numpy.typing as npt
 
 from ...graph.lazy import Array
 
-LEVELS = 127  # of the magnitudes of an int8 whose zero point is 0
-_BINS = 8192  # enough for 128 levels below an outlier of 64 times their range
-_SMALLEST = 1e-6  # of a range, so that a value of zeros has a scale
+LEVELS = 127  # positive levels of a symmetric int8
+_BINS = 8192  # enough for 128 levels within 1/64 of the range of an outlier
+_SMALLEST = 1e-6  # smallest range, so that a value of zeros has a scale
 _PERCENTILE = 99.99  # as in TensorRT's toolkit
 _CANDIDATES = 128
-_UNSEEN = 1e-9  # probability of what clipping makes impossible
-_ENTROPY_BINS = 2048  # as in TensorRT: where bins are too fine, most hold nothing and levels are not compared
+_UNSEEN = 1e-9  # probability of values that are clipped
+_ENTROPY_BINS = 2048  # as in TensorRT; with finer bins most are empty, and levels cannot be compared
 
 Counts = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 
 class Histogram:
-    """Magnitudes counted in bins of equal width, whose number stays the same however many values come.
+    """A histogram of magnitudes with a fixed number of bins of equal width.
 
-    When a value lies beyond the last bin, the bins double their width and neighbours are joined.
+    If a value exceeds the last bin, the bins double their width by merging neighbours.
 
     Attributes:
-        counts: values in each bin.
-        top: the upper end of the last bin.
-        largest: the largest magnitude seen.
+        counts: number of values per bin.
+        top: upper end of the last bin.
+        largest: largest magnitude.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Histogram:
         self.counts += np.bincount(np.minimum(bins, _BINS - 1), minlength=_BINS)
 
     def to_array(self) -> Reals:
-        """Return all that is known, to be stored; ``from_array`` reads it."""
+        """Return the state as an array; ``from_array`` restores it."""
         return np.array([self.top, self.largest, *self.counts], np.float64)
 
     @classmethod
     def from_array(cls, array: Reals) -> Histogram:
-        """Return what ``to_array`` was called on."""
+        """Return the histogram stored by ``to_array``."""
         result = cls()
         result.top, result.largest = float(array[0]), float(array[1])
         result.counts = array[2:].astype(np.int64)
@@ -77,39 +77,39 @@ class Histogram:
         return np.arange(0.5, _BINS) * (self.top / _BINS)
 
 
-Steps = Callable[[float], float]  # limit of the magnitudes -> width of a level
+Steps = Callable[[float], float]  # range -> quantization step
 
 
 def symmetric(limit: float) -> float:
-    """Width of a level where positive and negative values have as many: int8 with zero point 0."""
+    """Return the quantization step of symmetric int8 for a range of [-limit, limit]."""
     return limit / LEVELS
 
 
 class Calibrator(Protocol):
-    """Returns the magnitude beyond which values are clipped."""
+    """A function that returns the magnitude above which values are clipped."""
 
     def __call__(self, histogram: Histogram, steps: Steps = symmetric) -> float:
-        """``steps`` says how wide a level is for a limit."""
+        """Return the limit; ``steps`` returns the quantization step of a limit."""
 
 
 def min_max(histogram: Histogram, steps: Steps = symmetric) -> float:
-    """The largest magnitude seen."""
+    """Return the largest magnitude."""
     return max(histogram.largest, _SMALLEST)
 
 
 def percentile(histogram: Histogram, steps: Steps = symmetric) -> float:
-    """The magnitude that 99.99 % of the values do not exceed."""
+    """Return the magnitude that 99.99 % of the values do not exceed."""
     below = np.cumsum(histogram.counts)
     index = int(np.searchsorted(below, below[-1] * (_PERCENTILE / 100)))
     return _within(histogram, (index + 1) * histogram.top / _BINS)
 
 
 def entropy(histogram: Histogram, steps: Steps = symmetric) -> float:
-    """The range whose levels, clipped values in the last one, diverge least from the histogram.
+    """Return the range with the smallest KL divergence between the histogram and its quantized version.
 
-    Two things differ from the published procedure, which clips far too much of values that are mostly near
-    zero, as in MLPs: they count as if they were as frequent as their neighbours, since zero stays exact (so
-    does NVIDIA's pytorch-quantization), and clipped values are missed where they were, not only in the sum.
+    Two details differ from the published procedure, which clips too much if most values are near zero, as in
+    MLPs. The first bin counts as at most its neighbour, because zero is represented exactly (NVIDIA's
+    pytorch-quantization does the same). And clipped bins have probability 1e-9 in the quantized version.
     """
     counts = histogram.counts.reshape(_ENTROPY_BINS, -1).sum(axis=1)
     edges = _edges(counts, at_least=LEVELS + 1)
@@ -124,7 +124,7 @@ def entropy(histogram: Histogram, steps: Steps = symmetric) -> float:
 
 
 def mse(histogram: Histogram, steps: Steps = symmetric) -> float:
-    """The range of least squared error, clipping included."""
+    """Return the range with the least squared error, including clipping."""
     centers, errors = histogram.centers, {}
     for edge in _edges(histogram.counts, at_least=1):
         limit = edge * histogram.top / _BINS
@@ -140,7 +140,7 @@ CALIBRATORS: Mapping[str, Calibrator] = {
     "entropy": entropy,
     "mse": mse,
 }
-CALIBRATOR = "mse"  # where nobody chooses
+CALIBRATOR = "mse"  # the default
 
 
 def _within(histogram: Histogram, limit: float) -> float:
@@ -148,14 +148,14 @@ def _within(histogram: Histogram, limit: float) -> float:
 
 
 def _edges(counts: Counts, at_least: int) -> list[int]:
-    """Return numbers of bins to keep, each a little more than the one before, up to the last bin in use."""
+    """Return candidate numbers of bins, geometrically spaced up to the last bin in use."""
     last = int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 1
     first = min(at_least, last)
     return sorted({*np.geomspace(first, last, _CANDIDATES).astype(int).tolist(), last})
 
 
 def _divergence(counts: Reals, edge: int, count: int) -> float:
-    """Return KL(values | what so many levels leave of them), spread over bins, clipped ones in the last."""
+    """Return KL(values | quantized) for ``count`` levels over ``edge`` bins, clipped values in the last."""
     levels = np.rint((np.arange(edge) + 0.5) * (count / edge)).astype(np.int64)
     kept = counts[:edge]
     used = kept > 0

@@ -1,4 +1,4 @@
-"""Values that wait between two stages of a calibration: in memory as far as they fit, else in files."""
+"""Store values between two stages of a calibration, in memory up to a limit, else in files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Values = dict[str, Array]
 
 
 class Waiting:
-    """Keeps the values of every window, in one or two versions of the model.
+    """Stores the values of every window, for one or two versions of the model.
 
     Args:
-        folder: an empty one, for what does not fit.
-        max_bytes: held in memory.
+        folder: an empty folder for values that exceed ``max_bytes``.
+        max_bytes: limit of the values in memory.
 
     Attributes:
-        versions: how many of them ``take`` returns; the second begins as a copy of the first.
+        versions: number of versions that ``take`` returns; a missing second one is a copy of the first.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class Waiting:
         self._names: dict[int, list[list[str]]] = {}
 
     def put(self, index: int, results: Sequence[Values]) -> None:
-        """Keep the values of window ``index``, whose earlier ones were taken."""
+        """Store the values of window ``index``, whose earlier values were taken."""
         size = sum(array.nbytes for values in results for array in values.values())
         if size <= self._left:
             self._left -= size
@@ -44,7 +44,7 @@ class Waiting:
                     np.save(file, array)
 
     def take(self, index: int) -> list[Values]:
-        """Return and forget the values of window ``index`` by version; nothing is known of a new one."""
+        """Return and remove the values of window ``index`` by version; {} for a new window."""
         found = self._held.pop(index, None)
         if found is not None:
             self._left += sum(array.nbytes for values in found for array in values.values())

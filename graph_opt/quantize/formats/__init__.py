@@ -1,1 +1,1 @@
-"""Passes that write a quantized form into the graph."""
+"""Passes that write a quantized format into the graph."""

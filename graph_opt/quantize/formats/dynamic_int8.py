@@ -1,8 +1,8 @@
-"""Dynamic 8-bit quantization: weights per column beforehand, activations per tensor at every run.
+"""Dynamic int8 quantization: weights per column in advance, activations per tensor at every run.
 
     MatMul(x, W) -> Cast(MatMulInteger(DynamicQuantizeLinear(x), Wq)) * (x_scale * W_scale)
 
-One scale holds for all rows of a run, so a sequence's last digits depend on what runs beside it.
+One scale is shared by all rows of a run, so the results of a sequence depend slightly on the other sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .integer_products import IntegerProductsPass
 
 
 class DynamicQuantizationPass(IntegerProductsPass):
-    """Compute matrix products in 8-bit integers, the range of their inputs found at every run."""
+    """Compute matrix products in 8-bit integers; the range of their inputs is computed at every run."""
 
     def quantize_input(self, graph: ir.Graph, node: ir.Node, x: ir.Value) -> list[ir.Value]:
         """See ``IntegerProductsPass``."""

@@ -1,31 +1,25 @@
-"""fp16 and bf16: weights, products, attention and the KV cache in 16 bits; what overflows or cancels in fp32.
+"""Convert a graph to fp16 or bf16: weights, products, attention and the KV cache.
 
-What the embedding reaches is computed in 16 bits. Rope tables and masks do not come from it and stay fp32, as
-does what follows the head. Norms and softmax take and give 16 bits and work in fp32 (``stash_type``,
-``softmax_precision``); sums, powers, exponentials and values measured too large stay fp32 between casts.
-P. Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740.
+Nodes that depend on the embedding are computed in 16 bits. Rope tables and masks do not depend on it and
+stay fp32, as do nodes after the head. Norms and softmax have 16-bit inputs and outputs and compute in fp32
+(``stash_type``, ``softmax_precision``). Reductions, powers, exponentials, and values measured beyond the
+type's range stay fp32 between casts. P. Micikevicius et al., "Mixed Precision Training",
+https://arxiv.org/abs/1710.03740.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....contract import is_past, is_present
-from ....errors import GraphError, UsageError
+from ....errors import GraphError
 from ...graph.edit import insert, nodes_of, shared_constant, weight
 from ...graph.lazy import Array, lazy, shape_of
-from ...passes.base import GraphPass
+from .half_pass import LARGEST, HalfPass
 
-HALF_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-LARGEST = {  # finite magnitudes
-    ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
-    ir.DataType.BFLOAT16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max),
-}
 _FLOAT = ir.DataType.FLOAT
 _COMPUTING = frozenset({"Attention", "Gemm", "MatMul"})
 _MOVING = frozenset(
@@ -36,62 +30,48 @@ _FOLLOWING = _MOVING | {
     *("LayerNormalization", "RMSNormalization", "RotaryEmbedding", "QuantizeLinear", "DequantizeLinear"),
 }
 _AFTER_HEAD = frozenset({"Add", "Div", "Mul", "Reshape", "Tanh"})
-_MASK = 3  # Attention's input
+_MASK = 3  # index of Attention's mask input
 
 
-class HalfPrecisionPass(GraphPass):
+class HalfPrecisionPass(HalfPass):
     """Compute in 16 bits what can be, and store those weights so, lazily. ``logits`` stay fp32.
 
     Args:
         dtype: FLOAT16 or BFLOAT16.
-        keep_float: names of values that go beyond the type's range, as ``half_range.too_large`` finds them.
+        keep_float: names of values beyond the type's range, found by ``half_range.too_large``.
 
     Raises:
-        UsageError: the type is another one.
+        UsageError: ``dtype`` is another type.
     """
 
     def __init__(self, dtype: ir.DataType, *, keep_float: Collection[str] = ()) -> None:
-        super().__init__()
-        if dtype not in LARGEST:
-            raise UsageError(f"half precision is FLOAT16 or BFLOAT16, not {dtype.name}")
-        self.dtype = dtype
-        self.keep_float = frozenset(keep_float)
+        super().__init__(dtype, keep_float=keep_float)
         self._half: set[ir.Value] = set()
-        self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self._stored: dict[ir.Value, ir.Value] = {}
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, the types of whose values are inferred first."""
-        common.ShapeInferencePass()(model)
-        return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Decide about every node, then change types and put casts between the two kinds; once is enough."""
+        """Select the nodes to convert, change their types and insert casts, unless the graph is 16-bit."""
         if is_half(graph):
             return
-        self._half, self._casts, self._stored = set(), {}, {}
+        self._half = set()
         chosen = self._choose(graph)
         for node in list(graph):
             if node in chosen:
                 self._narrow(graph, node)
             else:
                 self._widen_inputs(node)
-        self._widen_outputs(graph)
-        for old, new in self._stored.items():
+        self.widen_outputs(graph, {value for value in self._half if not is_present(value.name)})
+        for old, new in self.stored.items():
             if not old.uses():
                 del graph.initializers[str(old.name)]
                 _rename(graph, new, str(old.name))
-        self.fired = len(self._stored)
+        self.fired = len(self.stored)
 
     def _choose(self, graph: ir.Graph) -> set[ir.Node]:
-        """Return the nodes to compute in 16 bits: what the embedding reaches, unless it must stay float."""
+        """Return the nodes to compute in 16 bits: those that depend on the embedding, with exceptions."""
         chosen: set[ir.Node] = set()
         ending = _after_head(graph)
         for node, sources in reached(graph):
-            values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-            large = next((value.name for value in values if value.name in self.keep_float), None)
-            if large is not None:
-                self.refuse(node, f"{large} goes beyond {self.dtype.name}, so it stays float")
+            if self.too_large(node):
                 continue
             computes = node.op_type in _COMPUTING or _embeds(node)
             follows = node.op_type in _FOLLOWING and all(value.producer() in chosen for value in sources)
@@ -113,7 +93,7 @@ class HalfPrecisionPass(GraphPass):
                 output.type = ir.TensorType(self.dtype)
 
     def _narrowed(self, graph: ir.Graph, node: ir.Node, value: ir.Value, is_mask: bool) -> ir.Value:
-        """Return ``value`` in 16 bits, for ``node`` to read."""
+        """Return ``value`` in 16 bits, as an input of ``node``."""
         if value.is_graph_input() and is_past(value.name):
             value.type = ir.TensorType(self.dtype)
             self._half.add(value)
@@ -130,21 +110,13 @@ class HalfPrecisionPass(GraphPass):
             return self._dequantized(graph, source)
         if is_mask:
             return self._mask(graph, node, value)
-        return self._cast(value, self.dtype, before=node)
+        return self.cast(value, self.dtype, before=node)
 
     def _store(self, graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-        if value not in self._stored:
-            stored = _halved(tensor, self.dtype, str(value.name))
-            stored.name = f"{value.name}.{self.dtype.name.lower()}"
-            new = ir.Value(
-                name=stored.name, type=ir.TensorType(self.dtype), shape=stored.shape, const_value=stored
-            )
-            graph.register_initializer(new)
-            self._stored[value] = new
-        return self._stored[value]
+        return self.store(graph, value, lambda: _halved(tensor, self.dtype, str(value.name)))
 
     def _dequantized(self, graph: ir.Graph, source: ir.Node) -> ir.Value:
-        """Let a quantized weight be dequantized to 16 bits: its scales are stored so."""
+        """Make a DequantizeLinear return 16 bits, by storing its scales in 16 bits."""
         result, scale = source.outputs[0], source.inputs[1]
         if result not in self._half and scale is not None and (tensor := weight(scale)) is not None:
             source.replace_input_with(1, self._store(graph, scale, tensor))
@@ -154,41 +126,22 @@ class HalfPrecisionPass(GraphPass):
 
     def _mask(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Value:
         """Cast an additive mask, whose lowest float must not become -inf: a row of them would be NaN."""
-        if (value, self.dtype) not in self._casts:
+        if (value, self.dtype) not in self.casts:
             lowest = np.array(-LARGEST[self.dtype], np.float32)
             bound = shared_constant(graph, f"constants/lowest_{self.dtype.name.lower()}", lowest)
             raised = insert(node, "Max", [value, bound])
             raised.outputs[0].type = ir.TensorType(_FLOAT)
-            self._casts[value, self.dtype] = self._cast(raised.outputs[0], self.dtype, before=node)
-        return self._casts[value, self.dtype]
+            self.casts[value, self.dtype] = self.cast(raised.outputs[0], self.dtype, before=node)
+        return self.casts[value, self.dtype]
 
     def _widen_inputs(self, node: ir.Node) -> None:
         for position, value in enumerate(node.inputs):
             if value in self._half and value.dtype == self.dtype and node.op_type != "Shape":
-                node.replace_input_with(position, self._cast(value, _FLOAT, before=node))
-
-    def _widen_outputs(self, graph: ir.Graph) -> None:
-        """Give fp32 outputs, in particular logits, back under their names."""
-        for index, output in enumerate(graph.outputs):
-            if output not in self._half or is_present(output.name):
-                continue
-            cast = ir.node("Cast", [output], {"to": _FLOAT.value})
-            graph.append(cast)
-            result = cast.outputs[0]
-            output.name, result.name = f"{output.name}.{self.dtype.name.lower()}", output.name
-            result.type, result.shape = ir.TensorType(_FLOAT), output.shape
-            graph.outputs[index] = result
-
-    def _cast(self, value: ir.Value, dtype: ir.DataType, *, before: ir.Node) -> ir.Value:
-        if (value, dtype) not in self._casts:
-            result = insert(before, "Cast", [value], {"to": dtype.value}).outputs[0]
-            result.type, result.shape = ir.TensorType(dtype), value.shape
-            self._casts[value, dtype] = result
-        return self._casts[value, dtype]
+                node.replace_input_with(position, self.cast(value, _FLOAT, before=node))
 
 
 def is_half(graph: ir.Graph) -> bool:
-    """Return whether a matrix product or attention of the graph works in 16 bits."""
+    """Return whether a matrix product or attention of the graph has 16-bit operands."""
     nodes = [node for op_type in _COMPUTING for node in nodes_of(graph, op_type)]
     operands = [value for node in nodes for value in node.inputs]
     return any(value is not None and value.dtype in LARGEST for value in operands)
@@ -205,7 +158,7 @@ def reached(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Value]]]:
 
 
 def _embeds(node: ir.Node) -> bool:
-    """Return whether a node looks rows of a table of floats up by an input of the graph."""
+    """Return whether a node looks up rows of a constant table by a graph input."""
     if node.op_type != "Gather" or node.domain:
         return False
     table, indices = node.inputs
@@ -215,7 +168,7 @@ def _embeds(node: ir.Node) -> bool:
 
 
 def _after_head(graph: ir.Graph) -> set[ir.Node]:
-    """Return the arithmetic between the last product and the logits, soft caps above all."""
+    """Return the arithmetic nodes between the last product and the logits, such as a softcap."""
     found: set[ir.Node] = set()
     for output in graph.outputs:
         node = output.producer()
@@ -226,10 +179,10 @@ def _after_head(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _halved(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.LazyTensor:
-    """Return a weight in 16 bits.
+    """Return a weight in 16 bits as a lazy tensor.
 
     Raises:
-        GraphError: when evaluated, if it does not fit.
+        GraphError: at evaluation, if a value exceeds the type's range.
     """
 
     def compute() -> Array:
@@ -247,8 +200,10 @@ def _misfit(content: Array, name: str, dtype: ir.DataType) -> str:
     if not np.isfinite(content).all():
         return f"weight {name} holds NaN or infinity"
     largest = float(np.abs(content.astype(np.float32)).max())
-    advice = "; convert to bf16 instead" if dtype == ir.DataType.FLOAT16 else ""
-    return f"weight {name} reaches {largest:.4g}, beyond the {LARGEST[dtype]:.6g} of {dtype.name}{advice}"
+    advice = "; use bf16 instead" if dtype == ir.DataType.FLOAT16 else ""
+    return (
+        f"weight {name} reaches {largest:.4g}, above the limit {LARGEST[dtype]:.6g} of {dtype.name}{advice}"
+    )
 
 
 def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What dynamic and static 8-bit quantization share: int8 weights, one scale a column; others weight-only."""
+"""The common part of dynamic and static int8 quantization: int8 weights with one scale per column."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .weight_only import WeightOnlyQuantizationPass
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _AFTER_HEAD = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Tanh"})
-_MAX_INPUTS = 1 << 16  # 2^16 products of a uint8 and an int8 still fit into an int32
+_MAX_INPUTS = 1 << 16  # the sum of 2^16 products of a uint8 and an int8 fits in an int32
 
 
 class IntegerProductsPass(GraphPass):
-    """Quantize inputs and weights of matrix products; embedding and head become blocked int8 weights.
+    """Quantize inputs and weights of matrix products; all other weights get weight-only quantization.
 
     Args:
-        form: of the weights that are not computed in integers.
-        exclude: weights whose products stay in float, for inputs that 8 bits cannot hold.
-        overrides: other formats of those weights by name; None leaves a weight float, too.
+        form: format of the weights that are not multiplied in integers.
+        exclude: weights whose products keep float inputs.
+        overrides: other formats of weight-only weights by name; None keeps a weight float.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class IntegerProductsPass(GraphPass):
         self.overrides = dict(overrides or {})
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Quantize every product with a weight, then the weights that are left."""
+        """Quantize every product with a weight, then the remaining weights."""
         inputs: dict[ir.Value, list[ir.Value]] = {}
         for node, x, source in weight_products(graph):
             tensor, name = source.const_value, str(source.name)
@@ -62,7 +62,7 @@ class IntegerProductsPass(GraphPass):
             called = node.outputs[0].name
             replace(node.outputs[0], result)
             remove_unused(graph, node)
-            result.name = called  # so that it can be compared
+            result.name = called  # keeps the value comparable with the float model's
             if not source.uses():
                 del graph.initializers[name]
             self.fired += 1
@@ -72,7 +72,7 @@ class IntegerProductsPass(GraphPass):
         self.refusals += rest.refusals
 
     def misfit(self, x: ir.Value) -> str | None:
-        """Say why a value cannot be quantized, or None."""
+        """Return why a value cannot be quantized, None if it can."""
         return None
 
     @abc.abstractmethod
@@ -81,18 +81,18 @@ class IntegerProductsPass(GraphPass):
 
     @abc.abstractmethod
     def multiply(self, graph: ir.Graph, node: ir.Node, x: list[ir.Value], parts: list[ir.Value]) -> ir.Value:
-        """Return the float product, made in front of ``node``.
+        """Insert the product in front of ``node`` and return its float result.
 
         Args:
-            graph: that of the node.
+            graph: the node's graph.
             node: the product to replace.
-            x: as ``quantize_input`` returned it.
+            x: the result of ``quantize_input``.
             parts: values [in, out] and scales [out] of the weight.
         """
 
 
 def weight_products(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
-    """Yield (product, input, weight) of every linear layer but the head and routers."""
+    """Yield (product, input, weight) of every linear layer except the head and routers."""
     for node in nodes_of(graph, "MatMul"):
         x, source = node.inputs[0], node.inputs[1]
         if x is None or source is None or weight(source) is None:
@@ -102,7 +102,7 @@ def weight_products(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Val
 
 
 def quantize_columns(weight: Array) -> tuple[Array, Floats]:
-    """Quantize a matrix [in, out] to int8 values and one scale a column, [out].
+    """Quantize a matrix [in, out] to int8 values and one scale per column, [out].
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
@@ -136,11 +136,11 @@ def _misfit(tensor: ir.TensorProtocol, name: str) -> str | None:
     shape = shape_of(tensor)
     if len(shape) == 2 and tensor.dtype in _FLOATS and shape[0] <= _MAX_INPUTS:
         return None
-    return f"weight {name} is no float matrix of at most {_MAX_INPUTS} inputs"
+    return f"weight {name} is not a float matrix with at most {_MAX_INPUTS} inputs"
 
 
 def _is_head(node: ir.Node) -> bool:
-    """Return whether nothing but arithmetic lies between a product and an output of the graph."""
+    """Return whether only arithmetic is between a product and a graph output."""
     value: ir.Value = node.outputs[0]
     while (reader := sole_consumer(value)) is not None and reader.op_type in _AFTER_HEAD:
         value = reader.outputs[0]

@@ -1,9 +1,9 @@
-"""An 8-bit KV cache: scales from calibration text, written in standard ONNX in front of attention.
+"""An int8 KV cache: scales from calibration text, written as QDQ pairs in front of attention.
 
     Attention(q, k, v) -> Attention(q, Dequantize(Quantize(k)), Dequantize(Quantize(v)))
 
-Keys are quantized as they are cached, after the rope. A lowering whose kernels keep the cache in int8 takes
-the scales from there (``lower/attention/kv_int8.py``); everywhere else the graph means what it says.
+Keys are quantized after the rope, as they are cached. A lowering to kernels with an int8 cache uses these
+scales (``lower/attention/kv_int8.py``); other targets compute the pairs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..calibration.activations import ActivationReader, Tokens, read_windows
 
 Floats = npt.NDArray[np.float32]
 _LEVELS = np.float32(127)
-_SMALLEST = np.float32(1e-6)  # of a magnitude, so that a channel of zeros has a scale
-KV_FORMATS = {"int8": False, "int8-tensor": True}  # by name, whether one scale holds a whole tensor
+_SMALLEST = np.float32(1e-6)  # smallest magnitude, so that a channel of zeros has a scale
+KV_FORMATS = {"int8": False, "int8-tensor": True}  # by name, whether the scale is per tensor
 
 
 def kv_scales(
@@ -39,16 +39,16 @@ def kv_scales(
 
     Args:
         model: a portable graph.
-        windows: calibration text, each run as a sequence of its own.
-        context_length: windows start at positions all over it.
-        progress: told about every window.
+        windows: calibration text, each window run as a separate sequence.
+        context_length: start positions of the windows are spread over it.
+        progress: called after every window.
 
     Returns:
-        By the name of the cache input, scales [kv_heads * head_dim].
+        Scales [kv_heads * head_dim] by name of the cache input.
 
     Raises:
         GraphError: the graph has no cache, or a value is NaN or infinite.
-        UsageError: the text is too short.
+        UsageError: the text has fewer than ``MIN_TOKENS`` tokens.
     """
     inputs = [str(value.name) for value in ir.load(model).graph.inputs]
     presents = {present_of(name): name for name in inputs if is_past(name)}
@@ -63,16 +63,16 @@ def kv_scales(
 
 
 def has_quantized_kv(graph: ir.Graph) -> bool:
-    """Return whether an attention's keys are quantized before they are cached."""
+    """Return whether the keys of an attention are quantized before they are cached."""
     keys = [node.inputs[1] for node in nodes_of(graph, "Attention")]
     return any(_is_dequantized(key.producer()) for key in keys if key is not None)
 
 
 class QuantizeKVPass(GraphPass):
-    """Quantize what every ``Attention`` caches.
+    """Quantize the keys and values that every ``Attention`` caches.
 
     Args:
-        scales: as ``kv_scales`` returns them, or a scale of shape [] for a whole tensor.
+        scales: the result of ``kv_scales``, or a scale of shape [] per tensor.
     """
 
     def __init__(self, scales: Mapping[str, Floats]) -> None:
@@ -80,12 +80,12 @@ class QuantizeKVPass(GraphPass):
         self.scales = scales
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Put a pair of nodes in front of the keys and values of every attention with a cache."""
+        """Insert a QDQ pair in front of the keys and values of every attention with a cache."""
         for node in nodes_of(graph, "Attention"):
             caches = [node.inputs[index] if len(node.inputs) > 5 else None for index in (4, 5)]
             names = [str(cache.name) for cache in caches if cache is not None and cache.name in self.scales]
             if len(names) < 2:
-                self.refuse(node, "it has no KV cache whose scales are known")
+                self.refuse(node, "it has no KV cache with known scales")
                 continue
             for position, name in enumerate(names, start=1):
                 node.replace_input_with(position, self._quantized(graph, node, node.inputs[position], name))

@@ -1,11 +1,11 @@
-"""Static 8-bit quantization: weights per column, activations per tensor, both with ranges known beforehand.
+"""Static int8 quantization: weights per column, activations per tensor with calibrated ranges.
 
     MatMul(x, W) -> MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(Wq))
 
-The standard Q/DQ form: targets with int8 kernels compute the product in integers. B. Jacob et al.,
+This is the standard QDQ format: targets with int8 kernels compute the product in integers. B. Jacob et al.,
 "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
-https://arxiv.org/abs/1712.05877. Zero points are 0, as TensorRT asks. A row's result does not depend on the
-rows beside it.
+https://arxiv.org/abs/1712.05877. Zero points are 0, as TensorRT requires. The result of a row does not
+depend on other rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .integer_products import IntegerProductsPass
 
 
 class StaticQuantizationPass(IntegerProductsPass):
-    """Compute matrix products in 8-bit integers, the ranges of their inputs measured beforehand.
+    """Compute matrix products in 8-bit integers with calibrated ranges of their inputs.
 
     Args:
-        form: of the weights that are not computed so.
-        ranges: the largest magnitude to hold, by the name of a product's input.
-        exclude: weights whose products stay in float.
-        overrides: other formats of those weights by name; None leaves a weight float, too.
+        form: format of the weights that are not multiplied in integers.
+        ranges: the largest magnitude to represent, by name of a product's input.
+        exclude: weights whose products keep float inputs.
+        overrides: other formats of weight-only weights by name; None keeps a weight float.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StaticQuantizationPass(IntegerProductsPass):
 
     def misfit(self, x: ir.Value) -> str | None:
         """See ``IntegerProductsPass``."""
-        return None if x.name in self.ranges else f"the range of {x.name} is not known"
+        return None if x.name in self.ranges else f"the range of {x.name} is unknown"
 
     def quantize_input(self, graph: ir.Graph, node: ir.Node, x: ir.Value) -> list[ir.Value]:
         """See ``IntegerProductsPass``."""

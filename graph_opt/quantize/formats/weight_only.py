@@ -1,4 +1,4 @@
-"""Weight-only quantization of a portable graph: float weights become DequantizeLinear of int4 or int8."""
+"""Weight-only quantization of a portable graph: replace float weights by DequantizeLinear of int4 or int8."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .routers import is_router
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """Which format each weight of a graph gets.
+    """The format of each weight of a graph.
 
     Args:
-        form: of all weights that ``overrides`` does not name.
-        embedding: of the embedding and a head tied to it; None takes ``form``.
-        overrides: other formats by weight name; None leaves the weight float.
-        float_embedding: the embedding and a head tied to it stay float.
+        form: format of all weights that ``overrides`` does not name.
+        embedding: format of the embedding and a tied head; None for ``form``.
+        overrides: other formats by weight name; None keeps the weight float.
+        float_embedding: whether the embedding and a tied head stay float.
     """
 
     form: BlockFormat
@@ -35,14 +35,14 @@ class Forms:
     float_embedding: bool = False
 
     def wanted(self, value: ir.Value) -> BlockFormat | None:
-        """Return the format asked for, None for float."""
+        """Return the requested format of a weight, None for float."""
         usual: BlockFormat | None = self.form
         if any(use.node.op_type == "Gather" for use in value.uses()):
             usual = None if self.float_embedding else self.embedding or self.form
         return self.overrides.get(str(value.name), usual)
 
     def of(self, value: ir.Value) -> BlockFormat | None:
-        """Return the format that the weight gets, in blocks that divide its inputs; None for float."""
+        """Return the format of a weight with a block size that divides its inputs; None for float."""
         axis, form = summed_axis(value), self.wanted(value)
         if axis is None or form is None or value.const_value is None:
             return None
@@ -55,12 +55,12 @@ class WeightOnlyQuantizationPass(GraphPass):
     """Quantize the weights of linear layers, of the embedding and of the head, lazily.
 
     Args:
-        form: of all weights that ``overrides`` does not name.
-        embedding: of the embedding and a head tied to it; None takes ``form``.
-        overrides: other formats by weight name; None leaves the weight float.
-        float_embedding: the embedding and a head tied to it stay float.
-        quantizer: chooses values and scales.
-        calibrated: a better quantizer by weight name, or None where there is none.
+        form: see ``Forms``.
+        embedding: see ``Forms``.
+        overrides: see ``Forms``.
+        float_embedding: see ``Forms``.
+        quantizer: computes values, scales and zero points.
+        calibrated: returns a calibrated quantizer by weight name, or None to use ``quantizer``.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Quantize every weight that is used in one known way."""
+        """Quantize every weight that is summed along one axis by all its consumers."""
         for value in list(graph.initializers.values()):
             axis, form = summed_axis(value), self.forms.of(value)
             if axis is not None and form is not None:
@@ -91,15 +91,15 @@ class WeightOnlyQuantizationPass(GraphPass):
         self._register_late(graph, keep=0)
 
     def _obstacle(self, value: ir.Value) -> str | None:
-        """Say why a weight that should be quantized cannot be; None for one that should not."""
+        """Return why a weight that should be quantized cannot be; None for one that should stay float."""
         axis = summed_axis(value)
         if axis is None:
-            return "is used in several ways" if len(_axes(value)) > 1 else None
+            return "is summed along different axes by its consumers" if len(_axes(value)) > 1 else None
         if self.forms.wanted(value) is None or value.const_value is None:
             return None
         if any(is_router(use.node) for use in value.uses()):
-            return "chooses experts, so it is not rounded"
-        return f"has {shape_of(value.const_value)[axis]} inputs, no multiple of {BLOCK_SIZES[0]}"
+            return "is a router's, which is not quantized"
+        return f"has {shape_of(value.const_value)[axis]} inputs, which is not a multiple of {BLOCK_SIZES[0]}"
 
     def _quantize(self, graph: ir.Graph, value: ir.Value, axis: int, form: BlockFormat) -> None:
         source, name = value.const_value, str(value.name)
@@ -121,9 +121,10 @@ class WeightOnlyQuantizationPass(GraphPass):
         self._register_late(graph, keep=4)
 
     def _register_late(self, graph: ir.Graph, keep: int) -> None:
-        """Register scales a few weights late.
+        """Register the scales of all but the ``keep`` latest tensors.
 
-        Initializers are written in order by several threads, which then do not all wait for the same weight.
+        Several threads write initializers in order. With the scales of a weight a few weights later, they do
+        not all wait for the same weight.
         """
         while len(self._late) > keep:
             graph.register_initializer(self._late.popleft())
@@ -134,13 +135,13 @@ _SMALL = ("scales", "zero_points")
 
 
 def has_quantized_weights(graph: ir.Graph) -> bool:
-    """Return whether a weight of the graph is stored in few bits."""
+    """Return whether a weight of the graph is quantized."""
     dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
     return dequantized or any(nodes_of(graph, "MatMulInteger"))
 
 
 def summed_axis(value: ir.Value) -> int | None:
-    """Return the axis along which a weight is multiplied and summed; None if it has none, or several."""
+    """Return the axis along which all consumers of a weight sum; None if there is none or they differ."""
     axes = _axes(value)
     return axes.pop() if len(axes) == 1 else None
 
@@ -168,7 +169,7 @@ def _summed_axis(node: ir.Node, position: int) -> int | None:
 def _parts(
     source: ir.TensorProtocol, axis: int, form: BlockFormat, quantizer: Quantizer, name: str
 ) -> list[ir.LazyTensor]:
-    """Return lazy values, scales and perhaps zero points, laid out like ``source``."""
+    """Return lazy values, scales and, if asymmetric, zero points, with the axes of ``source``."""
 
     def compute() -> tuple[Array, ...]:
         matrix = source.numpy()

@@ -1,1 +1,1 @@
-"""Choosing ranges, formats and roundings from measurements."""
+"""Choose ranges, formats and roundings from measurements."""

@@ -1,9 +1,9 @@
-"""Mixed precision: every weight gets as many bits as a budget affords, of size or of error.
+"""Mixed precision: choose the bits of each weight within a budget of size or of error.
 
-How much a weight matters is measured: the Kullback-Leibler divergence of the model's predictions when that
-weight alone is rounded to few bits. It grows with the square of the error, so the divergence in more bits
-follows from the two errors. Divergences of several weights nearly add up. The budget is then spent greedily,
-best gain a bit first, as is usual for multiple-choice knapsacks.
+The sensitivity of a weight is the Kullback-Leibler divergence of the model's predictions when only that
+weight is rounded. It grows with the square of the weight's error, so the divergence with more bits follows
+from the two errors. Divergences of several weights are approximately additive. The budget is spent greedily
+by gain per bit, the usual heuristic for multiple-choice knapsacks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..algorithms.blockwise import BlockFormat
 from .weight_inputs import WeightInputs
 
 _FLOAT_BITS = 32
-_ATTEMPTS = 8  # to meet a divergence by measuring what was chosen
-_ENOUGH = 0.85  # of the divergence allowed, from which no cheaper plan is looked for
+_ATTEMPTS = 8  # plans that are measured to meet a divergence
+_ENOUGH = 0.85  # share of the allowed divergence at which the search stops
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to store a weight: bits in all, scales included, and the divergence that it causes alone."""
+    """A format of a weight: its total bits including scales, and the divergence that it causes alone."""
 
     form: BlockFormat | None
     bits: float
@@ -34,12 +34,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a budget bought.
+    """The formats chosen for a budget.
 
     Attributes:
-        overrides: formats of the weights that got more than the cheapest one; None for float.
-        bits: mean bits a weight, scales included.
-        divergence: mean divergence; as measured where the budget was one of error, else the expected one.
+        overrides: formats of the weights that do not have the cheapest one; None for float.
+        bits: mean bits per weight, including scales.
+        divergence: mean divergence in nats; measured for a budget of error, else the expected sum.
     """
 
     overrides: dict[str, BlockFormat | None]
@@ -47,7 +47,7 @@ class Plan:
     divergence: float
 
     def record(self) -> dict[str, Any]:
-        """Return what a package's record says about it."""
+        """Return the entry of a package's record."""
         stored: dict[str, list[str]] = {}
         for name, form in sorted(self.overrides.items()):
             stored.setdefault("float" if form is None else f"int{form.bits}", []).append(name)
@@ -55,9 +55,9 @@ class Plan:
 
 
 def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str, list[Choice]]:
-    """Measure by weight name what each weight may become, cheapest first; every weight runs the text once.
+    """Measure the possible formats of each weight, by name, cheapest first; runs the text once per weight.
 
-    Weights that no format can hold have one choice, float, since they count in a budget of bits too.
+    Weights without a format have the single choice float, because they count in a budget of bits too.
     """
     found = {name: [Choice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()}
     for number, (name, form) in enumerate(runner.forms.items()):
@@ -80,17 +80,17 @@ def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str,
 
 
 def spend_bits(found: Mapping[str, Sequence[Choice]], budget: float) -> Plan:
-    """Choose for least divergence within ``budget`` bits a weight.
+    """Choose the formats with the least divergence within ``budget`` bits per weight.
 
     Raises:
-        UsageError: not even the cheapest choices fit.
+        UsageError: the cheapest formats exceed the budget.
     """
     weights = sum(choice[-1].bits for choice in found.values()) / _FLOAT_BITS
     least = sum(choice[0].bits for choice in found.values()) / weights
     if least > budget:
         raise UsageError(
-            f"a budget of {budget:g} bits cannot be met; the closest is {least:.3f} bits a weight, "
-            "scales included; larger blocks take fewer"
+            f"a budget of {budget:g} bits cannot be met; the minimum is {least:.3f} bits per weight, "
+            "including scales; larger blocks need fewer"
         )
     return _plan(found, _climb(found, bits=budget * weights))
 
@@ -100,7 +100,7 @@ def spend_divergence(
     limit: float,
     measure: Callable[[Mapping[str, BlockFormat | None]], float],
 ) -> Plan:
-    """Choose the fewest bits whose measured divergence is at most ``limit``.
+    """Choose the formats with the fewest bits whose measured divergence is at most ``limit`` nats.
 
     Raises:
         UsageError: the limit cannot be met.
@@ -116,12 +116,12 @@ def spend_divergence(
             break
         aim = plan.divergence * max(0.9 * limit / max(measured, 1e-30), 0.1)
     if best is None:
-        raise UsageError(f"a divergence of {limit:g} cannot be met; the closest is {closest:.3g}")
+        raise UsageError(f"a divergence of {limit:g} cannot be met; the smallest found is {closest:.3g}")
     return best
 
 
 def _climb(found: Mapping[str, Sequence[Choice]], *, bits: float, divergence: float = 0.0) -> dict[str, int]:
-    """Take the upgrades that ``bits`` have room for, best gain first, until ``divergence`` is reached."""
+    """Apply the upgrades that fit in ``bits``, best gain first, until ``divergence`` is reached."""
     levels = dict.fromkeys(found, 0)
     used = sum(steps[0].bits for steps in found.values())
     expected = sum(steps[0].divergence for steps in found.values())
@@ -137,7 +137,7 @@ def _climb(found: Mapping[str, Sequence[Choice]], *, bits: float, divergence: fl
 
 
 def _upgrades(found: Mapping[str, Sequence[Choice]]) -> list[tuple[str, int]]:
-    """Return (weight, level) by falling gain a bit over the level below."""
+    """Return (weight, level) sorted by decreasing gain per bit over the previous level."""
     gains = {}
     for name, steps in found.items():
         for level in range(1, len(steps)):

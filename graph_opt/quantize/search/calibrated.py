@@ -1,7 +1,7 @@
-"""Calibrated weight-only quantization: a walk through the float model leaves every layer's levels in a file.
+"""Calibrated weight-only quantization, layer by layer, with results in files.
 
-A stage's weights are quantized when the walk has reached it, and dropped; files hold them until the quantized
-graph is written. So memory holds one layer, whatever the model's size.
+The weights of a layer are quantized when the calibration reaches it, written to a file, and released. So
+memory holds one layer, independent of the model's size.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..algorithms import awq, gptq
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
 from ..calibration.activations import Tokens
 from ..formats.weight_only import Forms
-from .layerwise import HELD_BYTES, Stage, walk
+from .layerwise import HELD_BYTES, Stage, calibrate_stages
 
 Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How a calibrated method works.
+    """A calibrated quantization algorithm.
 
     Args:
         solve: quantizes a matrix, given the moments and the drift of its inputs.
-        scales_channels: whether channels are scaled first, as AWQ does.
-        follows: whether later layers are calibrated on what the quantized ones give.
+        scales_channels: whether channels are scaled first, as in AWQ.
+        follows: whether later layers are calibrated on the outputs of quantized layers.
     """
 
     solve: Solver
@@ -47,10 +47,10 @@ CALIBRATED = {
 
 
 class QuantizedLayers:
-    """What a walk found.
+    """The results of a calibration.
 
     Attributes:
-        factors: by value, what its channels are to be divided by before the weights fit.
+        factors: divisors of activation channels, by value; ``SmoothQuantPass`` must apply them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,14 +59,14 @@ class QuantizedLayers:
         self._files: dict[str, Path] = {}
 
     def keep(self, name: str, result: Quantized) -> None:
-        """Write what was found for a weight."""
+        """Write the quantized form of a weight to a file."""
         path = self._folder / f"{len(self._files)}.npz"
         points = () if result.zero_points is None else (result.zero_points,)
         np.savez(path, result.values, result.scales, *points)
         self._files[name] = path
 
     def quantizer(self, name: str) -> Quantizer | None:
-        """Return what gives a weight's levels whatever it is called with, None for one that was not met."""
+        """Return a quantizer that returns the stored result, None for a weight without one."""
         path = self._files.get(name)
         return None if path is None else lambda _weight, _form: _read(path)
 
@@ -85,14 +85,14 @@ def quantize_layers(
     """Quantize the weights of a portable float graph on calibration text.
 
     Args:
-        model: the graph, which stays as it is.
+        model: the graph; not changed.
         algorithm: one of ``CALIBRATED``.
-        forms: of the weights.
-        windows: token ids, each a sequence of its own.
-        folder: an empty one, for the results.
-        context_length: windows start at positions all over it.
-        max_bytes: of activations held in memory; the rest waits in files.
-        progress: told about every stage.
+        forms: the formats of the weights.
+        windows: token ids, each window a separate sequence.
+        folder: an empty folder for the results.
+        context_length: start positions of the windows are spread over it.
+        max_bytes: limit of activations in memory; the rest is stored in files.
+        progress: called after every stage.
 
     Raises:
         GraphError: a weight or an activation is NaN or infinite.
@@ -101,16 +101,16 @@ def quantize_layers(
     found = QuantizedLayers(folder)
 
     def replace(stage: Stage) -> Mapping[str, Floats]:
-        stand_ins = _quantize_stage(stage, algorithm, forms, found)
-        return stand_ins if algorithm.follows else {}
+        substitutes = _quantize_stage(stage, algorithm, forms, found)
+        return substitutes if algorithm.follows else {}
 
     embeddings = _embeddings(model.graph, forms) if algorithm.follows else {}
-    walk(
+    calibrate_stages(
         model,
         windows,
         replace,
         context_length=context_length,
-        stand_ins=embeddings,
+        substitutes=embeddings,
         max_bytes=max_bytes,
         progress=progress,
     )
@@ -120,7 +120,7 @@ def quantize_layers(
 def _quantize_stage(
     stage: Stage, algorithm: Algorithm, forms: Forms, found: QuantizedLayers
 ) -> dict[str, Floats]:
-    """Quantize a stage's weights; return what they become, as multiplied with unscaled inputs."""
+    """Quantize a stage's weights; return their dequantized form for unscaled inputs."""
     wanted = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
     matrices = {value: _matrix(value) for value in wanted}
     scale: Floats = np.ones(len(stage.moments), np.float32)
@@ -130,19 +130,19 @@ def _quantize_stage(
         found.factors[str(stage.source.name)] = scale
     squares: Floats = np.outer(scale, scale).astype(np.float32)
     moments, drift = stage.moments / squares, None if stage.drift is None else stage.drift / squares
-    stand_ins = {}
+    substitutes = {}
     for value, form in wanted.items():
         name, tied = str(value.name), _is_tied(value)
-        made_up_for = None if tied else drift  # an embedding has to stay what it is
-        result = algorithm.solve(matrices[value] * scale[:, None], form, moments, made_up_for)
+        compensated = None if tied else drift  # an embedding must keep its values
+        result = algorithm.solve(matrices[value] * scale[:, None], form, moments, compensated)
         found.keep(name, result)
         if not tied:
-            stand_ins[name] = dequantize(result, form) / scale[:, None]
-    return stand_ins
+            substitutes[name] = dequantize(result, form) / scale[:, None]
+    return substitutes
 
 
 def _embeddings(graph: ir.Graph, forms: Forms) -> dict[str, Floats]:
-    """Return embeddings rounded to the nearest: nothing is known of their readers yet."""
+    """Return the embeddings, rounded to nearest."""
     rounded = {}
     for value in graph.initializers.values():
         form = forms.of(value) if any(use.node.op_type == "Gather" for use in value.uses()) else None

@@ -1,7 +1,7 @@
-"""Which values of a float graph a 16-bit type cannot hold, measured on calibration text.
+"""Find the values of a float graph that exceed the range of a 16-bit type on calibration text.
 
-Some models keep a few huge values in their residual stream (M. Sun et al., "Massive Activations in Large
-Language Models", https://arxiv.org/abs/2402.17762); in fp16 they become infinite.
+Some models have a few huge values in their residual stream (M. Sun et al., "Massive Activations in Large
+Language Models", https://arxiv.org/abs/2402.17762), which overflow in fp16.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from onnx_ir.passes import common
 from ....contract import is_present
 from ....progress import Progress
 from ..calibration.activations import ActivationReader, Tokens, read_windows
-from ..formats.half import LARGEST, reached
+from ..formats.half import reached
+from ..formats.half_pass import LARGEST
 
-_MARGIN = 4  # other texts may reach values as many times larger
+_MARGIN = 4  # other texts may have values larger by this factor
 _STEM = ".largest_magnitude"
 
 
 def largest_magnitudes(
     model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
 ) -> dict[str, float]:
-    """Measure the largest magnitude of every value that the embedding reaches; only numbers leave the graph.
+    """Return the largest magnitude of every value that depends on the embedding.
 
     Raises:
         GraphError: a value is NaN or infinite.
-        UsageError: the text is too short.
+        UsageError: the text has too few tokens.
     """
     loaded = ir.load(model)
     common.ShapeInferencePass()(loaded)
@@ -43,12 +44,12 @@ def largest_magnitudes(
 
 
 def too_large(magnitudes: Mapping[str, float], dtype: ir.DataType) -> list[str]:
-    """Return the values that a 16-bit type cannot hold, or hardly."""
+    """Return the values whose magnitude times 4 exceeds the range of a 16-bit type."""
     return [name for name, largest in magnitudes.items() if largest * _MARGIN > LARGEST[dtype]]
 
 
 def _add_maxima(graph: ir.Graph) -> list[str]:
-    """Compute the largest magnitude of every value; return the names of the results."""
+    """Add nodes that compute the largest magnitude of every value; return the names of their results."""
     names = []
     for node, _ in list(reached(graph)):
         for value in node.outputs:

@@ -1,6 +1,6 @@
-"""How far each quantized layer's output is from the float one's, for the float model's own inputs.
+"""Measure the error of each quantized layer's output, given the float model's inputs of that layer.
 
-So every error is the layer's own, whatever the layers before it do.
+So the errors do not include those of earlier layers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def layer_errors(
     """Measure every product with a weight.
 
     Args:
-        reference: a portable float graph; where channels were rescaled before rounding, so are its own.
-        quantized: what was made of it; products whose output is not in it are left out.
+        reference: a portable float graph, with the same channel scaling as ``quantized``.
+        quantized: its quantized version; products whose output it does not have are skipped.
         tokens: [n], run as one sequence.
-        progress: told about every group of layers.
+        progress: called after every group of layers.
 
     Returns:
-        By weight, the root mean square of the error, relative to that of the float output.
+        By weight, norm(quantized output - float output) / norm(float output).
 
     Raises:
         GraphError: an activation is NaN or infinite.
     """
-    graphs = _Cuts(reference), _Cuts(quantized)
+    graphs = _Parts(reference), _Parts(quantized)
     groups: dict[str, dict[str, str]] = {}
     for node in graphs[0].products():
         x, factor, y = node.inputs[0], node.inputs[1], node.outputs[0]
@@ -59,13 +59,13 @@ def layer_errors(
     return errors
 
 
-class _Cuts:
-    """A graph of which parts are run, each from one value on."""
+class _Parts:
+    """A graph of which parts are run, each from one value to some outputs."""
 
     def __init__(self, path: Path) -> None:
         self._model = ir.load(path)
         common.ShapeInferencePass()(self._model)
-        FloatComputePass()(self._model)  # 16 bits need not have kernels here
+        FloatComputePass()(self._model)  # the CPU may have no 16-bit kernels
         self._folder = path.parent
         self._values = {value.name: value for node in self._model.graph for value in node.outputs}
 
@@ -75,11 +75,11 @@ class _Cuts:
         return [node for node in found if node.inputs[1] is not None and is_matrix(node.inputs[1])]
 
     def has(self, *values: ir.Value) -> bool:
-        """Return whether values of these names are computed here."""
+        """Return whether the graph computes values with these names."""
         return all(value.name in self._values for value in values)
 
     def run(self, source: str, x: Array, outputs: Sequence[str]) -> list[Array]:
-        """Return the outputs for ``source`` = x."""
+        """Return the outputs if ``source`` has the value x."""
         values = [self._values[name] for name in outputs]
         part = ir.convenience.extract(self._model.graph, [self._values[source]], values)
         for value in (*part.inputs, *part.outputs):

@@ -1,9 +1,8 @@
-"""Calibration stage by stage: a graph runs on a text from one layer's inputs to the next, in two versions.
+"""Layer-by-layer calibration: run a graph on a text in stages, in two versions.
 
-One version has the float weights. The other has what quantizing has put in their place so far, so that a
-layer sees what the layers before will really give it, as in the sequential order of GPTQ
-(https://arxiv.org/abs/2210.17323). Between two stages only the values are kept that later nodes read, and
-only one stage's weights are in memory.
+One version has the float weights. The other has the weights quantized so far, so that a layer is calibrated
+on the outputs of quantized layers, as in the sequential order of GPTQ (https://arxiv.org/abs/2210.17323).
+Between two stages only the live values are stored, and only one stage's weights are in memory.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..calibration.waiting import Values, Waiting
 
-_MAX_BYTES = 4 << 30  # of values kept between two stages, roughly
-HELD_BYTES = 128 << 20  # of them in memory
+_MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
+HELD_BYTES = 128 << 20  # limit of those in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The weights that multiply one value, and how that value is distributed on the text.
+    """The weights that multiply one value, and the second moments of that value on the text.
 
     Attributes:
         source: the value.
         weights: initializers; [in, out] for a MatMul, [out, in] for a transposed Gemm.
-        moments: E[y y^T] of the value y that the quantized layers before give, [in, in].
-        drift: E[y (x - y)^T] with the float model's value x; None where both are the same.
+        moments: E[y y^T] of the value y in the quantized version, [in, in].
+        drift: E[y (x - y)^T] with the float model's value x, [in, in]; None if x = y.
     """
 
     source: ir.Value
@@ -47,40 +46,41 @@ class Stage:
 
 
 Replace = Callable[[Stage], Mapping[str, Floats]]
-"""Receives a stage; returns by name what stands in for its weights in the second version."""
+"""Receives a stage; returns the weights of the quantized version by name."""
 
 
-def walk(
+def calibrate_stages(
     model: ir.Model,
     windows: Sequence[Tokens],
     replace: Replace,
     *,
     context_length: int,
-    stand_ins: Mapping[str, Floats] | None = None,
+    substitutes: Mapping[str, Floats] | None = None,
     max_bytes: int = HELD_BYTES,
     progress: Progress | None = None,
 ) -> None:
     """Call ``replace`` with every stage in the order of the graph.
 
     Args:
-        model: a portable float graph; it stays as it is.
-        windows: calibration text, each run as a sequence of its own; as many are read as 4 GiB of files hold.
+        model: a portable float graph; not changed.
+        windows: calibration text, each window run as a separate sequence; only those whose values fit in 4
+            GiB are used.
         replace: receives the stages.
-        context_length: windows start at positions all over it.
-        stand_ins: for embeddings in the second version.
-        max_bytes: of values held in memory between two stages; what goes beyond waits in files.
-        progress: told about every stage.
+        context_length: start positions of the windows are spread over it.
+        substitutes: the embeddings of the quantized version.
+        max_bytes: limit of values in memory between two stages; the rest is stored in files.
+        progress: called after every stage.
 
     Raises:
         GraphError: an activation is NaN or infinite.
-        UsageError: the text is too short.
+        UsageError: the text has too few tokens.
         MissingExtraError: onnxruntime is not installed.
     """
     route = _Route(model.graph)
     read = placed(_affordable(windows, route), context_length)
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
-    replaced = dict(stand_ins or {})
+    replaced = dict(substitutes or {})
     with tempfile.TemporaryDirectory() as folder:
         waiting = Waiting(Path(folder), max_bytes)
         for number, source in enumerate(route.sources):
@@ -98,11 +98,11 @@ def walk(
 
 
 class _Route:
-    """In which order the products of a graph are reached, and what is alive where.
+    """The order of the products of a graph, and the live values between them.
 
     Attributes:
-        sources: the values that weights multiply, in the order of the graph.
-        weights: by source, the weights.
+        sources: the values that are multiplied with weights, in the order of the graph.
+        weights: the weights by source.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -117,8 +117,8 @@ class _Route:
         self.sources = sorted(found, key=self._position)
         self.weights = {value: tuple(factors) for value, factors in found.items()}
 
-    def alive(self, number: int) -> list[ir.Value]:
-        """Return the values made up to source ``number`` that are read behind it."""
+    def live(self, number: int) -> list[ir.Value]:
+        """Return the values computed up to source ``number`` that are read after it."""
         if number < 0:
             return []
         here = self._position(self.sources[number])
@@ -134,10 +134,10 @@ class _Route:
 
 
 class _Segment:
-    """The nodes from one source to the next, weights fed like any other input."""
+    """The nodes from one source to the next, with weights as inputs."""
 
     def __init__(self, model: ir.Model, route: _Route, number: int, fed: Values, held: Values) -> None:
-        before, outputs = route.alive(number - 1), route.alive(number)
+        before, outputs = route.live(number - 1), route.live(number)
         graph = ir.convenience.extract(
             model.graph, [*model.graph.inputs, *before], [value for value in outputs if value not in before]
         )
@@ -147,7 +147,7 @@ class _Segment:
         self.weights = {str(value.name): value.const_value for value in matrices}
         for value in matrices:
             del graph.initializers[str(value.name)]
-        for value in graph.initializers.values():  # what is left is small, and may lie in a file
+        for value in graph.initializers.values():  # the remaining ones are small; load them
             tensor = value.const_value
             value.const_value = None if tensor is None else ir.tensor(tensor.numpy(), name=value.name)
         inputs = [value for value in graph.inputs if value.uses()] + matrices
@@ -162,14 +162,14 @@ class _Segment:
         self._session = open_session(ir.Model(graph, ir_version=model.ir_version))
 
     def matrices(self, replaced: Mapping[str, Floats]) -> Values:
-        """Return the weights, or what stands in for them."""
+        """Return the weights, replaced by those in ``replaced``."""
         return {
             name: replaced[name] if name in replaced else _floats(tensor, name)
             for name, tensor in self.weights.items()
         }
 
     def run(self, values: Values, matrices: Values) -> Values:
-        """Return what is alive behind the segment.
+        """Return the live values after the segment.
 
         Raises:
             GraphError: a value holds NaN or infinity.
@@ -188,7 +188,7 @@ class _Segment:
 def _advance(
     segment: _Segment, fed: Sequence[Values], waiting: Waiting, replaced: Mapping[str, Floats], source: str
 ) -> tuple[Floats, Floats | None]:
-    """Take every window to the segment's end, in all versions; return moments and drift there."""
+    """Run every window through the segment in all versions; return moments and drift at its end."""
     matrices = [segment.matrices({})]
     if waiting.versions > 1:
         matrices.append(segment.matrices(replaced))
@@ -215,15 +215,15 @@ def is_matrix(value: ir.Value) -> bool:
 
 
 def inputs_of(factor: ir.Value) -> int:
-    """Return how many inputs a weight has: rows for a MatMul, columns for a transposed Gemm."""
+    """Return the input size of a weight: its rows for a MatMul, its columns for a transposed Gemm."""
     is_gemm = any(use.node.op_type == "Gemm" for use in factor.uses())
     return 0 if factor.const_value is None else shape_of(factor.const_value)[1 if is_gemm else 0]
 
 
 def _text_dependent(graph: ir.Graph) -> dict[ir.Value, None]:
-    """Return, in order, the values that come from the text by way of a weight matrix.
+    """Return, in order, the values that depend on a weight matrix.
 
-    All others, such as masks and rope tables, are cheap to compute anew.
+    All others, such as masks and rope tables, are cheap to recompute.
     """
     found: dict[ir.Value, None] = {}
     for node in graph:
@@ -233,7 +233,7 @@ def _text_dependent(graph: ir.Graph) -> dict[ir.Value, None]:
 
 
 def _affordable(windows: Sequence[Tokens], route: _Route) -> Sequence[Tokens]:
-    """Return the first windows: two versions of a layer's inputs and of a value beside them must fit."""
+    """Return as many windows as fit: two versions of a layer's inputs and of one more value of that size."""
     left = _MAX_BYTES // (
         2 * 2 * 4 * max(map(inputs_of, (w for group in route.weights.values() for w in group)))
     )
@@ -251,7 +251,7 @@ def _floats(tensor: ir.TensorProtocol | None, name: str) -> Floats:
 
 
 def open_session(model: ir.Model, folder: Path | None = None) -> Any:
-    """Return an onnxruntime session of a graph, whose external weights lie in ``folder``.
+    """Return an onnxruntime CPU session of a graph with external weights in ``folder``.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -262,7 +262,7 @@ def open_session(model: ir.Model, folder: Path | None = None) -> Any:
         raise MissingExtraError("calibration", "onnxruntime", "cpu") from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # numpy works in between
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # NumPy computes between runs
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))

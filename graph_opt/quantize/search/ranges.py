@@ -1,4 +1,4 @@
-"""Ranges of the inputs of linear layers on calibration text, as histograms of a fixed size."""
+"""Measure histograms of the inputs of linear layers on calibration text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..calibration.calibrators import Histogram
 from ..formats.integer_products import weight_products
 
-_MAX_BYTES = 256 << 20  # of activations held at a time
+_MAX_BYTES = 256 << 20  # limit of activations in memory
 
 
 def input_histograms(
@@ -26,25 +26,25 @@ def input_histograms(
     max_bytes: int = _MAX_BYTES,
     progress: Progress | None = None,
 ) -> dict[str, Histogram]:
-    """Count the magnitudes of every value that linear layers read; the head's input is left out.
+    """Return a histogram of magnitudes for every input of a linear layer, except that of the head.
 
-    Memory does not grow with the text, and with the model only by a histogram a layer: a pass over the text
-    serves as many layers as ``max_bytes`` holds inputs of, for one window.
+    The text is run once per group of layers whose inputs of one window fit in ``max_bytes``, so memory does
+    not grow with the text.
 
     Args:
         model: a portable float graph.
-        windows: calibration text, each run as a sequence of its own.
-        context_length: windows start at positions all over it.
-        factors: by value, what ``SmoothQuantPass`` will divide its channels by.
-        max_bytes: of activations held at a time.
-        progress: told about every window of every pass.
+        windows: calibration text, each window run as a separate sequence.
+        context_length: start positions of the windows are spread over it.
+        factors: divisors that ``SmoothQuantPass`` will apply, by value.
+        max_bytes: limit of activations in memory.
+        progress: called after every window of every group.
 
     Returns:
-        By the value's name.
+        Histograms by the value's name.
 
     Raises:
         GraphError: a value is NaN or infinite.
-        UsageError: the text is too short.
+        UsageError: the text has too few tokens.
     """
     longest = max(map(len, windows), default=1)
     groups = list(_groups(ir.load(model).graph, max_bytes // (4 * longest)))
@@ -59,7 +59,7 @@ def input_histograms(
 
 
 def _groups(graph: ir.Graph, max_channels: int) -> Iterator[list[str]]:
-    """Yield the inputs of all layers, in the order of the graph, in groups of so many channels."""
+    """Yield the inputs of all layers in the order of the graph, in groups of at most ``max_channels``."""
     group: dict[str, int] = {}
     for _, x, source in weight_products(graph):
         width = shape_of(source.const_value)[0] if source.const_value is not None else 0
@@ -72,7 +72,7 @@ def _groups(graph: ir.Graph, max_channels: int) -> Iterator[list[str]]:
 
 
 class _Shifted:
-    """Progress of one pass out of several."""
+    """Progress of one of several runs of the text."""
 
     def __init__(self, progress: Progress, number: int, count: int) -> None:
         self._progress, self._number, self._count = progress, number, count

@@ -1,7 +1,7 @@
-"""How far 8-bit quantization takes each layer's products from the float ones, on calibration text.
+"""Measure the error of 8-bit quantization of each layer's products on calibration text.
 
-One scale holds a whole activation tensor, so a few channels of large values, as large models have them
-(https://arxiv.org/abs/2208.07339), leave no levels for the others. Such layers are found by measuring.
+An activation tensor has one scale. If a few channels have large values, as in large models
+(https://arxiv.org/abs/2208.07339), few levels are left for the others. Such layers are found by measurement.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..calibration.activations import ActivationReader, Tokens
 from ..calibration.calibrators import LEVELS
 from ..formats.integer_products import quantize_columns
 
-_INPUTS_AT_ONCE = 16  # activations held at a time
+_INPUTS_AT_ONCE = 16  # activations in memory at a time
 
-Rounding = Callable[[str, Floats], Floats]  # (name of the value, value) -> what quantization leaves of it
+Rounding = Callable[[str, Floats], Floats]  # (name of the value, value) -> dequantized value
 
 
 def product_errors(
@@ -40,14 +40,14 @@ def product_errors(
     Args:
         model: a portable float graph.
         tokens: [n], run as one sequence.
-        rounding: of the products' inputs.
-        form: how weights are stored; None is int8 with a scale a column.
-        only: the weights to measure; None measures all.
-        factors: by value, what ``SmoothQuantPass`` will divide its channels by.
-        progress: told about every group of layers.
+        rounding: quantizes and dequantizes the products' inputs.
+        form: the format of weights; None for int8 with a scale per column.
+        only: the weights to measure; None for all.
+        factors: divisors that ``SmoothQuantPass`` will apply, by value.
+        progress: called after every group of layers.
 
     Returns:
-        By weight, the root mean square of the error, relative to that of the product.
+        By weight, norm(quantized product - product) / norm(product).
 
     Raises:
         GraphError: an activation is NaN or infinite.
@@ -75,7 +75,7 @@ def product_errors(
 
 
 def dynamic_rounding(name: str, x: Floats) -> Floats:
-    """Return what DynamicQuantizeLinear leaves of a tensor."""
+    """Return a tensor after DynamicQuantizeLinear and dequantization."""
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = max((high - low) / 255, 1e-30)
     zero = np.rint(-low / scale)
@@ -85,12 +85,12 @@ def dynamic_rounding(name: str, x: Floats) -> Floats:
 
 
 def float_inputs(name: str, x: Floats) -> Floats:
-    """Return ``x``: weights alone are quantized."""
+    """Return ``x``, for weight-only quantization."""
     return x
 
 
 def static_rounding(ranges: Mapping[str, float]) -> Rounding:
-    """Return the rounding of ``StaticQuantizationPass``; values without a range stay as they are."""
+    """Return the rounding of ``StaticQuantizationPass``; values without a range are not changed."""
 
     def rounding(name: str, x: Floats) -> Floats:
         if name not in ranges:
@@ -117,7 +117,7 @@ def _error(x: Floats, rounded: Floats, matrix: Floats, form: BlockFormat | None)
 
 
 def _stored(matrix: Floats, form: BlockFormat | None) -> Floats:
-    """Return what quantization leaves of a weight."""
+    """Return a weight after quantization and dequantization."""
     if form is None:
         values, scales = quantize_columns(matrix)
         return values * scales

@@ -1,6 +1,6 @@
-"""A portable graph whose weights are fed, so that single ones can be replaced: what does rounding them cost?
+"""Measure the cost of rounding single weights, with a portable graph whose weights are inputs.
 
-The float weights are mapped from disk, never copied.
+The float weights are mapped from disk, not copied.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .layerwise import is_matrix, open_session
 
 
 class WeightInputs:
-    """Predictions on a text with some weights rounded to the nearest, compared with those without.
+    """Compares predictions on a text with some weights rounded to nearest with the float predictions.
 
     Args:
         model: a portable float graph.
-        windows: calibration text; the float predictions on all of it are kept.
-        forms: of the weights.
-        context_length: windows start at positions all over it.
+        windows: calibration text; the float predictions on all of it are kept in memory.
+        forms: the formats of the weights.
+        context_length: start positions of the windows are spread over it.
 
     Attributes:
-        forms: the format of every weight that has one.
-        sizes: how many values each of them has.
-        float_sizes: how many values each other weight matrix has; those stay float.
+        forms: the format of every weight that has one, by name.
+        sizes: the number of values of each of these weights.
+        float_sizes: the number of values of every other weight matrix, which stays float.
     """
 
     def __init__(self, model: Path, windows: Sequence[Tokens], forms: Forms, *, context_length: int) -> None:
@@ -63,7 +63,7 @@ class WeightInputs:
         self._expected = [self._predict(feed, {}) for feed in self._feeds]
 
     def divergence(self, forms: Mapping[str, BlockFormat | None]) -> float:
-        """Return the mean Kullback-Leibler divergence, in nats, with these weights rounded.
+        """Return the mean Kullback-Leibler divergence per token, in nats, with these weights rounded.
 
         Raises:
             GraphError: the predictions hold NaN or infinity.

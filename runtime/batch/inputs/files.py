@@ -184,11 +184,15 @@ def check_folder(name: str) -> None:
     """Make sure that a file of this name can be made.
 
     Raises:
-        UsageError: its folder does not exist or is not writable.
+        UsageError: it names no file, or its folder does not exist or is not writable.
     """
     if is_remote(name):
         filesystem(name)
         return
+    if not name or Path(name).is_dir():
+        raise UsageError(
+            f"the output must be a file, not {f'the folder {name}' if name else 'an empty name'}"
+        )
     folder = Path(name).absolute().parent
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder} for the output; make it first")

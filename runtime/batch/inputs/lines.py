@@ -6,7 +6,8 @@ Two forms of JSON lines, which may be mixed:
     {"prompt": "...", "max_tokens": 8}   or   {"messages": [...]}   or   {"input": "..."}
 
 The first is OpenAI's (https://platform.openai.com/docs/guides/batch); the second is its body by itself,
-to which a custom_id may be added (else it is `line-N`).
+to which a custom_id may be added (else it is `line-N`). An `input` alone asks for embeddings, unless the
+job's endpoint is /v1/responses.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ....errors import RequestError
 from .sources import DIGEST_BYTES, Row
 from .templates import PromptTemplate
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
-URLS = (COMPLETIONS, CHAT, EMBEDDINGS, SCORE, RERANK)
+URLS = (COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, SCORE, RERANK)
 # The field of a bare body that tells what it asks for.
 _TELLING = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": RERANK,
             "continuations": SCORE}  # fmt: skip
@@ -108,7 +109,7 @@ def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -
         given = record.get("custom_id")
         if isinstance(given, str) and given:
             custom_id, key = given, id_key(given)
-        url, body = _url_and_body(record, row.number)
+        url, body = _url_and_body(record, endpoint)
         if endpoint is not None and url != endpoint:
             raise RequestError(f"the line asks {url}, but this job's endpoint is {endpoint}")
     except RequestError as error:
@@ -156,7 +157,7 @@ def _check_text(record: dict[str, Any]) -> None:
         raise RequestError(f"the line is not valid UTF-8 text: {error}") from error
 
 
-def _url_and_body(record: Mapping[str, Any], number: int) -> tuple[str, Mapping[str, Any]]:
+def _url_and_body(record: Mapping[str, Any], endpoint: str | None) -> tuple[str, Mapping[str, Any]]:
     custom_id = record.get("custom_id")
     if "url" in record or "body" in record:
         url, body = record.get("url"), record.get("body")
@@ -172,6 +173,8 @@ def _url_and_body(record: Mapping[str, Any], number: int) -> tuple[str, Mapping[
     if custom_id is not None and (not isinstance(custom_id, str) or not custom_id):
         raise RequestError("'custom_id' must be a text that is not empty")
     body = {name: value for name, value in record.items() if name != "custom_id"}
+    if endpoint == RESPONSES and "input" in body:
+        return RESPONSES, body
     for field, url in _TELLING.items():
         if field in body:
             return url, body

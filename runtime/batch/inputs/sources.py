@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import csv
 import datetime as dt
@@ -26,6 +27,11 @@ _PARQUET_ROWS = 256
 _PIECE_BYTES = 2**20
 _TABLES = (".csv", ".tsv", ".parquet")
 _ARROW_FILES = (".parquet",)
+# Byte order marks; that of UTF-32 begins with that of UTF-16.
+_MARKS = (
+    *((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32")),
+    *((codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")),
+)
 # What decompressing raises.
 _DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
@@ -127,33 +133,54 @@ class Source:
         return Content(rows, hasher.hexdigest())
 
 
-def _rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
-    """Number, content and fault of each row; None as content of an empty one, which only counts."""
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[BinaryIO]:
+    """Open an input.
+
+    Raises:
+        UsageError: it is not compressed as its name says, or damaged.
+        OSError: it cannot be read.
+    """
     try:
-        yield from _whole_rows(name)
+        with open_input(name) as stream:
+            yield stream
     except _DAMAGE as error:
         raise UsageError(f"{name} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UsageError(f"{name} is damaged: {error}") from error  # as decompressors report it
 
 
-def _whole_rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
+def _rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
+    """Number, content and fault of each row; None as content of an empty one, which only counts."""
     suffix = plain_suffix(name)
-    with open_input(name) as stream:
+    with _reading(name) as stream:
         if suffix in _ARROW_FILES:
             yield from _parquet_rows(name, stream)
         elif suffix in _TABLES:
             yield from _csv_rows(name, stream, "\t" if suffix == ".tsv" else ",")
         else:
-            yield from _json_lines(stream)
+            yield from _json_lines(name, stream)
 
 
-def _json_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None, str | None]]:
+def _json_lines(name: str, stream: BinaryIO) -> Iterator[tuple[int, bytes | None, str | None]]:
     number = 0
     while data := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
+        if number == 1:
+            _refuse_encoding(name, data)
         if len(data) > MAX_LINE_BYTES:
             yield number, _digest_of_rest(stream, data), f"the line is longer than {MAX_LINE_BYTES} bytes"
         else:
             yield number, data if data.strip() else None, None
+
+
+def _refuse_encoding(name: str, beginning: bytes) -> None:
+    """Refuse a file that begins with the byte order mark of another encoding than UTF-8."""
+    for mark, encoding in _MARKS:
+        if beginning.startswith(mark):
+            raise UsageError(f"{name} is encoded as {encoding}; convert it to UTF-8")
 
 
 def _digest_of_rest(stream: BinaryIO, data: bytes) -> bytes:
@@ -179,7 +206,9 @@ def _csv_reader(stream: BinaryIO, delimiter: str) -> Iterator[Any]:
 
 def _csv_header(name: str, reader: Any) -> list[str]:
     header = next(reader, None)
-    if not header:
+    if header:
+        _refuse_encoding(name, header[0].encode(errors="surrogateescape"))
+    else:
         raise UsageError(f"{name} has no header line with the names of its columns")
     if "" in header or len(set(header)) < len(header):
         raise UsageError(f"{name}: the header must name every column once, it reads {header}")
@@ -209,7 +238,7 @@ def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, 
     for batch in _parquet(name, stream).iter_batches(batch_size=_PARQUET_ROWS):
         for record in batch.to_pylist():
             number += 1
-            yield number, {key: _jsonable(value) for key, value in record.items()}, None
+            yield number, {key: jsonable(value) for key, value in record.items()}, None
 
 
 def _parquet(name: str, stream: BinaryIO) -> Any:
@@ -222,19 +251,19 @@ def _parquet(name: str, stream: BinaryIO) -> Any:
 
 def _columns(name: str) -> list[str]:
     suffix = plain_suffix(name)
-    with open_input(name) as stream:
+    with _reading(name) as stream:
         if suffix in _ARROW_FILES:
             return [str(column) for column in _parquet(name, stream).schema_arrow.names]
         with _csv_reader(stream, "\t" if suffix == ".tsv" else ",") as reader:
             return _csv_header(name, reader)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """A value of Parquet as JSON has it."""
     if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import jinja2.meta
 import jinja2.sandbox
 
 from ....errors import RequestError, UsageError
+from ....plain_json import plain_json
 
 Kind = Literal["prompt", "chat", "embedding"]
 
@@ -90,7 +92,7 @@ class PromptTemplate:
         """The columns that the output repeats, as JSON."""
         if not self.keep:
             return None
-        return json.dumps({column: record.get(column) for column in self.keep}, ensure_ascii=False)
+        return plain_json({column: record.get(column) for column in self.keep})
 
     def _plain_body(self, record: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("messages", "prompt", "input"):
@@ -110,9 +112,12 @@ class PromptTemplate:
         return {"messages": [*system, {"role": "user", "content": text}]}
 
 
+_compiled = functools.cache(_ENVIRONMENT.from_string)
+
+
 def _render(source: str, record: Mapping[str, Any]) -> str:
     try:
-        text = _ENVIRONMENT.from_string(source).render(record)
+        text = _compiled(source).render(record)
     except jinja2.UndefinedError as error:
         raise RequestError(f"the template needs what the record lacks: {error}") from error
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:

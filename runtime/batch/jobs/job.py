@@ -100,6 +100,8 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
     """
     check_folder(paths.output)
     check_folder(paths.errors)
+    if not restart and not (paths.folder / JOURNAL_FILE).exists():
+        _refuse_foreign_output(paths)  # before the folder is made
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -45,6 +46,7 @@ _COLUMNS = (
     "number, digest, id_key, record, extra, code, prompt_tokens, completion_tokens, cached_tokens, seconds, "
     "finish_reason, worker"
 )
+_NO_JOURNAL = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES ({', '.join('?' * 12)})"  # noqa: S608 -- constants
 
 
@@ -125,6 +127,7 @@ class Journal:
         with _as_os_errors(self.path):
             # Transactions are stated where they begin and end, so the module opens none of its own.
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=60)
+            self._file = self.path.stat()
             if not read_only:
                 self._db.execute("PRAGMA journal_mode = WAL")  # readers do not hold up the job
                 self._db.execute("PRAGMA synchronous = FULL")  # every commit is on the disk
@@ -165,8 +168,10 @@ class Journal:
         """Add answers and their sums, all of them or none; they are on the disk when this returns.
 
         Raises:
+            UsageError: the file was removed or replaced.
             OSError: the disk is full, or failed. ENOSPC says the former.
         """
+        self._check_in_place()
         totals = self.totals()
         for answer in answers:
             totals.add(answer)
@@ -224,6 +229,18 @@ class Journal:
             self._put({"totals": asdict(totals), "state": "new"})
         return failed
 
+    def _check_in_place(self) -> None:
+        """Make sure that what is written can be found again."""
+        try:
+            in_place = os.path.samestat(self.path.stat(), self._file)
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise UsageError(
+                f"{self.path} was removed or replaced while the job ran, so its answers cannot be kept; "
+                "start the job again"
+            )
+
     def _put(self, facts: Mapping[str, Any]) -> None:
         rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in facts.items()]
         self._db.executemany("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", rows)
@@ -260,10 +277,19 @@ def _answer(row: tuple[Any, ...]) -> Answer:
 
 @contextmanager
 def _as_os_errors(path: Path) -> Iterator[None]:
-    """Raise what SQLite reports of the disk as the operating system would."""
+    """Raise what SQLite reports of the disk as the operating system would.
+
+    Raises:
+        UsageError: the file is no journal.
+        OSError: anything else.
+    """
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _NO_JOURNAL or "no such table" in str(error):
+            raise UsageError(
+                f"{path} is no journal, or it is damaged: {error}; --restart begins anew"
+            ) from error
         number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
         raise OSError(number, str(error), str(path)) from error

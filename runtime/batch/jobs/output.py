@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import UsageError
+from ....plain_json import plain_json
 from ..inputs.files import arrow, plain_suffix, remove, replacing
 from .journal import Answer, Journal
 
@@ -160,7 +161,7 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
-        "response": json.dumps(body, ensure_ascii=False),
+        "response": plain_json(body),
     }
     columns = json.loads(answer.extra) if answer.extra else {}
     row |= {column: _as_kind(columns.get(column), kind) for column, kind in kept.items()}
@@ -172,7 +173,7 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
 def _as_kind(value: Any, kind: str) -> Any:
     """A value as a column of this type holds it; other values than texts become JSON in a column of texts."""
     if kind == "string":
-        return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return value if value is None or isinstance(value, str) else plain_json(value)
     if kind == "float64" and isinstance(value, int):
         return float(value)
     return value
@@ -187,11 +188,28 @@ def _object(text: str | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def text_of(body: Mapping[str, Any]) -> str | None:
-    """The text of a response's first choice, if it has one."""
+def text_of(body: Mapping[str, Any] | None) -> str | None:
+    """The text of a response, of its first choice if there are several; None if it has none."""
+    if body is None:
+        return None
+    if body.get("object") == "response":
+        return _response_text(body)
     choices = body.get("choices")
     if not choices:
         return None
     choice = choices[0]
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return text if isinstance(text, str) else None
+
+
+def embedding_of(body: Mapping[str, Any] | None) -> list[float] | None:
+    """The first vector of a response, if it has one."""
+    data = (body or {}).get("data")
+    return data[0].get("embedding") if data else None
+
+
+def _response_text(response: Mapping[str, Any]) -> str | None:
+    """The text of a response object of /v1/responses."""
+    contents = [item["content"] for item in response["output"] if item["type"] == "message"]
+    parts = [part["text"] for content in contents for part in content if part["type"] == "output_text"]
+    return "".join(parts) if parts else None

@@ -1,12 +1,13 @@
 """What each url asks of a model: bodies to requests, outputs to bodies.
 
-Completions and chat are OpenAI's, as the service reads them; embeddings are OpenAI's; `/v1/rerank` follows
-Jina's and Cohere's shape; `/v1/score` gives log-probabilities of continuations.
+Completions, chat and responses are OpenAI's, as the service reads them; embeddings are OpenAI's;
+`/v1/rerank` follows Jina's and Cohere's shape; `/v1/score` gives log-probabilities of continuations.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from ...engine.requests.request_group import RequestGroup
 from ...service.core.messages import Choice, Conversation, Generation, GenerationRequest, Usage
 from ...service.http.openai.endpoints import ENDPOINTS
 from ...types.outputs import RequestOutput, ToolCall
-from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, BatchLine
+from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
+from .responses import read_line, response_body
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -78,11 +80,8 @@ class Preparer:
 
     def generation(self, line: BatchLine) -> Work:
         """A completion, or an answer in a chat."""
-        endpoint = ENDPOINTS[line.url]
-        own = {**line.body}
-        if own.get("seed") is None:
-            own["seed"] = line_seed(self.seed, line.number)
-        request = endpoint.request({**self.defaults, **own})
+        asked = read_generation(line, self.defaults, self.seed)
+        request = asked.request
         group = self.requests.group(
             self._prompt(request),
             request.params,
@@ -94,11 +93,7 @@ class Preparer:
 
         def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
             result = _generation(outputs[0], line.number)
-            body = endpoint.response(request, result, self.model)
-            body["created"] = self.created
-            # How much was cached depends on what ran before, which a result must not.
-            body["usage"].pop("prompt_tokens_details", None)
-            return body, result.choices[0].finish_reason
+            return asked.body(result, self.model, self.created), result.choices[0].finish_reason
 
         return Work([group], read, request.timeout)
 
@@ -202,10 +197,53 @@ class Preparer:
 _KINDS: dict[str, Callable[[Preparer, BatchLine], Work]] = {
     CHAT: Preparer.generation,
     COMPLETIONS: Preparer.generation,
+    RESPONSES: Preparer.generation,
     EMBEDDINGS: Preparer.embeddings,
     RERANK: Preparer.rerank,
     SCORE: Preparer.score,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Generating:
+    """A line for a model that generates.
+
+    Args:
+        request: what it asks for.
+        body: makes the response's body of the result, the model's name and a Unix time.
+    """
+
+    request: GenerationRequest
+    body: Callable[[Generation, str, int], Json]
+
+
+def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int) -> Generating:
+    """What a line asks of a model that generates.
+
+    Args:
+        line: for a completion, a chat or a response.
+        defaults: sampling options that the line leaves out.
+        job_seed: from which the seed of a line without one is derived.
+
+    Raises:
+        RequestError: the body is at fault.
+    """
+    own = {**line.body}
+    if own.get("seed") is None:
+        own["seed"] = line_seed(job_seed, line.number)
+    if line.url == RESPONSES:
+        ask = read_line(own, defaults)
+        return Generating(ask.request, functools.partial(response_body, ask))
+    endpoint = ENDPOINTS[line.url]
+    request = endpoint.request({**defaults, **own})
+
+    def body(result: Generation, model: str, created: int) -> Json:
+        found = {**endpoint.response(request, result, model), "created": created}
+        # How much was cached depends on what ran before, which a result must not.
+        found["usage"].pop("prompt_tokens_details", None)
+        return found
+
+    return Generating(request, body)
 
 
 def line_seed(job_seed: int, number: int) -> int:

@@ -7,16 +7,15 @@ prefix follow each other and reuse its KV. The calling thread runs the steps.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, RequestError, UsageError
+from ....plain_json import plain_json
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
 from ...process.uninterrupted import uninterrupted
@@ -252,21 +251,49 @@ def error_code(error: CarryallError) -> str:
 def _completed(
     line: BatchLine, body: dict[str, object], reason: str, outputs: Sequence[RequestOutput], worker: str
 ) -> Answer:
-    name = f"batch_req_{line.number}"
-    response = {"status_code": 200, "request_id": name, "body": body}
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     ends = [each.finished for each in metrics if each.finished is not None]
     starts = [each.first_scheduled or each.arrival for each in metrics]
+    tokens = (
+        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
+        sum(each.cached_tokens for each in metrics),
+    )
+    seconds = max(ends) - min(starts) if ends and starts else 0.0
+    return completed(line, body, reason, tokens, seconds=seconds, worker=worker)
+
+
+def completed(
+    line: BatchLine,
+    body: Mapping[str, object],
+    reason: str,
+    tokens: tuple[int, int, int],
+    *,
+    seconds: float,
+    worker: str,
+) -> Answer:
+    """The answer of a line that succeeded.
+
+    Args:
+        line: that is answered.
+        body: of the response.
+        reason: why its text ended.
+        tokens: of prompts, generated, and cached among the former.
+        seconds: see ``Answer``.
+        worker: see there.
+    """
+    name = f"batch_req_{line.number}"
+    response = {"status_code": 200, "request_id": name, "body": body}
     return Answer(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
-        record=_json({"id": name, "custom_id": line.custom_id, "response": response, "error": None}),
+        record=_line({"id": name, "custom_id": line.custom_id, "response": response, "error": None}),
         extra=line.extra,
-        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
-        completion_tokens=sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
-        cached_tokens=sum(each.cached_tokens for each in metrics),
-        seconds=max(ends) - min(starts) if ends and starts else 0.0,
+        prompt_tokens=tokens[0],
+        completion_tokens=tokens[1],
+        cached_tokens=tokens[2],
+        seconds=seconds,
         finish_reason=reason,
         worker=worker,
     )
@@ -288,24 +315,12 @@ def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = 
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
-        record=_json(record),
+        record=_line(record),
         extra=line.extra,
         code=code,
         worker=worker,
     )
 
 
-def _json(record: dict[str, object]) -> bytes:
-    try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a log-probability of minus infinity, which JSON cannot say
-        text = json.dumps(_finite(record), ensure_ascii=False)
-    return text.encode()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _line(record: dict[str, object]) -> bytes:
+    return plain_json(record).encode()

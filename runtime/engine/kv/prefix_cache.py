@@ -1,12 +1,12 @@
-"""Reuse of KV that earlier requests left in their slots, or running ones hold.
+"""The prefix cache: reuse KV of running requests, and of finished ones whose slots are still idle.
 
-A finished request's slot stays as it is until the slot or its bytes are needed; then the least recently used
-goes first. A new request that continues what an idle slot holds takes the slot over; one that shares only a
-beginning gets a copy of that, which costs microseconds a token instead of a run of the model.
+An idle slot keeps its KV until the slot or its memory is needed; the least recently used is evicted first. A
+new request that continues the text of an idle slot takes the slot over. A request that shares only the first
+tokens gets a copy of their KV, which costs microseconds a token.
 
-Slots hold all positions, also those outside of a sliding window, so all of this holds for such models too.
-When KV is short, running requests give back what lies behind their windows, before anybody loses a slot. Such
-a slot serves no prefix that is shorter than it was then, but still whoever continues its text.
+Slots hold all positions, even those outside of a sliding window, so models with windows share prefixes too.
+If memory is short, running requests first free (trim) KV behind their windows. A trimmed slot cannot serve
+prefixes shorter than it was when trimmed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..requests.request import Request
 from .prefix_tree import PrefixMatch, PrefixTree
 from .slots import SlotTable
 
-# A slot is taken over, its tail lost, if at least this share of it is wanted; else the prefix is copied.
-# Computing a token is some 100 times dearer than copying one, but a given tail is seldom asked for again.
-_TAKE_OVER = 0.9
-# Shorter gains than this are computed: a chunk that comes back may overlap what is there.
-_WORTH_RESTORING = CHUNK_TOKENS // 2
+# An idle slot is taken over, and its tail lost, if at least this share of its tokens match; otherwise the
+# prefix is copied. Computing a token costs about 100 copies, but a given tail is seldom needed again.
+_MIN_TAKE_OVER_SHARE = 0.9
+# Minimum number of tokens gained by a restore; a restored chunk may overlap tokens that the slot holds.
+_MIN_RESTORED = CHUNK_TOKENS // 2
 
 
 class StoredPrefixes(Protocol):
-    """What lies in tiers outside of the runner; see ``kv_tiers``."""
+    """Chunks of KV in the tiers; implemented by ``tiers.mover.KVMover``."""
 
     identity: str
 
     def available(self, keys: Sequence[bytes]) -> int:
-        """Tokens that can be had from the beginning on, if restoring them is worth it."""
+        """Return how many first tokens can be restored; 0 if computing them is faster."""
 
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Running totals; see EngineStats."""
+    """Running totals; see ``EngineStats``."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -46,13 +46,13 @@ class PrefixCounters:
 
 
 class PrefixCache:
-    """Gives slots to requests, with as much of their KV in them as is to be had.
+    """Assign slots to requests, with the longest prefix whose KV is available.
 
     Args:
-        slots: the books of all slots.
-        enabled: False lets every slot go with its request.
-        stored: what lies outside of the slots; None is nothing.
-        trims_always: give back what lies behind windows at once, not only when KV is short.
+        slots: the table of all slots.
+        enabled: False frees every slot when its request ends.
+        stored: KV in the tiers; None if there are none.
+        trims_always: free KV behind windows at once, not only when memory is short.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class PrefixCache:
         self._trims_always = trims_always
         self._running: dict[int, Request] = {}  # by slot
         self._stored = stored
-        self._keys: dict[int, list[bytes]] = {}  # idle slot -> names of its chunks
+        self._keys: dict[int, list[bytes]] = {}  # idle slot -> keys of its chunks
         self.counters = PrefixCounters()
         self._slots = slots
         self._tree = PrefixTree()
 
     def match(self, request: Request) -> PrefixMatch:
-        """What is known of a request's tokens, less the last, which must run to give logits."""
+        """Find the longest cached prefix of a request, except its last token, whose logits are needed."""
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
         return self._tree.match(request.token_slice(0, usable), request.cache_salt, self._slots.shortest)
 
     def stored(self, request: Request) -> int:
-        """How many of a request's tokens the tiers hold; looked up once for each time that it queues."""
+        """Return how many first tokens of a request the tiers hold; looked up once each time it is queued."""
         if self._stored is None or not self.enabled or request.usable_prefix < request.num_tokens - 1:
             return 0
         if request.stored is None:
@@ -88,11 +88,11 @@ class PrefixCache:
         return request.stored
 
     def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
-        """Trim running slots, evict idle ones, until ``num_tokens`` more fit; tell whether they do.
+        """Trim running slots, then evict idle ones, until ``num_tokens`` more fit; return whether they do.
 
         Args:
-            num_tokens: how many.
-            spared: slots that stay as they are.
+            num_tokens: tokens to make room for.
+            spared: slots that must not change.
         """
         while not self._slots.fits(num_tokens):
             wide = max(self._running.keys() - set(spared), key=self._trimmable, default=None)
@@ -106,17 +106,17 @@ class PrefixCache:
         return True
 
     def place(self, request: Request, match: PrefixMatch, headroom: int) -> bool:
-        """Give the request a slot that holds what ``match`` found; False if there is no room.
+        """Give the request a slot that holds its matched prefix; return False if there is no room.
 
         Args:
-            request: gets ``slot`` and ``num_computed``.
-            match: its own.
-            headroom: tokens that must fit besides.
+            request: ``slot`` and ``num_computed`` are set.
+            match: the result of ``match`` for this request.
+            headroom: further tokens that must fit.
         """
         wanted = request.num_tokens + headroom
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
-        mostly = own is not None and match.length >= _TAKE_OVER * self._slots.tokens(own)
+        mostly = own is not None and match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(own)
         placed = not mostly and self._copy(request, match, wanted)
         placed = placed or (own is not None and self._take_over(request, own, wanted))
         if placed:
@@ -124,7 +124,7 @@ class PrefixCache:
         return placed
 
     def progress(self, request: Request) -> None:
-        """Note that more of a running request's tokens have KV."""
+        """Record that more tokens of a running request have KV."""
         if request.slot is None or request.num_dropped:
             return
         if self.enabled:
@@ -132,21 +132,21 @@ class PrefixCache:
         if self._trims_always and self._trimmable(request.slot):
             self._trim(request.slot)
 
-    def withdraw(self, request: Request) -> None:
-        """Note that a running request's KV is no longer what its tokens say, and of no use to others."""
+    def exclude(self, request: Request) -> None:
+        """Exclude a running request from sharing, since some of its KV was evicted."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
             self._tree.insert(request.slot, request.token_slice(0, 0), 0, request.cache_salt)
 
     def replace(self, request: Request) -> None:
-        """Note that a running request's tokens are others than before."""
+        """Record that the tokens of a running request have changed."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
             tokens = request.token_slice(0, request.num_tokens)
             self._tree.insert(request.slot, tokens, request.num_computed, request.cache_salt)
 
     def leave(self, request: Request, *, keep: bool) -> None:
-        """Take a request's slot, idle from now on, or free if its content is not to be kept."""
+        """Take the slot of a request; it becomes idle, or free if ``keep`` is False or it has no KV."""
         slot, request.slot = request.slot, None
         assert slot is not None  # noqa: S101 -- only called for running requests
         del self._running[slot]
@@ -166,7 +166,7 @@ class PrefixCache:
             self._keys[slot] = self._chunk_keys(request, count)
 
     def evict(self, slot: int, *, save: bool = True) -> None:
-        """Let an idle slot go; ``save`` its content in the tiers."""
+        """Free an idle slot; with ``save``, copy its KV to the tiers first."""
         self._tree.remove(slot)
         keys = self._keys.pop(slot, None)
         if save and keys:
@@ -174,19 +174,19 @@ class PrefixCache:
         self._slots.evict(slot)
 
     def clear(self, *, save: bool = False) -> None:
-        """Let all idle slots go."""
+        """Free all idle slots."""
         for slot in self._slots.idle:
             self.evict(slot, save=save)
 
     def price_of_move(self, target: int) -> tuple[int, int]:
-        """Idle tokens that a move to ``target`` copies elsewhere, and idle tokens that it loses."""
+        """Return how many idle tokens a move to ``target`` copies elsewhere, and how many it evicts."""
         if not self._slots.is_idle(target):
             return 0, 0
         lost = 0 if self._slots.num_free else self._slots.tokens(self._slots.idle[0])
         return self._slots.tokens(target), lost
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Move a used slot's content into one that is not; what is idle there moves elsewhere, if it can."""
+        """Move a used slot's KV into a free or idle slot; idle KV moves on to a free slot if there is one."""
         if self._slots.is_idle(target):
             if not self._slots.num_free:
                 self.evict(self._slots.idle[0])
@@ -196,18 +196,18 @@ class PrefixCache:
         self._relocate(source, target, length)
 
     def check_integrity(self) -> None:
-        """Check that tree and slots agree.
+        """Check that the prefix tree and the slots are consistent.
 
         Raises:
-            RuntimeError: they do not; the message says how.
+            RuntimeError: they are not; the message shows the difference.
         """
         self._tree.check_integrity()
         for slot in range(self._slots.num_slots):
             held = not self._slots.is_free(slot)
             if (slot in self._tree) != (held and self.enabled):
-                raise RuntimeError(f"slot {slot}: in the prefix tree or in use, not both")
+                raise RuntimeError(f"slot {slot}: in the prefix tree is {slot in self._tree}, held is {held}")
         if not self._keys.keys() <= set(self._slots.idle):
-            raise RuntimeError(f"chunks are named for slots {sorted(self._keys)}, which are not all idle")
+            raise RuntimeError(f"slots {sorted(self._keys)} have chunk keys, but are not all idle")
         for slot in self._slots.idle:
             facts = self._slots.tokens(slot), self._tree.length(slot), self._tree.computed(slot)
             if len(set(facts)) != 1:
@@ -216,7 +216,7 @@ class PrefixCache:
                 )
 
     def _copy(self, request: Request, match: PrefixMatch, wanted: int) -> bool:
-        """Give the request an empty slot and a copy of the prefix found."""
+        """Give the request an empty slot with a copy of the matched prefix; return whether that worked."""
         running = (slot for slot in match.slots if not self._slots.is_idle(slot))
         source = next(running, match.slots[0] if match.slots else None)
         spared = [] if source is None else [source]
@@ -235,7 +235,7 @@ class PrefixCache:
         return True
 
     def _take_over(self, request: Request, slot: int, wanted: int) -> bool:
-        """Give the request an idle slot with all that is in it."""
+        """Give the request an idle slot with its KV; return whether that worked."""
         if not self.make_room(wanted - self._slots.tokens(slot), [slot]):
             return False
         self._tree.remove(slot)
@@ -245,7 +245,7 @@ class PrefixCache:
         return True
 
     def _could_fit(self, num_tokens: int, spared: Collection[int]) -> bool:
-        """Whether ``num_tokens`` fit once all but the ``spared`` slots have given back what they can."""
+        """Whether ``num_tokens`` fit after all slots except the ``spared`` ones are trimmed or evicted."""
         idle = sum(self._slots.worth(slot) for slot in self._slots.idle if slot not in spared)
         return self._slots.fits(
             num_tokens - idle - sum(map(self._trimmable, self._running.keys() - set(spared)))
@@ -258,7 +258,7 @@ class PrefixCache:
         if not self.enabled:
             return
         stored = self.stored(request)
-        request.restorable = stored if stored - match.length >= _WORTH_RESTORING else 0
+        request.restorable = stored if stored - match.length >= _MIN_RESTORED else 0
         tokens = request.token_slice(0, request.num_tokens)
         self._tree.insert(request.slot, tokens, match.length, request.cache_salt)
         self.counters.prefix_queries += 1
@@ -276,19 +276,19 @@ class PrefixCache:
             self._running[target] = self._running.pop(source)
 
     def _trimmable(self, slot: int) -> int:
-        """Tokens' worth of KV that a running request does not look at any more."""
+        """Return how much KV behind its windows a running request can free, in tokens."""
         return self._slots.trimmable(slot, self._running[slot].num_computed)
 
     def _trim(self, slot: int) -> None:
-        """Give back what lies behind a running request's windows; the tiers keep it, if there are any."""
+        """Free KV behind the windows of a running request; save it to the tiers first, if there are any."""
         request = self._running[slot]
         if self._stored is not None and self.enabled:
             self._slots.save(slot, self._chunk_keys(request, request.num_computed))
         self._slots.trim(slot, request.num_computed)
 
     def _chunk_keys(self, request: Request, count: int) -> list[bytes]:
-        """Names of the full chunks among the request's first ``count`` tokens."""
-        assert self._stored is not None  # noqa: S101 -- nobody asks otherwise
+        """Return the keys of the full chunks among the request's first ``count`` tokens."""
+        assert self._stored is not None  # noqa: S101 -- callers check
         if request.chunk_keys is None:
             request.chunk_keys = ChunkKeys(self._stored.identity, request.cache_salt)
         return request.chunk_keys.extend(request.token_slice(0, count))

@@ -1,8 +1,8 @@
-"""Which slots hold KV of which token sequences: a radix tree over token ids.
+"""A radix tree over token ids, which finds the slots that hold KV of a prefix.
 
-After RadixAttention (arXiv:2312.07104). There a node owns its piece of KV; here a sequence's KV lies whole in
-one slot, so a node lists the slots whose sequences pass through it, and lives as long as there is one. Nodes
-are split and merged token by token; a tree of n slots never has more than 2 n nodes.
+Based on RadixAttention (arXiv:2312.07104), where a node owns the KV of its tokens. Here one slot holds all KV
+of a sequence. A node lists the slots whose sequences pass through it, and is removed when there are none.
+Nodes split and merge at any token; a tree of n slots has at most 2 n nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Node:
     start: int = 0
     parent: _Node | None = None
     slots: set[int] = field(default_factory=set)
-    ending: set[int] = field(default_factory=set)  # those of the slots whose sequence ends with this node
+    ending: set[int] = field(default_factory=set)  # the slots whose sequence ends with this node
     children: dict[int, _Node] = field(default_factory=dict)  # by first token
 
     @property
@@ -34,7 +34,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Entry:
-    """One slot's sequence: the node at which it ends, its namespace, and how many tokens have KV."""
+    """A slot's sequence: the node at which it ends, its salt, and how many of its tokens have KV."""
 
     end: _Node
     salt: str | None
@@ -46,9 +46,9 @@ class PrefixMatch:
     """The longest known prefix of a sequence.
 
     Args:
-        length: tokens whose KV is there.
-        slots: those that hold it.
-        known: tokens whose KV is there or being computed, as far as it will be of use.
+        length: number of tokens whose KV is computed.
+        slots: the slots that hold this KV.
+        known: number of tokens whose KV is computed or being computed.
     """
 
     length: int = 0
@@ -57,9 +57,9 @@ class PrefixMatch:
 
 
 class PrefixTree:
-    """Sequences by slot, found by their prefixes.
+    """The token sequences of all slots, found by prefix.
 
-    Sequences of different salts (one for each tenant, say) never match each other.
+    Sequences with different salts never match each other.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PrefixTree:
         return slot in self._entries
 
     def insert(self, slot: int, tokens: Tokens, computed: int, salt: str | None = None) -> None:
-        """Add a slot, KV of the first ``computed`` of whose tokens is there."""
+        """Add a slot with its ``tokens`` [n], of which the first ``computed`` have KV."""
         node = self._roots.setdefault(salt, _Node(tokens[:0]))
         for child, common in _walk(node, tokens):
             node = child if common == len(child.tokens) else self._split(child, common)
@@ -85,7 +85,7 @@ class PrefixTree:
         self._entries[slot] = _Entry(node, salt, computed)
 
     def remove(self, slot: int) -> None:
-        """Forget a slot, and what no other slot holds."""
+        """Remove a slot, and the nodes that no other slot uses."""
         entry = self._entries.pop(slot)
         node = entry.end
         node.ending.remove(slot)
@@ -101,7 +101,7 @@ class PrefixTree:
             del self._roots[entry.salt]
 
     def rename(self, source: int, target: int) -> None:
-        """Note that a slot's KV now lies in another."""
+        """Record that the KV of slot ``source`` has moved to slot ``target``."""
         entry = self._entries[target] = self._entries.pop(source)
         entry.end.ending.remove(source)
         entry.end.ending.add(target)
@@ -112,25 +112,25 @@ class PrefixTree:
             node = node.parent
 
     def set_computed(self, slot: int, computed: int) -> None:
-        """Note how many of a slot's tokens have KV."""
+        """Set how many of a slot's tokens have KV."""
         self._entries[slot].computed = computed
 
     def match(
         self, tokens: Tokens, salt: str | None = None, shortest: Mapping[int, int] | None = None
     ) -> PrefixMatch:
-        """The longest prefix of ``tokens`` that some slot holds.
+        """Return the longest prefix of ``tokens`` whose KV some slot holds.
 
         Args:
-            tokens: looked up.
-            salt: of whom.
-            shortest: of slots that can serve long prefixes only, how long they must be.
+            tokens: [n], the sequence to look up.
+            salt: only sequences with the same salt match.
+            shortest: minimum prefix length of trimmed slots, by slot.
         """
         root, least = self._roots.get(salt), shortest or {}
         path = _walk(root, tokens) if root is not None else []
         known, length, slots = 0, 0, dict[int, None]()
         for node, common in reversed(path):
             depth = node.start + common
-            if depth <= length:  # nothing shallower can be longer
+            if depth <= length:  # nodes closer to the root match fewer tokens
                 break
             for slot in node.slots:
                 if depth < least.get(slot, 0):
@@ -144,7 +144,7 @@ class PrefixTree:
         return PrefixMatch(length, tuple(slots), known)
 
     def prefixes(self, slot: int) -> list[int]:
-        """Other slots whose whole sequence is a prefix of this slot's, or equal to it."""
+        """Return other slots whose whole sequence is a prefix of this slot's sequence, or equal to it."""
         found, node = list[int](), self._entries[slot].end
         while node.parent is not None:
             found += node.ending
@@ -153,18 +153,18 @@ class PrefixTree:
         return found
 
     def length(self, slot: int) -> int:
-        """Tokens of a slot's sequence."""
+        """Return the number of tokens of a slot's sequence."""
         return self._entries[slot].end.stop
 
     def computed(self, slot: int) -> int:
-        """How many of a slot's tokens have KV."""
+        """Return how many of a slot's tokens have KV."""
         return self._entries[slot].computed
 
     def check_integrity(self) -> None:
-        """Check that nodes, slots and counts agree.
+        """Check that nodes, slots and counts are consistent.
 
         Raises:
-            RuntimeError: they do not; the message says how.
+            RuntimeError: they are not; the message shows the difference.
         """
         nodes = [node for root in self._roots.values() for node in _descendants(root)]
         if len(nodes) != self.num_nodes or len(nodes) > 2 * len(self._entries):
@@ -173,13 +173,17 @@ class PrefixTree:
             ending = {slot for slot, entry in self._entries.items() if entry.end is node}
             through = [slot for child in node.children.values() for slot in child.slots]
             if not node.slots or ending != node.ending or sorted([*ending, *through]) != sorted(node.slots):
-                raise RuntimeError(f"node at {node.start} lists {node.slots}, not {ending} and {through}")
+                raise RuntimeError(
+                    f"node at {node.start} lists slots {node.slots}, not {ending} and {through}"
+                )
             for first, child in node.children.items():
                 if (child.parent, child.start, int(child.tokens[0])) != (node, node.stop, first):
-                    raise RuntimeError(f"child {first} of the node at {node.start} is not its child")
+                    raise RuntimeError(
+                        f"child {first} of the node at {node.start} has another parent or start"
+                    )
 
     def _split(self, node: _Node, count: int) -> _Node:
-        """Give a node's first ``count`` tokens to a new parent, which is returned."""
+        """Split a node after ``count`` tokens; return the new parent, which holds these tokens."""
         parent = node.parent
         assert parent is not None  # noqa: S101 -- roots have no tokens to split
         upper = _Node(node.tokens[:count], node.start, parent, set(node.slots))
@@ -190,7 +194,7 @@ class PrefixTree:
         return upper
 
     def _merge_with_child(self, node: _Node) -> None:
-        """Undo a split for which there is no more reason: no slot ends here, nothing branches here."""
+        """Merge a node with its only child, unless a slot's sequence ends at the node."""
         child = next(iter(node.children.values()))
         if node.ending or node.parent is None:
             return
@@ -201,7 +205,7 @@ class PrefixTree:
 
 
 def _walk(root: _Node, tokens: Tokens) -> list[tuple[_Node, int]]:
-    """The nodes along ``tokens``, each with how many of its tokens agree: all, except perhaps in the last."""
+    """Return the nodes along ``tokens`` with their matching tokens; only the last may match partly."""
     path: list[tuple[_Node, int]] = []
     node, at = root, 0
     while at < len(tokens):

@@ -1,4 +1,4 @@
-"""Lets the runner do to its slots what the books say."""
+"""Apply the queued operations of the slot table to the runner."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class SlotOperations:
-    """Carries out releases, copies, saves and trims, in the order in which they were decided.
+    """Carry out releases, copies, saves and trims, in the order in which they were queued.
 
     Args:
-        runner: whose slots they are.
-        slots: the books.
-        mover: saves KV.
+        runner: holds the KV of the slots.
+        slots: the slot table with the queued operations.
+        mover: saves KV to the tiers.
     """
 
     def __init__(self, runner: Runner, slots: SlotTable, mover: KVMover) -> None:
@@ -28,7 +28,7 @@ class SlotOperations:
         self._mover = mover
 
     def apply(self) -> set[int]:
-        """Do what was decided since the last time; return slots that did not get their copy."""
+        """Carry out all queued operations; return the slots whose copy failed."""
         lost = set[int]()
         for operation in self._slots.take_operations():
             if isinstance(operation, Release):
@@ -41,14 +41,14 @@ class SlotOperations:
             if isinstance(operation, Trim):
                 cast(TrimmingRunner, self._runner).trim(operation.slot, operation.length)
                 continue
-            if operation.source in lost:  # it holds half a copy, or nothing
+            if operation.source in lost:  # its own copy failed, so its content is invalid
                 lost.add(operation.target)
                 continue
             try:
                 self._runner.copy_prefix(operation.source, operation.target, operation.length)
             except ProviderRuntimeError as error:
-                _log.warning("%s failed, its target will be computed again: %s", operation, error)
+                _log.warning("%s failed; the target slot is computed again: %s", operation, error)
                 lost.add(operation.target)
-                if self._slots.is_idle(operation.source):  # or its request would take it again and again
+                if self._slots.is_idle(operation.source):  # otherwise the request would match it again
                     lost.add(operation.source)
         return lost

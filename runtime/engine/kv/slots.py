@@ -1,4 +1,4 @@
-"""Which slot holds how much KV, and what the runner must do about it."""
+"""The table of KV slots, and the operations on slots that the runner must carry out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A slot whose memory can be given back."""
+    """Free the memory of a slot."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """KV of positions [0, length) to copy from one slot to another."""
+    """Copy KV of positions [0, length) from one slot to another."""
 
     source: int
     target: int
@@ -27,7 +27,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A slot whose chunks of KV, so named, are worth keeping elsewhere; those before ``start`` are gone."""
+    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot."""
 
     slot: int
     keys: tuple[bytes, ...]
@@ -36,7 +36,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """KV behind sliding windows to give back: no token before ``length`` will be computed there."""
+    """Free KV behind sliding windows: no token before position ``length`` will be computed in the slot."""
 
     slot: int
     length: int
@@ -47,13 +47,13 @@ Operation = Release | Copy | Save | Trim
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What giving back KV behind sliding windows is worth.
+    """How KV behind sliding windows is freed, and how much memory that saves.
 
     Args:
-        step: tokens that are given back at a time.
-        widest: positions that a token looks back at, itself included.
-        share: how much of a token's KV lies in layers with windows, out of all.
-        slack: tokens behind the newest that stay as they are, for sequences that part there.
+        step: number of tokens freed at a time.
+        widest: the largest window in tokens, including the token itself.
+        share: the share of a token's KV bytes in layers with windows.
+        slack: number of newest tokens whose windows stay complete, for sequences that branch there.
     """
 
     step: int
@@ -62,29 +62,29 @@ class Windows:
     slack: int = 0
 
     def shortest(self, computed: int) -> int:
-        """The shortest prefix that a slot of so many tokens serves once it is trimmed."""
+        """Return the shortest prefix that a slot with ``computed`` tokens can serve after it is trimmed."""
         return max(0, computed - self.slack) // self.step * self.step
 
     def saved(self, shortest: int) -> int:
-        """What a slot that serves none but longer prefixes has given back, in tokens' worth of KV."""
+        """Return how much KV a slot trimmed to ``shortest`` has freed, in tokens."""
         behind = max(0, shortest + 1 - self.widest) // self.step * self.step
         return int(behind * self.share)
 
 
 class SlotTable:
-    """Bookkeeping of KV slots; the memory itself belongs to the runner.
+    """The state of each KV slot; the runner owns the memory.
 
-    A slot is free, used by a running request, or idle: it keeps what a request left behind until its memory
-    is needed. The lowest free slot is given out first, so that decode runs cover few slots.
+    A slot is free, used by a running request, or idle: an idle slot keeps the KV of a finished request until
+    its memory is needed. The lowest free slot is allocated first, so that decode runs cover few slots.
 
     Args:
-        num_slots: sequences that may hold KV at once.
-        max_tokens: most tokens that all slots together may hold; None is no limit beyond the slots' own.
-        windows: what of a slot's KV can be given back; None is nothing.
+        num_slots: the number of slots.
+        max_tokens: maximum tokens of all slots together; None if only the slots limit it.
+        windows: how KV behind sliding windows is freed; None if it cannot be.
 
     Attributes:
-        used_tokens: what slots in use hold, in tokens' worth of KV.
-        idle_tokens: what idle ones hold.
+        used_tokens: KV held by used slots, in tokens.
+        idle_tokens: KV held by idle slots, in tokens.
     """
 
     def __init__(self, num_slots: int, max_tokens: int | None = None, windows: Windows | None = None) -> None:
@@ -94,138 +94,138 @@ class SlotTable:
         self._shortest: dict[int, int] = {}  # trimmed slot -> the shortest prefix that it serves
         self.used_tokens = 0
         self.idle_tokens = 0
-        self._tokens: dict[int, int] = {}  # slot in use -> tokens it holds or will hold after this step
+        self._tokens: dict[int, int] = {}  # used slot -> tokens it holds or will hold after this step
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
         self._free = list(range(num_slots))  # a heap
         self._operations: list[Operation] = []
-        self._given_back: dict[int, int] = {}  # slots released since then -> tokens they held
+        self._released: dict[int, int] = {}  # slot released since the last operations -> tokens it held
 
     @property
     def num_used(self) -> int:
-        """Slots in use."""
+        """The number of used slots."""
         return len(self._tokens)
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
+        """The number of free slots."""
         return len(self._free)
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Idle slots, least recently used first."""
+        """The idle slots, least recently used first."""
         return tuple(self._idle)
 
     @property
     def shortest(self) -> Mapping[int, int]:
-        """Of trimmed slots, the shortest prefix that each can still serve."""
+        """The shortest prefix that each trimmed slot can serve, by slot."""
         return self._shortest
 
     def oldest_idle(self, spared: Collection[int] = ()) -> int | None:
-        """The least recently used idle slot that is not ``spared``."""
+        """Return the least recently used idle slot that is not ``spared``, None if there is none."""
         return next((slot for slot in self._idle if slot not in spared), None)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether the budget has room for ``num_tokens`` more."""
+        """Whether the budget allows ``num_tokens`` more."""
         return self.max_tokens is None or self.used_tokens + self.idle_tokens + num_tokens <= self.max_tokens
 
     def allocate(self, num_tokens: int) -> int:
-        """Take the lowest free slot for ``num_tokens`` tokens."""
+        """Use the lowest free slot for ``num_tokens`` tokens; return it."""
         slot = heapq.heappop(self._free)
         self._use(slot, num_tokens)
         return slot
 
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Let a slot in use hold ``num_tokens`` in all."""
+        """Set the number of tokens of a used slot."""
         self.used_tokens += num_tokens - self._tokens[slot]
         self._tokens[slot] = num_tokens
 
     def free(self, slot: int) -> None:
-        """Give back a slot in use."""
+        """Free a used slot."""
         self.used_tokens -= self.worth(slot)
         self._give_back(slot, self._tokens.pop(slot))
 
     def park(self, slot: int, num_tokens: int) -> None:
-        """Make a slot in use idle; it keeps ``num_tokens``."""
+        """Make a used slot idle; it keeps ``num_tokens`` tokens."""
         self.used_tokens -= self.worth(slot)
         del self._tokens[slot]
         self._idle[slot] = num_tokens
         self.idle_tokens += self.worth(slot)
 
     def touch(self, slot: int) -> None:
-        """Note that an idle slot's content was of use."""
+        """Mark an idle slot as the most recently used."""
         self._idle[slot] = self._idle.pop(slot)
 
     def take_over(self, slot: int, num_tokens: int) -> None:
-        """Use an idle slot, with its content, for ``num_tokens`` tokens."""
+        """Use an idle slot with its KV for ``num_tokens`` tokens."""
         self.idle_tokens -= self.worth(slot)
         del self._idle[slot]
         self._use(slot, num_tokens)
 
     def evict(self, slot: int) -> None:
-        """Give back an idle slot."""
+        """Free an idle slot."""
         self.idle_tokens -= self.worth(slot)
         self._give_back(slot, self._idle.pop(slot))
 
     def trimmable(self, slot: int, computed: int) -> int:
-        """Tokens' worth of KV that a slot in use would give back, ``computed`` of whose tokens have KV."""
+        """Return how much KV trimming a used slot with ``computed`` tokens would free, in tokens."""
         if self._windows is None:
             return 0
         return max(0, self._windows.saved(self._windows.shortest(computed)) - self._saved(slot))
 
     def trim(self, slot: int, computed: int) -> None:
-        """Let the runner give back KV that the slot's next tokens do not look at."""
+        """Queue freeing of the KV behind the windows of a used slot, if that frees any."""
         if gain := self.trimmable(slot, computed):
-            assert self._windows is not None  # noqa: S101 -- or there were no gain
+            assert self._windows is not None  # noqa: S101 -- otherwise the gain is 0
             self._shortest[slot] = self._windows.shortest(computed)
             self.used_tokens -= gain
             self._operations.append(Trim(slot, self._shortest[slot]))
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Let the runner copy a prefix into a slot in use, which serves no shorter ones than its source."""
+        """Queue the copy of a prefix into a used slot, which inherits the shortest prefix of its source."""
         self.copy(source, target, length)
         if source in self._shortest:
             self._shortest[target] = self._shortest[source]
             self.used_tokens -= self._saved(target)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let the runner copy a prefix.
+        """Queue the copy of a prefix.
 
-        A target that was just given back keeps its memory for that: pages touched anew cost several times
-        what copying into them does.
+        A target released since the last operations keeps its memory if the copy fills at least half of it,
+        since faulting in new pages costs several times as much as copying into present ones.
         """
         release = Release(target)
-        if release in self._operations and 2 * length >= self._given_back[target]:
+        if release in self._operations and 2 * length >= self._released[target]:
             self._operations.remove(release)
         self._operations.append(Copy(source, target, length))
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Let the slot's chunks be kept elsewhere before it is released or trimmed."""
+        """Queue saving of the slot's chunks to the tiers, before it is released or trimmed."""
         self._operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0)))
 
     def take_operations(self) -> list[Operation]:
-        """What the runner has to do since the last call, in this order."""
+        """Remove and return the queued operations, in order."""
         operations, self._operations = self._operations, []
-        self._given_back.clear()
+        self._released.clear()
         return operations
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Ranges [first, last] of slots not in use between some that are."""
+        """Return the ranges [first, last] of unused slots between used ones."""
         used = sorted(self._tokens)
         return [(low + 1, high - 1) for low, high in pairwise(used) if high - low > 1]
 
     def lowest_free(self) -> int:
-        """The free slot given out next."""
+        """Return the free slot that is allocated next."""
         return self._free[0]
 
     def highest(self) -> int:
-        """The highest slot in use."""
+        """Return the highest used slot."""
         return max(self._tokens)
 
     def move(self, source: int, target: int) -> None:
-        """Move a slot's content, used or idle, into a free slot."""
+        """Move a used or idle slot to a free slot; ``copy`` must be queued separately."""
         self._free.remove(target)
         heapq.heapify(self._free)
-        # Rebuilt, since the order of idle slots tells when they were last used.
+        # Rebuilt, since the order of the dictionary is the order of use.
         self._tokens = {target if slot == source else slot: n for slot, n in self._tokens.items()}
         self._idle = {target if slot == source else slot: n for slot, n in self._idle.items()}
         if source in self._shortest:
@@ -233,15 +233,15 @@ class SlotTable:
         self._give_back(source, self.tokens(target))
 
     def tokens(self, slot: int) -> int:
-        """How many tokens a used or idle slot holds."""
+        """Return how many tokens a used or idle slot holds."""
         return self._tokens[slot] if slot in self._tokens else self._idle[slot]
 
     def worth(self, slot: int) -> int:
-        """What a used or idle slot holds, in tokens' worth of KV."""
+        """Return the KV that a used or idle slot holds, in tokens: less than ``tokens`` if it was trimmed."""
         return self.tokens(slot) - self._saved(slot)
 
     def is_free(self, slot: int) -> bool:
-        """Whether a slot holds nothing."""
+        """Whether a slot is free."""
         return slot not in self._tokens and slot not in self._idle
 
     def is_idle(self, slot: int) -> bool:
@@ -249,35 +249,35 @@ class SlotTable:
         return slot in self._idle
 
     def check_integrity(self) -> None:
-        """Check that no slot is lost, held twice or counted wrongly.
+        """Check that each slot has exactly one state and that the counters are right.
 
         Raises:
-            RuntimeError: one is; the message has the numbers.
+            RuntimeError: they are not; the message has the numbers.
         """
         if sorted([*self._free, *self._tokens, *self._idle]) != list(range(self.num_slots)):
             raise RuntimeError(
                 f"free {sorted(self._free)}, used {sorted(self._tokens)} and idle {sorted(self._idle)} "
-                "are not all slots once"
+                f"do not contain each of {self.num_slots} slots once"
             )
         counted = self.used_tokens, self.idle_tokens
         held = [sum(self.worth(slot) for slot in slots) for slots in (self._tokens, self._idle)]
         if counted != tuple(held):
-            raise RuntimeError(f"{counted} used and idle tokens counted, {held} held")
+            raise RuntimeError(f"the counters say {counted} used and idle tokens, the slots hold {held}")
         if self._shortest.keys() & set(self._free):
-            raise RuntimeError(f"free slots among the trimmed ones, {self._shortest}")
+            raise RuntimeError(f"free slots are marked as trimmed: {self._shortest}")
         if not self.fits(0):
-            raise RuntimeError(f"{sum(held)} tokens held, more than the budget of {self.max_tokens}")
+            raise RuntimeError(f"the slots hold {sum(held)} tokens, the budget is {self.max_tokens}")
 
     def _use(self, slot: int, num_tokens: int) -> None:
         self._tokens[slot] = num_tokens
         self.used_tokens += self.worth(slot)
 
     def _saved(self, slot: int) -> int:
-        """What a slot has given back, in tokens' worth of KV."""
+        """Return the KV that trimming a slot has freed, in tokens."""
         return self._windows.saved(self._shortest.get(slot, 0)) if self._windows is not None else 0
 
     def _give_back(self, slot: int, num_tokens: int) -> None:
         self._shortest.pop(slot, None)
-        self._given_back[slot] = num_tokens
+        self._released[slot] = num_tokens
         heapq.heappush(self._free, slot)
         self._operations.append(Release(slot))

@@ -1,1 +1,1 @@
-"""A request and a group of them."""
+"""The state of requests, and what their prompts cost."""

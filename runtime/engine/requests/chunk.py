@@ -1,4 +1,4 @@
-"""Pieces of KV that live outside of the runner, and their names."""
+"""Chunks of KV stored outside of the runner, and the keys under which they are stored."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# Tokens a piece; a multiple of every paged cache's block.
+# Tokens of a chunk; a multiple of every paged cache's block size.
 CHUNK_TOKENS = 64
 
 Parts = Sequence[npt.NDArray[Any]]
 
 
 class ChunkKeys:
-    """Names of a sequence's chunks: a chain of hashes, so that a name stands for all tokens up to its end.
+    """Keys of a sequence's chunks: a chain of SHA-256 hashes, so that a key covers all tokens up to its end.
 
     Args:
         identity: the model's content and its KV layout.
-        salt: sequences of other salts have other names, so they cannot be found.
+        salt: sequences with different salts have different keys.
     """
 
     def __init__(self, identity: str, salt: str | None) -> None:
@@ -29,7 +29,7 @@ class ChunkKeys:
         self.keys: list[bytes] = []
 
     def extend(self, tokens: npt.NDArray[np.int64]) -> list[bytes]:
-        """The names of all full chunks of ``tokens``, whose beginning must be what was given before."""
+        """Return the keys of all full chunks of ``tokens`` [n], which must extend the tokens given before."""
         for start in range(len(self.keys) * CHUNK_TOKENS, len(tokens) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
             piece = np.ascontiguousarray(tokens[start : start + CHUNK_TOKENS], "<i8").tobytes()
             self._last = hashlib.sha256(self._last + piece).digest()
@@ -38,27 +38,27 @@ class ChunkKeys:
 
 
 class Tier(Protocol):
-    """A store of chunks; what it cannot hold goes to the next one, or is lost."""
+    """A store of chunks. A chunk that does not fit moves to the next tier, or is lost."""
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the chunk is here or further down; it may be gone, or found damaged, a moment later."""
+        """Whether the chunk is in this tier or a lower one; ``get`` may still find it missing or damaged."""
 
     def get(self, key: bytes) -> Parts | None:
-        """The chunk, to be copied at once; None if there is none that is whole."""
+        """Return a chunk, which the caller must copy at once; None if it is missing or damaged."""
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
-        """Keep a chunk, which belongs to the tier from now on, as long as there is room.
+        """Store a chunk; the tier owns its arrays from now on.
 
         Args:
-            key: its name.
+            key: the chunk's key.
             parts: its arrays.
-            wait: for what is slow, instead of losing the chunk.
+            wait: wait for a slow tier instead of losing the chunk.
         """
 
     def close(self) -> None:
-        """Bring what should outlive the process to where it does."""
+        """Write what should outlive the process, and free the tier."""
 
 
 def size_of(parts: Parts) -> int:
-    """Bytes of a chunk."""
+    """Return the size of a chunk in bytes."""
     return sum(part.nbytes for part in parts)

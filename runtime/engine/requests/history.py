@@ -1,7 +1,7 @@
-"""Everything generated for one request, which grows, and the states of it that readers get.
+"""The growing output of one request, and immutable views of it for readers.
 
-A state is how far the request was, so publishing one costs the same however long the request is. What a
-reader asks of it is made in the reader's thread.
+A view stores only how far the output was, so publishing one has a constant cost. A reader's thread makes the
+fields that it reads.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from ..sampling.sampler import TokenLogprob
 
 
 class Span(Protocol):
-    """See ``runtime/api/output_text.py``."""
+    """A section of the output text; implemented in ``runtime/api/output_text.py``."""
 
     @property
     def text(self) -> str:
-        """The text, or the content of an answer."""
+        """The text; in a chat, the content of the answer."""
 
     @property
     def reasoning_content(self) -> str | None:
-        """An answer's reasoning."""
+        """The reasoning of the answer."""
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """An answer's tool calls."""
+        """The tool calls of the answer."""
 
 
 class OutputText(Protocol):
-    """Turns tokens into the request's text; see ``runtime/api/output_text.py``."""
+    """Turns tokens into text; implemented in ``runtime/api/output_text.py``."""
 
     @property
     def mark(self) -> int:
-        """How far the text is."""
+        """The current position in the text."""
 
     def push(self, token_id: int, *, check_stop: bool) -> str | None:
-        """Add a token; return the stop string that it completed."""
+        """Add a token; return the stop string that it completed, if any."""
 
     def end(self) -> None:
-        """No more tokens will come."""
+        """Note that no more tokens follow."""
 
     def catch_up(self, mark: int) -> None:
-        """Make the text up to a mark, as far as it is missing."""
+        """Make the missing text up to a mark."""
 
     def span(self, start: int, stop: int) -> Span:
-        """The text between two marks."""
+        """Return the text between two marks."""
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token on its own."""
+        """Return the text of a single token."""
 
 
 class _Mark(NamedTuple):
@@ -60,7 +60,7 @@ class _Mark(NamedTuple):
 
 
 class History:
-    """Tokens, their log-probabilities and their text; lists that only grow, so any thread may read.
+    """Tokens, log-probabilities and text of one output. Its lists only grow, so any thread may read them.
 
     Args:
         text: makes the text; None leaves it empty.
@@ -74,18 +74,18 @@ class History:
         self.cumulative_logprob = 0.0
 
     def add(self, token: int, logprobs: Sequence[TokenLogprob]) -> None:
-        """Take a token; its own log-probability is the first."""
+        """Append a token; the first of ``logprobs`` is its own."""
         self.token_ids.append(token)
         if self.logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[0].logprob if logprobs else 0.0
 
     def state(self) -> HistoryPart:
-        """All of it until now."""
+        """Return a view of everything until now."""
         return HistoryPart(self, _Mark(), _Mark(len(self.token_ids), self.text.mark if self.text else 0))
 
     def reported(self, logprobs: Sequence[TokenLogprob]) -> dict[int, Logprob]:
-        """Log-probabilities by token, with the tokens' texts."""
+        """Return log-probabilities by token id, with the text of each token."""
         return {one.token_id: Logprob(one.token_id, one.logprob, one.rank, self._token_text(one.token_id))
                 for one in logprobs}  # fmt: skip
 
@@ -95,23 +95,23 @@ class History:
         try:
             return self.text.token_text(token)
         except Exception as error:
-            raise RequestFailedError(f"the text of token {token} cannot be made: {error!r}") from error
+            raise RequestFailedError(f"token {token} cannot be decoded to text: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPart:
-    """What came between two moments; the ``Record`` of a ``CompletionOutput``."""
+    """The output between two marks; the ``Record`` of a ``CompletionOutput``."""
 
     history: History
     start: _Mark
     stop: _Mark
 
     def after(self, earlier: HistoryPart) -> HistoryPart:
-        """The part that came after another."""
+        """Return the part that follows another part."""
         return HistoryPart(self.history, earlier.stop, self.stop)
 
     def catch_up(self) -> None:
-        """Make the text, as far as it is missing.
+        """Make the missing text.
 
         Raises:
             Exception: the tokenizer or the parser failed.

@@ -1,25 +1,25 @@
-"""What steps cost, learned from the steps themselves, so that prompts do not slow running streams down."""
+"""The cost of prompt tokens, learned from measured steps, to bound how much prompts slow running streams."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-# Weight of a step in the next one's estimate: about the last 16 steps count.
+# Forgetting factor: about the last 16 steps count.
 _DECAY = 0.94
-# Prompts are cut no smaller than this beside running streams: each piece reads all weights once.
-_LEAST_PIECE = 4
+# Minimum prompt chunk beside running streams, in tokens: each chunk reads all weights once.
+_MIN_CHUNK = 4
 _MOST_TOKENS = 2**31
-# Facts of a step: whether rows decode, how many, prompts, their tokens; in units that make them alike.
+# Scale of the features of a step: any decode rows, decode rows, prompts, prompt tokens.
 _UNITS = np.array([1.0, 8.0, 1.0, 64.0])
 _RIDGE = 1e-4
 
 
 class PromptCosts:
-    """Seconds of a step as a linear function of its decode rows, its prompts and their tokens.
+    """A linear model of a step's duration: decode rows, prompts and prompt tokens.
 
-    A prompt's run reads all weights, whatever its length. Fitted by least squares with exponential
-    forgetting, since costs change with context and load.
+    It is fitted by least squares with exponential forgetting, since costs change with context and load. Each
+    prompt has a fixed cost, since its run reads all weights.
     """
 
     def __init__(self) -> None:
@@ -28,16 +28,16 @@ class PromptCosts:
         self._saw_decode = self._saw_prompt = False
 
     def observe(self, rows: int, prompts: int, tokens: int, seconds: float) -> None:
-        """Note a step.
+        """Learn from a step.
 
         Args:
-            rows: requests that got one token computed.
-            prompts: requests beside them.
-            tokens: theirs.
-            seconds: how long it took.
+            rows: rows of one token.
+            prompts: rows of more tokens.
+            tokens: tokens of these.
+            seconds: duration of the step.
         """
         facts = np.array([rows > 0, rows, prompts, tokens], np.float64) / _UNITS
-        # Relative errors count, so that a rare long step does not outweigh many short ones.
+        # Minimize relative errors, so that a rare long step does not outweigh many short ones.
         weight = 1.0 / max(seconds, 1e-9) ** 2
         self._moments = _DECAY * self._moments + weight * np.outer(facts, facts)
         self._products = _DECAY * self._products + weight * seconds * facts
@@ -45,23 +45,26 @@ class PromptCosts:
         self._saw_prompt |= tokens > 0
 
     def prompt_tokens(self, rows: int, stretch: float) -> int | None:
-        """Tokens of a prompt that make a step ``stretch`` times as long as ``rows`` alone; None: unknown."""
+        """Return the prompt tokens that make a step ``stretch`` times as long as ``rows`` decode rows alone.
+
+        None if no decode row or no prompt was measured yet.
+        """
         if not (self._saw_decode and self._saw_prompt):
             return None
         once, per_row, per_prompt, per_token = self._solve().tolist()
         decode = once + per_row * rows
         if per_token <= 0.0 or decode <= 0.0:
-            return _LEAST_PIECE  # disturbed steps; the next ones will tell
+            return _MIN_CHUNK  # the fit is disturbed; later steps correct it
         # A token may seem to cost next to nothing, so that the quotient is infinite.
         affordable = min(((stretch - 1.0) * decode - per_prompt) / per_token, _MOST_TOKENS)
-        return max(_LEAST_PIECE, int(affordable))
+        return max(_MIN_CHUNK, int(affordable))
 
     def seconds_per_prompt_token(self) -> float | None:
-        """Estimated cost of computing one more prompt token; None: unknown."""
+        """Return the estimated cost of one more prompt token; None if no prompt was measured yet."""
         return max(0.0, float(self._solve()[3])) if self._saw_prompt else None
 
     def _solve(self) -> npt.NDArray[np.float64]:
-        """Seconds for each fact; a prompt costs at least 0, which prompts of one size leave open."""
+        """Return the seconds of each feature; a negative cost per prompt (an ambiguous fit) is dropped."""
         costs = self._fit([0, 1, 2, 3])
         return costs if costs[2] >= 0.0 else self._fit([0, 1, 3])
 

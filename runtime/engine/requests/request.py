@@ -1,4 +1,4 @@
-"""One request and everything it has become so far."""
+"""The state of one request: options, tokens, KV progress, output."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What a text's vector is made of: the hidden state of its last token, or the mean over all of them.
+# How an embedding is pooled: the hidden state of the last token, or the mean over all tokens.
 Pooling = Literal["last", "mean"]
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands; a preempted one waits again."""
+    """The status of a request; a preempted one is WAITING again."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -39,27 +39,30 @@ class RequestStatus(enum.Enum):
 
 
 class Grammar(LogitsProcessor, Protocol):
-    """Where an output stands in its grammar; see ``runtime/text/grammars.py``."""
+    """The grammar state of one output; implemented in ``runtime/text/grammars.py``."""
 
     def prepare(self) -> None:
-        """Begin to find out what may come next."""
+        """Start computing the mask of allowed tokens."""
+
+    def ready(self, seconds: float) -> bool:
+        """Whether that is known; wait at most so long for it."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more may come."""
+        """Whether the grammar allows no further token."""
 
     @property
     def error(self) -> str:
-        """Why the grammar could not go on, empty if it could."""
+        """Why the grammar failed, empty if it did not."""
 
     def copy(self) -> Self:
-        """The same place in the same grammar."""
+        """Return an independent copy of the state."""
 
     def forced_tokens(self) -> list[int]:
-        """A spelling of the text that must come next; empty if there is a choice."""
+        """Return tokens of the text that must come next; empty if there is a choice."""
 
     def valid_prefix(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next."""
+        """Return how many of these tokens the grammar allows next."""
 
 
 class Request:
@@ -67,19 +70,19 @@ class Request:
 
     Args:
         request_id: unique among the requests in the engine.
-        prompt_token_ids: at least one.
+        prompt_token_ids: at least one token.
         params: the request's options.
-        end_token_ids: tokens that end it.
+        end_token_ids: tokens that end the output.
         bad_words: token sequences that must not be generated.
-        dry_breakers: tokens that runs counted by DRY do not contain.
-        grammar: becomes the matcher that the output must follow; the request waits for it.
-        text: makes the text; None leaves it empty.
-        prompt: the prompt as it was written, if it was text.
+        dry_breakers: tokens that end a repeated run for DRY.
+        grammar: resolves to the grammar state that the output must follow; the request waits for it.
+        text: the detokenizer; None leaves the text empty.
+        prompt: the prompt text, if the prompt was given as text.
         priority: lower is served first, as in vLLM.
-        cache_salt: only requests of the same salt share cached prefixes.
-        tenant: slots are shared out fairly between tenants; None takes the salt.
-        deadline: the moment, of the monotonic clock, at which the request ends however far it is.
-        pooling: makes the request one for a vector instead of tokens; None generates.
+        cache_salt: only requests with the same salt share cached prefixes.
+        tenant: slots are shared fairly between tenants; None uses ``cache_salt``.
+        deadline: the time of ``time.monotonic`` at which the request is cancelled.
+        pooling: return an embedding instead of generated tokens; None generates.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Request:
         self.tenant = tenant if tenant is not None else cache_salt
         self.deadline = deadline
         self.pooling = pooling
-        self.max_tokens = params.max_tokens  # the engine lowers it to the room there is
+        self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         self.history = History(text, logprobs=params.logprobs is not None)
         self.output_token_ids = self.history.token_ids
@@ -119,19 +122,20 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
-        self.fault: RequestError | None = None  # set where the request itself is why it failed
+        self.fault: RequestError | None = None  # set if the request itself was invalid
 
-        # The scheduler's part: KV of tokens [0, num_computed) lies in `slot`, but for `num_dropped` of them.
+        # Set by the scheduler: `slot` holds KV of tokens [0, num_computed), except `num_dropped` evicted
+        # ones.
         self.arrival_index = 0
         self.slot: int | None = None
         self.num_computed = 0
         self.num_dropped = 0
-        self.overtaken = 0  # times that a later request was admitted first
+        self.overtaken = 0  # how often a later request was admitted first
         self.resumes = False  # preempted, and not admitted again yet
         self.chunk_keys: ChunkKeys | None = None
-        self.stored: int | None = None  # tokens whose KV the tiers held when last looked, None if nobody has
-        self.restorable = 0  # tokens up to which KV comes back from the tiers
-        self.capacity: int | None = None  # tokens after which the middle is dropped, if that may be
+        self.stored: int | None = None  # tokens whose KV the tiers held at the last look-up, None before one
+        self.restorable = 0  # tokens up to which KV is restored from the tiers
+        self.capacity: int | None = None  # tokens at which the middle is dropped (context shift)
 
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
@@ -141,7 +145,7 @@ class Request:
         self._text = text
         self._pooled: npt.NDArray[np.float64] | None = None  # sum of hidden states
         self._num_pooled = 0
-        # The first token of a prompt has no probability.
+        # The first prompt token has no log-probability.
         unwanted = min(max(1, params.prompt_logprobs_start), len(self.prompt_token_ids))
         self._prompt_logprobs: list[Sequence[TokenLogprob]] = [()] * unwanted
 
@@ -150,7 +154,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether no more tokens will come."""
+        """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
 
     @property
@@ -159,67 +163,71 @@ class Request:
         return self.awaited_grammar is not None and not self.awaited_grammar.done()
 
     def take_grammar(self) -> None:
-        """Begin to follow the grammar.
+        """Attach the compiled grammar to the request.
 
         Raises:
-            RequestError: it could not be compiled.
+            RequestError: the grammar could not be compiled.
         """
         if self.awaited_grammar is not None:
             self._grammar = self.awaited_grammar.result().copy()
             self.sampling.processors.append(self._grammar)
 
-    def prepare_draw(self) -> None:
-        """Do what of the next draw does not need the logits, beside the model's run."""
+    def prepare_sampling(self) -> None:
+        """Start the part of sampling that needs no logits, in parallel with the model's run."""
         self._of_grammar(lambda grammar: grammar.prepare(), None)
 
+    def can_draw(self, seconds: float) -> bool:
+        """Whether the grammar, if there is one, has told what may come next; wait at most so long for it."""
+        return self._of_grammar(lambda grammar: grammar.ready(seconds), True)
+
     @property
-    def draw_error(self) -> str:
-        """Why the grammar or a logits processor could not go on, empty if they could."""
+    def sampling_error(self) -> str:
+        """Why the grammar or a logits processor failed, empty if neither did."""
         return self.sampling.error or self._of_grammar(lambda grammar: grammar.error, "")
 
     def forced_tokens(self) -> list[int]:
-        """The tokenizer's spelling of the text that must come next, if the grammar leaves no choice."""
+        """Return the tokens of the text that the grammar forces next; empty if there is a choice."""
         return self._of_grammar(lambda grammar: grammar.forced_tokens(), [])
 
     def valid_prefix(self, tokens: npt.NDArray[np.int64]) -> int:
-        """How many of these tokens may come next, as far as the grammar is concerned."""
+        """Return how many of these tokens the grammar allows next."""
         return self._of_grammar(lambda grammar: grammar.valid_prefix(tokens.tolist()), len(tokens))
 
     def _of_grammar(self, ask: Callable[[Grammar], T], otherwise: T) -> T:
-        """Ask the grammar, if there is one; where it fails, so does the next draw."""
+        """Call the grammar, if there is one. If it raises, the request fails at its next token."""
         if self._grammar is None or self.sampling.error:
             return otherwise
         try:
             return ask(self._grammar)
-        except Exception as error:  # noqa: BLE001 -- the engine, and all other requests, live on
+        except Exception as error:  # noqa: BLE001 -- fails this request only
             self.sampling.error = fault_text("the grammar", error)
             log_fault(_log, self.request_id, "the grammar", error)
             return otherwise
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that may still be generated; of a request that the engine took in."""
+        """The number of tokens that may still be generated; only for requests added to an engine."""
         assert self.max_tokens is not None  # noqa: S101 -- the engine has set it
         remaining = self.max_tokens - len(self.output_token_ids)
         return remaining if self.capacity is None else min(remaining, self.capacity - self.num_tokens)
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV is missing: 1 while decoding, more during prefill."""
+        """The number of known tokens without KV: 1 while decoding, more during prefill."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_kept(self) -> int:
-        """Known tokens whose KV is in the slot, or will be once they are computed."""
+        """The number of known tokens less the evicted ones: the KV of the slot when all are computed."""
         return self.num_tokens - self.num_dropped
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts requests by who is served first."""
+        """The sort key of preemption: the largest is preempted first."""
         return self.priority, self.arrival_index
 
     def drop_middle(self, first: int, last: int) -> None:
-        """Forget all known tokens but the ``first`` and the ``last`` so many; the output stays what it is."""
+        """Drop all known tokens except the ``first`` and the ``last`` ones; the output does not change."""
         kept = np.concatenate([self._tokens[:first], self._tokens[self.num_tokens - last : self.num_tokens]])
         self.num_tokens = len(kept)
         self._tokens[: len(kept)] = kept
@@ -227,35 +235,35 @@ class Request:
         self.chunk_keys, self.stored, self.restorable = None, None, 0
 
     def token_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Tokens [start, stop) of prompt and output together; a view."""
+        """Return tokens [start, stop) of prompt and output together, as a view."""
         return self._tokens[start:stop]
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
-        """Whether logits of the prompt are still wanted, which only computing it gives."""
+        """Whether log-probabilities of prompt tokens are missing; these tokens must be computed."""
         wanted = self.params.prompt_logprobs is not None
         return wanted and len(self._prompt_logprobs) < len(self.prompt_token_ids)
 
     @property
     def first_prompt_logits(self) -> int:
-        """The position of the first logits still wanted of the prompt."""
+        """The position of the first prompt logits that are missing."""
         return len(self._prompt_logprobs) - 1
 
     @property
     def usable_prefix(self) -> int:
-        """Tokens that need not be computed if their KV is at hand: at most all but the last."""
+        """The number of tokens that may come from the prefix cache: at most all but the last."""
         if self.awaits_prompt_logprobs:
             return self.first_prompt_logits
         return self._num_pooled if self.pooling == "mean" else self.num_tokens - 1
 
     def wants_hidden_states(self, stop: int) -> bool:
-        """Whether those of tokens up to ``stop`` are part of the vector."""
+        """Whether the embedding needs hidden states of a row that ends at ``stop``."""
         return self.pooling == "mean" or (self.pooling == "last" and stop == self.num_tokens)
 
     def observe_hidden_states(self, start: int, states: npt.NDArray[np.float32]) -> None:
-        """Pool hidden states [n, size] of the tokens from ``start`` on; after the last the request ends.
+        """Pool hidden states [n, hidden_size] of the tokens from ``start`` on; the last one ends the request.
 
-        Tokens that are in the sum are passed over: a preempted request is computed again.
+        Tokens that were pooled before are skipped, since a preempted request is recomputed.
         """
         stop = start + len(states)
         fresh = states[-1:] if self.pooling == "last" else states[max(0, self._num_pooled - start) :]
@@ -266,9 +274,9 @@ class Request:
             self.finish("stop")
 
     def observe_prompt(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """Note the log-probabilities of the prompt's tokens after ``start``, from logits [n, vocab_size].
+        """Record log-probabilities of the prompt tokens after ``start``, from logits [n, vocab_size].
 
-        Tokens whose log-probabilities are known are passed over: a preempted request is computed again.
+        Known ones are skipped, since a preempted request is recomputed.
         """
         logits = logits[self.first_prompt_logits - start :]
         start = self.first_prompt_logits
@@ -277,7 +285,7 @@ class Request:
         self._prompt_logprobs += token_logprobs(list(logits[: len(tokens)]), tokens, counts)
 
     def append(self, sample: Sample) -> None:
-        """Take a generated token; finishes the request where the token, its text or the length ends it."""
+        """Append a generated token, and finish the request at an end token, stop string or length limit."""
         token = sample.token_id
         self._push(token)
         self.history.add(token, sample.logprobs)
@@ -308,12 +316,12 @@ class Request:
         if self._text is not None:
             try:
                 self._text.end()
-            except Exception as fault:  # noqa: BLE001 -- the engine, and all other requests, live on
+            except Exception as fault:  # noqa: BLE001 -- fails this request only
                 self.finish_reason, self.error = "error", error or fault_text("the tokenizer", fault)
                 log_fault(_log, self.request_id, "the tokenizer", fault)
 
     def snapshot(self) -> RequestOutput:
-        """The request's state now, which later tokens do not change. The cost does not grow with the text."""
+        """Return an immutable view of the request, at a cost that does not grow with the output."""
         return RequestOutput.of(
             _PromptRecord(self),
             request_id=self.request_id,
@@ -327,13 +335,13 @@ class Request:
         )
 
     def completion(self, index: int = 0) -> CompletionOutput:
-        """What has been generated so far."""
+        """Return the output so far."""
         history = self.history
         total = history.cumulative_logprob if history.logprobs is not None else None
         return CompletionOutput.of(history.state(), self.finish_reason, self.stop_reason, total, index)
 
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Log-probabilities of the prompt's tokens, as far as they are known; those not wanted are None."""
+        """Return the known log-probabilities of the prompt tokens, None for those not asked for."""
         if self.params.prompt_logprobs is None:
             return None
         return [self.history.reported(one) if one else None for one in self._prompt_logprobs.copy()]
@@ -351,7 +359,7 @@ class Request:
 
 
 class _PromptRecord:
-    """What of a request's outputs belongs to its prompt."""
+    """Makes the fields of a ``RequestOutput`` that concern the prompt."""
 
     __slots__ = ("_request",)
 
@@ -363,8 +371,8 @@ class _PromptRecord:
         return {"prompt_logprobs": self._request.prompt_logprobs}[name]()
 
     def after(self, earlier: _PromptRecord) -> _PromptRecord:
-        """A prompt does not grow."""
+        """Return itself: a prompt does not grow."""
         return self
 
     def catch_up(self) -> None:
-        """Nothing is worth making in advance."""
+        """Do nothing: these fields are cheap."""

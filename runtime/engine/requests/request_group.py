@@ -1,7 +1,7 @@
-"""The continuations of one prompt, several where ``n`` or ``best_of`` asks for them.
+"""The requests of one prompt: several if ``n`` or ``best_of`` is set.
 
-Each is a request of its own to the engine. The first computes the prompt; the prefix cache gives the others a
-copy of its KV.
+The engine runs each as a separate request. The first computes the prompt; the others copy its KV from the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEEDS = 2**63
 
 
 def sample_params(params: SamplingParams) -> Iterator[SamplingParams]:
-    """Yield the options of each continuation, those of a request of its own; seeds count up."""
+    """Yield the options of each separate request; the seeds are ``seed``, ``seed + 1`` and so on."""
     if params.num_samples == 1 and params.best_of is None:
         yield params
         return
@@ -39,11 +39,11 @@ def sample_params(params: SamplingParams) -> Iterator[SamplingParams]:
 
 
 class RequestGroup:
-    """What a caller sees as one request.
+    """The engine's requests that the caller sees as one request.
 
     Args:
-        params: as the caller gave them.
-        requests: one a continuation, the first under the caller's own request id.
+        params: the caller's options.
+        requests: one for each output; the first has the caller's request id.
     """
 
     def __init__(self, params: SamplingParams, requests: Sequence[Request]) -> None:
@@ -52,31 +52,31 @@ class RequestGroup:
 
     @property
     def request_id(self) -> str:
-        """The caller's name of it."""
+        """The caller's request id."""
         return self.requests[0].request_id
 
     @property
     def finished(self) -> bool:
-        """Whether no continuation will get more tokens."""
+        """Whether all requests have ended."""
         return all(request.finished for request in self.requests)
 
     @property
     def cancelled(self) -> bool:
-        """Whether a continuation was cut off."""
+        """Whether any request was cancelled."""
         return any(request.finish_reason == "cancelled" for request in self.requests)
 
     @property
     def fault(self) -> RequestError | None:
-        """Why the request cannot be, if so."""
+        """The error of an invalid request, None if it is valid."""
         return next((request.fault for request in self.requests if request.fault is not None), None)
 
     @property
     def num_generated(self) -> int:
-        """Tokens of all continuations together."""
+        """The number of generated tokens of all requests together."""
         return sum(len(request.output_token_ids) for request in self.requests)
 
     def snapshot(self) -> RequestOutput:
-        """The state now; later tokens do not change it. Which are the best is known only at the end."""
+        """Return an immutable view; with ``best_of``, ``outputs`` is empty until all requests have ended."""
         state = self.requests[0].snapshot()
         if len(self.requests) > 1:
             state.outputs = [request.completion(index) for index, request in enumerate(self.requests)]
@@ -87,11 +87,11 @@ class RequestGroup:
         return state
 
     def settled(self, state: RequestOutput) -> RequestOutput:
-        """Make a state's text, in the reader's thread; an error state where tokenizer or parser fail."""
+        """Make the text of a view in the reader's thread; return an error output if that fails."""
         try:
             for output in state.outputs:
                 output.catch_up()
-        except Exception as error:  # noqa: BLE001 -- what fails on one text must not end its reader otherwise
+        except Exception as error:  # noqa: BLE001 -- a tokenizer or parser fault becomes the request's error
             log_fault(_log, self.request_id, "making the text", error)
             return RequestOutput(
                 state.request_id,

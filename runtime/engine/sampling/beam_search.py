@@ -1,4 +1,4 @@
-"""Beam search as Hugging Face transformers does it (``generate(num_beams=...)``), apart from any model."""
+"""Beam search as in Hugging Face transformers (``generate(num_beams=...)``), without a model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Literal
 
 from ....errors import InvalidSamplingError
 
-_MOST_PENALTY = 50.0  # a million tokens to this power are still a number
+_MAX_PENALTY = 50.0  # 10**6 tokens to this power is still a finite float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchOptions:
-    """How to search.
+    """Options of a beam search.
 
     Args:
-        num_beams: continuations kept at each step.
-        max_tokens: most tokens of one.
-        length_penalty: log-probabilities are compared after division by this power of the length; above 0
-            favours longer ones.
-        early_stopping: True ends as soon as ``num_beams`` are complete; False when the best open one, at its
-            present length, cannot beat them; "never" when it could not at any length.
+        num_beams: number of beams kept at each step.
+        max_tokens: maximum tokens of a beam.
+        length_penalty: the exponent of the length by which a beam's log-probability is divided; values above
+            0 favour longer beams.
+        early_stopping: when the search ends. True: as soon as ``num_beams`` beams are finished. False: when
+            the best running beam, at its present length, cannot beat them. "never": when it cannot at any
+            length.
 
     Raises:
-        InvalidSamplingError: an option is out of its range.
+        InvalidSamplingError: an option is out of range.
     """
 
     num_beams: int = 4
@@ -36,20 +37,22 @@ class BeamSearchOptions:
     def __post_init__(self) -> None:
         counts = self.num_beams, self.max_tokens
         if not all(isinstance(count, int) and count > 0 for count in counts):
-            raise InvalidSamplingError(f"num_beams and max_tokens must be positive whole numbers, not {self}")
-        if not -_MOST_PENALTY <= self.length_penalty <= _MOST_PENALTY:
             raise InvalidSamplingError(
-                f"length_penalty must be within {_MOST_PENALTY}, not {self.length_penalty!r}"
+                f"num_beams and max_tokens must be whole numbers of at least 1, not {counts}"
+            )
+        if not -_MAX_PENALTY <= self.length_penalty <= _MAX_PENALTY:
+            raise InvalidSamplingError(
+                f"length_penalty must be in [-{_MAX_PENALTY}, {_MAX_PENALTY}], not {self.length_penalty!r}"
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidSamplingError(
-                f"early_stopping is True, False or 'never', not {self.early_stopping!r}"
+                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A continuation and its log-probability; ``score`` is set once it is complete."""
+    """A sequence of generated tokens and its log-probability; ``score`` is set when it is finished."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0
@@ -57,11 +60,11 @@ class Beam:
 
 
 class BeamSearch:
-    """One prompt's search: ``advance`` it with what the model says of ``running`` until it is ``done``.
+    """The beam search of one prompt; call ``advance`` with log-probabilities of ``running`` until ``done``.
 
     Args:
-        options: how to search.
-        end_token_ids: tokens that complete a continuation.
+        options: options of the search.
+        end_token_ids: tokens that finish a beam.
     """
 
     def __init__(self, options: BeamSearchOptions, end_token_ids: Collection[int]) -> None:
@@ -73,14 +76,14 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many tokens of each running continuation to weigh: enough, even if the best of all are ends."""
+        """The number of tokens to consider per running beam: enough even if all end tokens rank first."""
         return max(2, 1 + len(self._ends)) * self._options.num_beams
 
     def advance(self, logprobs: Sequence[Mapping[int, float]]) -> None:
-        """Go on by one token.
+        """Extend the running beams by one token.
 
         Args:
-            logprobs: for each running continuation, those of its ``num_candidates`` likeliest tokens.
+            logprobs: per running beam, the log-probabilities of its ``num_candidates`` most likely tokens.
         """
         grown = [
             Beam((*beam.token_ids, token), beam.logprob + logprob)
@@ -89,7 +92,7 @@ class BeamSearch:
         ]
         best = heapq.nlargest(self.num_candidates, grown, key=lambda beam: beam.logprob)
         complete = [self._is_complete(beam) for beam in best]
-        # Those beyond the first are there to go on with, not to end with.
+        # Only the first ``num_beams`` candidates may finish; the others only replace finished ones.
         for beam, ends in zip(best[: self._options.num_beams], complete, strict=False):
             if ends:
                 self._finish(beam)
@@ -98,7 +101,7 @@ class BeamSearch:
         self.done = not self.running or not self._can_improve()
 
     def ends(self, beam: Beam) -> bool:
-        """Whether an end token completed it."""
+        """Whether the last token of a beam is an end token."""
         return beam.token_ids[-1] in self._ends
 
     def _is_complete(self, beam: Beam) -> bool:
@@ -110,7 +113,7 @@ class BeamSearch:
         del self.finished[self._options.num_beams :]
 
     def _can_improve(self) -> bool:
-        """Whether an open continuation may still come among the finished ones."""
+        """Whether a running beam can still enter the finished ones."""
         if len(self.finished) < self._options.num_beams:
             return True
         if self._options.early_stopping is True:

@@ -1,8 +1,8 @@
-"""DRY: a penalty on the token that would go on repeating what was said before.
+"""DRY: a penalty on tokens that continue a repetition.
 
-By its author's definition (https://github.com/oobabooga/text-generation-webui/pull/5677): where the last n
-tokens have occurred before, the token that followed them then loses ``multiplier * base ** (n - allowed)``,
-n at least ``allowed``. Runs do not reach over sequence breakers.
+By its author's definition (https://github.com/oobabooga/text-generation-webui/pull/5677): if the last n >=
+``allowed`` tokens occurred before, the logit of the token that followed them is lowered by
+``multiplier * base ** (n - allowed)``. A repetition does not extend over a sequence breaker.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy.typing as npt
 from ...types.sampling_params import SamplingParams
 
 _FIRST_CAPACITY = 256
-_LARGEST = 1e30  # what a float32 logit can still lose
+_MAX_PENALTY = 1e30  # finite in float32
 
 Integers = npt.NDArray[np.int64]
 
 
 class Dry:
-    """The penalty of one request.
+    """The DRY state of one request.
 
     Args:
-        params: its ``dry_`` options.
-        breakers: token ids that no run contains.
+        params: the ``dry_`` options.
+        breakers: token ids that end a repetition.
         prompt_token_ids: [n].
     """
 
@@ -36,20 +36,20 @@ class Dry:
         self._size = len(prompt_token_ids)
         self._tokens = np.concatenate([prompt_token_ids, np.zeros(_FIRST_CAPACITY, np.int64)])
         self._most = params.dry_allowed_length
-        if params.dry_base > 1.0:  # from some length on, the penalty does not grow any more
+        if params.dry_base > 1.0:  # longer repetitions would exceed _MAX_PENALTY
             self._most += math.ceil(
-                max(math.log(_LARGEST) - math.log(params.dry_multiplier), 0.0) / math.log(params.dry_base)
+                max(math.log(_MAX_PENALTY) - math.log(params.dry_multiplier), 0.0) / math.log(params.dry_base)
             )
 
     def observe(self, token: int) -> None:
-        """Note a generated token."""
+        """Append a generated token."""
         if self._size == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
         self._tokens[self._size] = token
         self._size += 1
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        """Lower the logits of tokens that continue a run."""
+        """Lower the logits [vocab_size] of tokens that continue a repetition, in place."""
         last_n = self._params.dry_penalty_last_n
         tokens = self._tokens[max(0, self._size - last_n) if last_n else 0 : self._size]
         ends, lengths = self._runs(tokens)
@@ -62,10 +62,10 @@ class Dry:
             penalty = self._params.dry_multiplier * self._params.dry_base ** (
                 longest - self._params.dry_allowed_length
             ).astype(np.float64)
-        logits[followers] -= np.minimum(penalty, _LARGEST).astype(np.float32)
+        logits[followers] -= np.minimum(penalty, _MAX_PENALTY).astype(np.float32)
 
     def _runs(self, tokens: Integers) -> tuple[Integers, Integers]:
-        """Places before the end up to which the text equals its own end, and over how many tokens."""
+        """Return positions before the end whose preceding tokens equal the last ones, and how many do."""
         lengths = np.zeros(max(len(tokens) - 1, 0), np.int64)
         alive = np.arange(len(lengths))
         for length in range(1, min(len(tokens) - 1, self._most) + 1):

@@ -1,4 +1,4 @@
-"""What the sampling options leave of a row's sorted candidates, and the draw from it."""
+"""Filters on sorted candidates (top-p, min-p, typical-p, XTC), and random sampling from the rest."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .full_vocabulary import exclude_top
 from .top_candidates import Candidates, Integers
-from .whole_rows import exclude_top
 
 Floats = npt.NDArray[np.float64]
 
-COLDEST = 1e-30  # the lowest temperature, which a float32 still divides by
+COLDEST = 1e-30  # the lowest temperature: its reciprocal is finite in float32
 
 _F = TypeVar("_F", np.float32, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """From which tokens one draw is made, in this order; see ``SamplingParams``.
+    """The filters of one row, applied in this order; see ``SamplingParams``.
 
     Args:
         temperature: divides the logits; at least ``COLDEST``.
-        max_surprise: drop tokens of more bits of surprise than this (mirostat), keep at least the best.
+        max_surprise: drop tokens with more bits of surprise (mirostat); the most likely one is kept.
         top_k: keep this many; 0 keeps all.
-        top_p: keep the best until they have this probability.
-        min_p: drop those less likely than this share of the best.
-        typical_p: keep the most typical until they have this probability.
-        xtc_threshold: of those at least this likely, keep only the least likely one; 1 is off.
+        top_p: keep the most likely tokens until they have this probability.
+        min_p: drop tokens less likely than this share of the most likely one.
+        typical_p: keep the most typical tokens until they have this probability.
+        xtc_threshold: of the tokens with at least this probability, keep only the least likely; 1 is off.
     """
 
     temperature: float = 1.0
@@ -43,17 +43,17 @@ class Filters:
 
 
 def weigh(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
-    """exp(logits / temperature) in the logits' precision, scaled so that the largest of each row is 1."""
+    """Return exp(logits / temperature) [rows, width] in the logits' dtype; the largest of each row is 1."""
     temperature = np.array([f.temperature for f in filters], logits.dtype)
     weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+    with np.errstate(over="ignore"):  # a tiny temperature gives -inf for all but the largest, as intended
         weights /= temperature[:, None]
     np.exp(weights, out=weights)
     return weights
 
 
 def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
-    """Which of the sorted candidates top-p and min-p leave."""
+    """Return a mask [rows, width] of the sorted candidates that top-p and min-p keep."""
     top_p = np.array([f.top_p for f in filters])
     min_p = np.array([f.min_p for f in filters])
     before = np.cumsum(weights, axis=1) - weights
@@ -63,7 +63,10 @@ def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.N
 
 
 def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
-    """The tokens whose surprise is closest to the entropy, as many as reach ``mass`` (arXiv:2202.00666)."""
+    """Return a mask of the tokens whose surprise is closest to the entropy, until they reach ``mass``.
+
+    Locally typical sampling, arXiv:2202.00666.
+    """
     with np.errstate(divide="ignore"):
         surprise = -np.log(probabilities)
     entropy = (probabilities * np.where(probabilities > 0, surprise, 0.0)).sum()
@@ -77,7 +80,18 @@ def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
 def choose(
     candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
 ) -> Integers:
-    """Apply top-p, min-p and XTC to the sorted candidates, and draw from what is left."""
+    """Apply top-p, min-p and XTC to the sorted candidates, and sample from the rest.
+
+    Args:
+        candidates: the candidates of each row.
+        weights: [rows, width], their weights; XTC changes them in place.
+        total: [rows], the total weight of each row, for top-p.
+        filters: filters per row.
+        uniforms: [rows] in [0, 1).
+
+    Returns:
+        [rows], the sampled token ids.
+    """
     cumulative = np.cumsum(weights, axis=1)
     last = np.maximum(is_kept(weights, total, filters).sum(axis=1), 1) - 1
     for i, f in enumerate(filters):

@@ -1,4 +1,4 @@
-"""What a request's options do to its logits before a token is drawn, one small class an option."""
+"""Logits processors of one request, one class for each option."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Logits = npt.NDArray[np.float32]  # [vocab_size]
 
 
 class LogitsProcessor(Protocol):
-    """Changes one request's logits, and sees its tokens."""
+    """Changes the logits of one request, and observes its tokens."""
 
     def observe(self, token: int) -> None:
-        """Take note of a generated token."""
+        """Record a generated token."""
 
     def apply(self, logits: Logits) -> None:
         """Change ``logits`` in place; -inf forbids a token."""
 
 
 class LogitBias:
-    """Adds to the logits of some tokens, as in OpenAI's API."""
+    """Adds a bias to the logits of some tokens, as ``logit_bias`` of OpenAI's API."""
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._ids = np.array(list(bias), np.int64)
         self._values = np.array(list(bias.values()), np.float32)
 
     def observe(self, token: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def apply(self, logits: Logits) -> None:
         """Add the biases."""
@@ -40,40 +40,40 @@ class LogitBias:
 
 
 class AllowedTokens:
-    """Forbids all tokens but some."""
+    """Forbids all tokens except the given ones."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._ids = np.array(sorted(set(token_ids)), np.int64)
 
     def observe(self, token: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def apply(self, logits: Logits) -> None:
-        """Forbid the others."""
+        """Set all other logits to -inf."""
         kept = logits[self._ids]
         logits.fill(-np.inf)
         logits[self._ids] = kept
 
 
 class MinTokens:
-    """Forbids the tokens that would end a request, as long as it has too few."""
+    """Forbids end tokens; ``SamplingState`` removes it after ``min_tokens`` tokens."""
 
     def __init__(self, end_token_ids: Collection[int]) -> None:
         self._ids = np.array(sorted(end_token_ids), np.int64)
 
     def observe(self, token: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def apply(self, logits: Logits) -> None:
-        """Forbid the end."""
+        """Set the logits of end tokens to -inf."""
         logits[self._ids[self._ids < len(logits)]] = -np.inf
 
 
 class BadWords:
-    """Forbids the last token of a sequence where the rest of it has just been generated."""
+    """Forbids the last token of a bad word if its other tokens were just generated."""
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
-        self._by_last: dict[int, list[tuple[int, ...]]] = {}  # last token of the rest -> sequences
+        self._by_last: dict[int, list[tuple[int, ...]]] = {}  # last but one token -> sequences
         self._always: list[int] = []
         longest = 1
         for sequence in sequences:
@@ -86,11 +86,11 @@ class BadWords:
         self._tail: list[int] = []
 
     def observe(self, token: int) -> None:
-        """Remember the last tokens."""
+        """Record the last tokens."""
         self._tail = [*self._tail, token][-self._keep :] if self._keep else []
 
     def apply(self, logits: Logits) -> None:
-        """Forbid what would complete a sequence."""
+        """Set the logits of tokens that would complete a bad word to -inf."""
         logits[self._always] = -np.inf
         for sequence in self._by_last.get(self._tail[-1], ()) if self._tail else ():
             rest = list(sequence[:-1])
@@ -99,7 +99,7 @@ class BadWords:
 
 
 class NoRepeatNgram:
-    """Forbids tokens that would repeat n tokens in a row, of prompt or output (arXiv:1705.04304)."""
+    """Forbids tokens that would repeat an n-gram of prompt or output (arXiv:1705.04304)."""
 
     def __init__(self, size: int, token_ids: Iterable[int]) -> None:
         self._size = size
@@ -109,32 +109,32 @@ class NoRepeatNgram:
             self.observe(int(token))
 
     def observe(self, token: int) -> None:
-        """Remember which token followed the last n - 1."""
+        """Record which token followed the last n - 1."""
         if len(self._tail) == self._size - 1:
             self._followers.setdefault(self._tail, []).append(token)
         self._tail = (*self._tail, token)[-(self._size - 1) :] if self._size > 1 else ()
 
     def apply(self, logits: Logits) -> None:
-        """Forbid what followed the last n - 1 tokens before."""
+        """Set the logits of tokens that followed the last n - 1 tokens before to -inf."""
         logits[self._followers.get(self._tail, [])] = -np.inf
 
 
 class CustomFunctions:
-    """A request's own functions, in their order."""
+    """Runs a request's own functions, in order."""
 
     def __init__(self, functions: Sequence[LogitsFunction]) -> None:
         self._functions = functions
         self._token_ids: list[int] = []
 
     def observe(self, token: int) -> None:
-        """Remember the token for them."""
+        """Record the token for the functions."""
         self._token_ids.append(token)
 
     def apply(self, logits: Logits) -> None:
-        """Let each change the logits, in place or by returning others.
+        """Call each function and replace the logits by its result.
 
         Raises:
-            RequestFailedError: one failed, or returned something else.
+            RequestFailedError: a function raised, or returned an array of another shape.
         """
         for function in self._functions:
             try:

@@ -1,14 +1,14 @@
-"""Mirostat 2: text of a constant surprise (Basu et al., arXiv:2007.14966, algorithm 2)."""
+"""Mirostat 2: keep the surprise of the text near a target (Basu et al., arXiv:2007.14966, algorithm 2)."""
 
 from __future__ import annotations
 
 
 class Mirostat:
-    """Moves the most surprise a token may have, so that the tokens' own comes to the target.
+    """Adjusts the maximum surprise of a token, so that the surprise of the text approaches the target.
 
     Args:
-        target: bits of surprise a token (the paper's tau).
-        rate: how fast the bound follows (its eta).
+        target: bits of surprise per token (tau in the paper).
+        rate: learning rate (eta in the paper).
     """
 
     def __init__(self, target: float, rate: float) -> None:
@@ -16,5 +16,5 @@ class Mirostat:
         self._target, self._rate = target, rate
 
     def observe(self, surprise: float) -> None:
-        """Take note of how surprising the token was that was generated."""
+        """Update the maximum with the surprise of a generated token, in bits."""
         self.max_surprise -= self._rate * (surprise - self._target)

@@ -1,4 +1,4 @@
-"""Penalties on tokens already seen, applied to the few logits they concern."""
+"""Repetition, presence and frequency penalties on tokens already seen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _FIRST_CAPACITY = 64
 
 
 class Penalties:
-    """Distinct tokens of one request and how often each was generated.
+    """The distinct tokens of one request, with the count of each among the generated ones.
 
-    Repetition penalty after CTRL (arXiv:1909.05858); presence and frequency penalty as in OpenAI's API. Only
-    the repetition penalty looks at the prompt.
+    Repetition penalty as in CTRL (arXiv:1909.05858); presence and frequency penalty as in OpenAI's API. Only
+    the repetition penalty includes the prompt.
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) -> None:
@@ -27,7 +27,7 @@ class Penalties:
 
     @staticmethod
     def wanted(params: SamplingParams) -> bool:
-        """Whether any penalty is on."""
+        """Whether any penalty is set."""
         return (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -42,7 +42,7 @@ class Penalties:
         self._counts[position] += 1
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        """Change ``logits`` [vocab_size] in place."""
+        """Apply the penalties to ``logits`` [vocab_size] in place."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         values = logits[ids]
         repetition = np.float32(self._params.repetition_penalty)

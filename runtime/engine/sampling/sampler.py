@@ -1,4 +1,4 @@
-"""Logits to tokens, for a whole batch."""
+"""The sampler: from logits to tokens and log-probabilities, for a whole batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...types.sampling_params import SamplingParams
-from .draw import Drawing
+from .full_vocabulary import log_sum_exp
+from .random_sampling import RandomSampler
 from .sampling_state import SamplingState
 from .top_candidates import GROUP_LOGITS, Row, top_candidates
-from .whole_rows import log_sum_exp
 
 NO_TOKEN = -1
 
@@ -30,35 +30,35 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A chosen token, NO_TOKEN if the row's logits are no numbers; log-probabilities start with its own."""
+    """A sampled token, NO_TOKEN if no logit is finite; the first of its log-probabilities is its own."""
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
-    surprise: float | None = None  # for SamplingState.observe
-    error: str = ""  # why there is NO_TOKEN, where that is not the row's fault
+    surprise: float | None = None  # in bits, for SamplingState.observe
+    error: str = ""  # why there is NO_TOKEN, if something other than the logits failed
 
 
 @runtime_checkable
 class BatchLogitsProcessor(Protocol):
-    """Changes the logits of many requests at once, before all filters; given to the engine."""
+    """Changes the logits of many requests at once, before all filters; an option of the engine."""
 
     def wants(self, params: SamplingParams) -> bool:
-        """Whether requests with these options are its business; they may speak in ``extra_args``."""
+        """Whether this processor applies to requests with these options, such as their ``extra_args``."""
 
     def apply(self, logits: npt.NDArray[np.float32], states: Sequence[SamplingState]) -> None:
         """Change ``logits`` [rows, vocab_size] in place.
 
         Args:
-            logits: those of the requests it wants, their own processors applied.
-            states: per row, with ``params``, ``prompt_token_ids`` and ``output_token_ids``.
+            logits: rows of the requests that ``wants`` accepts, after the requests' own processors.
+            states: per row; read ``params``, ``prompt_token_ids`` and ``output_token_ids``.
         """
 
 
 def is_wanted(processor: BatchLogitsProcessor, state: SamplingState) -> bool:
-    """Whether a row is a processor's business; one that cannot tell is, and fails there."""
+    """Whether a processor applies to a row; True if ``wants`` raises, so that ``apply`` reports the error."""
     try:
         return bool(processor.wants(state.params))
-    except Exception:  # noqa: BLE001 -- the caller's own code may raise anything; told when it is applied
+    except Exception:  # noqa: BLE001 -- user code may raise anything; reported when it is applied
         return True
 
 
@@ -67,16 +67,19 @@ def sample(
     states: Sequence[SamplingState],
     processors: Sequence[BatchLogitsProcessor] = (),
 ) -> list[Sample]:
-    """Choose the next token of each row.
+    """Sample the next token of each row.
 
     Args:
-        logits: per row [vocab_size]; not changed.
+        logits: float32 [vocab_size] per row; not changed.
         states: per row; not changed, so that a step can be repeated.
-        processors: change the logits of all rows they want.
+        processors: change the logits of the rows that they apply to.
+
+    Returns:
+        One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
     changed, faults = _changed_together(logits, states, processors)
     step = max(1, GROUP_LOGITS // len(logits[0])) if logits else 1
-    tokens, drawing = [NO_TOKEN] * len(states), Drawing(len(states))
+    tokens, random_sampler = [NO_TOKEN] * len(states), RandomSampler(len(states))
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     random: list[int] = []
     for start in range(0, len(logits), step):
@@ -86,8 +89,8 @@ def sample(
         for i in greedy:
             tokens[i] = _most_likely(rows[i - start])
         logprobs |= _wanted_logprobs(logits, tokens, states, greedy)
-        random += _add(drawing, group, rows, states)
-    drawn = drawing.finish()
+        random += _add(random_sampler, group, rows, states)
+    drawn = random_sampler.finish()
     surprises: dict[int, float] = {}
     for i in random:
         tokens[i] = int(drawn.token_ids[i])
@@ -107,9 +110,10 @@ def sample(
 def _changed_together(
     logits: Sequence[Row], states: Sequence[SamplingState], processors: Sequence[BatchLogitsProcessor]
 ) -> tuple[dict[int, Row], dict[int, str]]:
-    """The rows that processors of batches want, their own and those applied; for which of them one failed.
+    """Apply batch processors to the rows that they want.
 
-    Nothing can be drawn from these.
+    Returns:
+        The changed rows by index, and the errors by index; rows with an error are NaN.
     """
     changed: dict[int, Row] = {}
     faults: dict[int, str] = {}
@@ -120,7 +124,7 @@ def _changed_together(
             own = [states[i] for i in wanted]
             stacked, error = _applied(processor, rows, own)
             changed |= zip(wanted, stacked, strict=True)
-            if error is not None:  # find whose fault it is
+            if error is not None:  # run each row alone to find the rows at fault
                 for i, row, state in zip(wanted, rows, own, strict=True):
                     (changed[i],), error = _applied(processor, [row], [state])
                     if error is not None:
@@ -131,22 +135,22 @@ def _changed_together(
 def _applied(
     processor: BatchLogitsProcessor, rows: Sequence[Row], states: Sequence[SamplingState]
 ) -> tuple[npt.NDArray[np.float32], Exception | None]:
-    """Changed copies of rows; where the processor fails, they are NaN and the error comes along."""
+    """Return changed copies of rows, and None; if the processor raises, NaN rows and the error."""
     stacked = np.stack(rows)
     try:
         for state in states:
-            processor.wants(state.params)  # raises again what ``is_wanted`` passed over
+            processor.wants(state.params)  # raises what ``is_wanted`` ignored
         processor.apply(stacked, states)
-    except Exception as error:  # noqa: BLE001 -- the caller's own code may raise anything
+    except Exception as error:  # noqa: BLE001 -- user code may raise anything
         stacked.fill(np.nan)
         return stacked, error
     return stacked, None
 
 
 def _add(
-    drawing: Drawing, group: Sequence[int], rows: Sequence[Row], states: Sequence[SamplingState]
+    random_sampler: RandomSampler, group: Sequence[int], rows: Sequence[Row], states: Sequence[SamplingState]
 ) -> list[int]:
-    """Draw for those of a group that want random tokens and have sound rows; return which they are."""
+    """Add the rows of a group that sample randomly and are finite to the sampler; return their indices."""
     best = {
         i: token
         for i, row in zip(group, rows, strict=True)
@@ -157,14 +161,14 @@ def _add(
         uniforms = np.array([states[i].uniform() for i in random])
         filters = [states[i].filters() for i in random]
         own = [rows[i - group[0]] for i in random]
-        drawing.add(random, own, list(best.values()), filters, uniforms)
+        random_sampler.add(random, own, list(best.values()), filters, uniforms)
     return random
 
 
 def _wanted_logprobs(
     logits: Sequence[Row], tokens: Sequence[int], states: Sequence[SamplingState], chosen: Sequence[int]
 ) -> dict[int, tuple[TokenLogprob, ...]]:
-    """Log-probabilities of those chosen rows that want them, under the model's own distribution."""
+    """Return log-probabilities, under the model's own distribution, of the chosen rows that ask for them."""
     wanted = [i for i in chosen if states[i].params.logprobs is not None and tokens[i] != NO_TOKEN]
     counts = [states[i].params.logprobs or 0 for i in wanted]
     named = [states[i].params.logprob_token_ids for i in wanted]
@@ -173,7 +177,7 @@ def _wanted_logprobs(
 
 
 def _most_likely(logits: Row) -> int:
-    """The lowest of the most likely tokens. argmax stops at a NaN, so one look tells if the row is sound."""
+    """Return the first most likely token, NO_TOKEN if its logit is not finite; argmax also finds any NaN."""
     token = int(logits.argmax())
     return token if np.isfinite(logits[token]) else NO_TOKEN
 
@@ -184,7 +188,7 @@ def token_logprobs(
     counts: Sequence[int],
     named: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[TokenLogprob, ...]]:
-    """Per row, log-probabilities of its token, the ``counts`` most likely ones and the ``named`` ones."""
+    """Return log-probabilities per row: of its token, the ``counts`` most likely and the ``named`` tokens."""
     if not logits:
         return []
     counts = [min(count, len(row)) for count, row in zip(counts, logits, strict=True)]

@@ -1,4 +1,4 @@
-"""What one request remembers between its draws."""
+"""The sampling state of one request."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from .mirostat import Mirostat
 from .penalties import Penalties
 from .splitmix import mix, uniform
 
-_XTC = 1  # the stream of uniforms that says whether XTC applies
+_XTC = 1  # the stream of uniforms that decides whether XTC applies
 
 
 class SamplingState:
-    """One request's sampling options, random stream and logits processors.
+    """Sampling options, random stream and logits processors of one request.
 
-    The draw for the n-th token is a pure function of seed and n, so it does not depend on the batch, on
-    preemption or on how often a step was repeated.
+    The uniform of the n-th token is a pure function of seed and n. It does not depend on the batch, on
+    preemption or on repeated steps.
 
     Args:
         params: the request's options.
-        prompt_token_ids: [n], for the repetition penalty and repeated n-grams.
+        prompt_token_ids: [n], for the repetition penalty, DRY and repeated n-grams.
         end_token_ids: tokens masked until ``min_tokens`` are generated.
         bad_words: token sequences that must not be generated.
-        dry_breakers: tokens that DRY's runs do not contain.
+        dry_breakers: token ids that end a repetition for DRY.
 
     Attributes:
-        error: what failed while logits were changed, after which nothing is drawn; empty if nothing did.
+        error: why a logits processor failed; nothing is sampled then. Empty if none did.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class SamplingState:
             self.processors.append(CustomFunctions(params.logits_processors))
 
     def observe(self, token: int, surprise: float | None = None) -> None:
-        """Take note of a generated token, and of the surprise that its ``Sample`` states."""
+        """Record a generated token and its surprise in bits (``Sample.surprise``)."""
         self.num_tokens += 1
         self.output_token_ids.append(token)
         if self._mirostat is not None and surprise is not None:
@@ -99,15 +99,15 @@ class SamplingState:
 
     @property
     def takes_most_likely(self) -> bool:
-        """Whether tokens are chosen by their logits alone, and nothing is told of them."""
+        """Whether the next token is the argmax of the model's logits, and no log-probabilities are wanted."""
         return self.params.greedy and not self.processors and self.params.logprobs is None
 
     def uniform(self, stream: int = 0, ahead: int = 0) -> float:
-        """The draw for the next token, or ``ahead`` after it, in [0, 1); every ``stream`` has its own."""
+        """Return the uniform in [0, 1) of the next token, or ``ahead`` tokens later, in a ``stream``."""
         return uniform(mix(self._key ^ stream) if stream else self._key, self.num_tokens + ahead)
 
     def filters(self) -> Filters:
-        """From which tokens the next one is drawn."""
+        """Return the filters of the next token."""
         if self._mirostat is not None:
             return dataclasses.replace(self._filters, max_surprise=self._mirostat.max_surprise)
         if self.params.xtc_probability and self.uniform(_XTC) < self.params.xtc_probability:
@@ -115,9 +115,9 @@ class SamplingState:
         return self._filters
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """``logits`` [vocab_size] with penalties and masks: a changed copy, or itself if there are none.
+        """Return a copy of ``logits`` [vocab_size] with all processors applied, or itself if there are none.
 
-        Where a processor fails, ``error`` says so, and the copy holds NaN, from which nothing is drawn.
+        If a processor fails, ``error`` is set and the copy is NaN, so that nothing is sampled.
         """
         if not self.processors and not self.error:
             return logits
@@ -125,7 +125,7 @@ class SamplingState:
         try:
             for processor in self.processors:
                 processor.apply(logits)
-        except Exception as error:  # noqa: BLE001 -- the caller's own code and libraries may raise anything
+        except Exception as error:  # noqa: BLE001 -- user code and libraries may raise anything
             self.error = self.error or fault_text(type(processor).__name__, error)
         if self.error:
             logits.fill(np.nan)

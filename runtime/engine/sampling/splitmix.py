@@ -1,4 +1,4 @@
-"""SplitMix64, a stream of random numbers of which each is had without those before it.
+"""SplitMix64, a random number generator with random access.
 
 Steele et al.: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014).
 """
@@ -10,12 +10,12 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def mix(z: int) -> int:
-    """Scatter the bits of a 64-bit number."""
+    """Mix the bits of a 64-bit number (the finalizer of SplitMix64)."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
 
 
 def uniform(key: int, place: int) -> float:
-    """The number at a place of the stream of that key, in [0, 1)."""
+    """Return number ``place`` of the stream ``key``, a multiple of 2**-53 in [0, 1)."""
     return (mix((key + (place + 1) * _GOLDEN_GAMMA) & _MASK) >> 11) * 2.0**-53

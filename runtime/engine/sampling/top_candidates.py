@@ -1,4 +1,4 @@
-"""The most likely tokens of each row, in order, without sorting the vocabulary."""
+"""Find the most likely tokens of each row without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Row = npt.NDArray[np.float32]  # [vocab_size]
 Logits = npt.NDArray[np.float32]  # [rows, ...]
 Integers = npt.NDArray[np.int64]
 
-# Rows are worked on in groups of about this many logits, which fit into a core's own cache.
+# Rows are processed in groups of about this many logits, which fit into a core's cache.
 GROUP_LOGITS = 2**18
-_LEAST_BLOCKS = 2048
+_MIN_BLOCKS = 2048
 
 
 @dataclass(slots=True)
 class Candidates:
-    """Per row, some most likely tokens, most likely first; equal logits in order of token id.
+    """The most likely tokens of each row, in descending order; equal logits are in order of token id.
 
-    Rows with fewer candidates than others are padded with logits of -inf.
+    Rows with fewer candidates are padded with logits of -inf.
     """
 
     token_ids: Integers  # [rows, width]
@@ -30,14 +30,14 @@ class Candidates:
 
 @dataclass(slots=True)
 class Found:
-    """Candidates of some rows, one row after the other, each row's in order of token id."""
+    """Candidates of several rows, concatenated; those of a row are in order of token id."""
 
     counts: Integers  # [rows]
     token_ids: Integers  # [all]
     logits: npt.NDArray[np.float32]  # [all]
 
     def those(self, chosen: npt.NDArray[np.bool_]) -> Found:
-        """The candidates of some rows."""
+        """Return the candidates of the rows selected by a mask [rows]."""
         if chosen.all():
             return self
         own = np.repeat(chosen, self.counts)
@@ -45,27 +45,27 @@ class Found:
 
 
 def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
-    """At least the ``count`` most likely tokens of each row.
+    """Return at least the ``count`` most likely tokens of each row, sorted.
 
     Args:
-        rows: per row, logits [vocab_size] without NaN.
+        rows: logits [vocab_size] per row, without NaN.
         count: [rows], each in [1, vocab_size].
     """
     return in_order([find_top(rows, count)])
 
 
 def find_top(rows: Sequence[Row], count: Integers) -> Found:
-    """At least the ``count`` [rows] most likely tokens of each row, in no order of theirs."""
+    """Return at least the ``count`` [rows] most likely tokens of each row, not sorted by logit."""
     return _joined([_top(logits, count[own]) for own, logits in _grouped(rows)])
 
 
 def find_above(rows: Sequence[Row], threshold: npt.NDArray[np.float32]) -> Found:
-    """All tokens whose logit reaches the row's ``threshold`` [rows]."""
+    """Return all tokens whose logit is at least the row's ``threshold`` [rows]."""
     return _joined([_above(logits, threshold[own]) for own, logits in _grouped(rows)])
 
 
 def in_order(found: Sequence[Found]) -> Candidates:
-    """What was found for some rows and then for others, the most likely first."""
+    """Concatenate candidates and sort those of each row, the most likely first."""
     all_found = _joined(found)
     counts = all_found.counts
     row = np.repeat(np.arange(len(counts)), counts)
@@ -79,7 +79,7 @@ def in_order(found: Sequence[Found]) -> Candidates:
 
 
 def _grouped(rows: Sequence[Row]) -> Iterator[tuple[slice, Logits]]:
-    """Yield ever more rows, stacked: which they are, and their logits."""
+    """Yield groups of rows: their slice, and their logits stacked [rows, vocab_size]."""
     step = max(1, GROUP_LOGITS // len(rows[0]))
     for start in range(0, len(rows), step):
         chosen = slice(start, start + step)
@@ -106,14 +106,13 @@ def _at(logits: Logits, flat: Integers) -> Found:
 
 
 def _top(logits: Logits, count: Integers) -> Found:
-    """Those that reach a value which at least ``count`` logits of each row reach, and few others.
+    """Return the tokens whose logit reaches a bound that at least ``count`` logits of the row reach.
 
-    The k-th largest of disjoint blocks' maxima is such a value: k blocks hold one logit each that reaches it,
-    and only blocks whose maximum does are looked at again. A block's logits lie far apart, so that the maxima
-    of all blocks come from whole vectors.
+    The bound is the k-th largest maximum of disjoint blocks: k blocks have a logit that reaches it, and only
+    these blocks are read again. The logits of a block are strided, so that maxima of all blocks vectorize.
     """
     rows, vocab_size = logits.shape
-    size = max(1, vocab_size // max(8 * int(count.max()), _LEAST_BLOCKS))
+    size = max(1, vocab_size // max(8 * int(count.max()), _MIN_BLOCKS))
     blocks = vocab_size // size
     full = blocks * size
     parts = logits[:, :full].reshape(rows, size, blocks)

@@ -1,1 +1,1 @@
-"""Which request runs next."""
+"""Scheduling: admission, queue, fairness, deadlines, and the plan of each step."""

@@ -1,4 +1,4 @@
-"""Which requests a model can serve at all."""
+"""Checks of new requests against the model: vocabulary, context, hidden states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..requests.request import Request
 
 
 def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
-    """Refuse a prompt without tokens, or with tokens that do not exist, whatever their size.
+    """Check that a prompt has tokens, all of them in the vocabulary. Ids may be integers of any size.
 
     Raises:
-        RequestError: it is one.
+        RequestError: the prompt is empty or has a token id outside the vocabulary.
     """
     if not prompt:
         raise RequestError("the prompt is empty; give it at least one token")
@@ -25,42 +25,42 @@ def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
 
 
 def check_token_ids(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
-    """Refuse what names tokens that do not exist, whatever their size.
+    """Check the token ids of a prompt and its options. Ids may be integers of any size.
 
     Raises:
-        RequestError: the prompt is empty or does.
-        InvalidSamplingError: an option does.
+        RequestError: the prompt is empty or has a token id outside the vocabulary.
+        InvalidSamplingError: an option has a token id outside the vocabulary.
     """
     check_prompt(prompt, vocab_size)
     unknown = [token for token in params.token_ids if not 0 <= token < vocab_size]
     if unknown:
         raise InvalidSamplingError(
-            f"the options name token id {unknown[0]}, outside the vocabulary [0, {vocab_size})"
+            f"token id {unknown[0]} in the options is outside the vocabulary [0, {vocab_size})"
         )
 
 
 def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
-    """How many tokens may be generated for a request.
+    """Return how many tokens may be generated for a request.
 
     Args:
-        request: a new one.
+        request: a new request.
         info: the model.
-        max_length: most tokens of a sequence, which the context or the KV cache's budget limits.
+        max_length: maximum tokens of a sequence, limited by the context or the KV budget.
 
     Raises:
-        PromptTooLongError: there is no room.
-        RequestError: the prompt is empty or names tokens that do not exist.
-        InvalidSamplingError: an option does.
-        UsageError: hidden states are wanted, and the runner has none.
+        PromptTooLongError: the prompt leaves no room for a generated token.
+        RequestError: the prompt is empty or has a token id outside the vocabulary.
+        InvalidSamplingError: an option has a token id outside the vocabulary.
+        UsageError: an embedding is wanted, and the runner has no hidden states.
     """
     check_token_ids(request.prompt_token_ids, request.params, info.vocab_size)
     if request.pooling is not None and not info.embedding_size:
-        raise UsageError("this model has no hidden states to give here")
+        raise UsageError("this model was loaded without hidden states; embeddings need them")
     room: int = max_length - request.num_tokens
     if room < 1:
         limit = "the context" if max_length == info.context_length else "the KV cache's byte budget"
         raise PromptTooLongError(
-            f"the prompt has {request.num_tokens} tokens, but {limit} holds {max_length}, at least "
-            "one of them generated; shorten the prompt or load the model with room for more"
+            f"the prompt has {request.num_tokens} tokens, but {limit} holds {max_length}, including at "
+            "least one generated token; shorten the prompt or load the model with a larger limit"
         )
     return room

@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar, which is compiled elsewhere."""
+"""Requests that wait until their grammar is compiled, which other threads do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from ....errors import RequestError
 from ..requests.request import Request
 
-_PATIENCE = 0.01
+_PAUSE_SECONDS = 0.01
 
 
 class CompilingRequests:
-    """Requests by the moment until which they wait.
+    """Hold requests until their grammar is ready, refused, or late.
 
     Args:
         seconds: how long a request waits for its grammar before it is refused.
@@ -26,20 +26,23 @@ class CompilingRequests:
         return len(self._deadlines)
 
     def add(self, request: Request) -> None:
-        """Let a request wait."""
+        """Add a request, which waits from now on."""
         self._deadlines[request] = time.monotonic() + self._seconds
 
     def discard(self, request: Request) -> bool:
-        """Take a request out; False if it does not wait here."""
+        """Remove a request; return False if it was not waiting here."""
         return self._deadlines.pop(request, None) is not None
 
     def pause(self) -> None:
-        """Wait a moment for the next grammar."""
+        """Block until a grammar is ready, at most 10 ms."""
         futures = [request.awaited_grammar for request in self._deadlines if request.awaited_grammar]
-        wait(futures, _PATIENCE, FIRST_COMPLETED)
+        wait(futures, _PAUSE_SECONDS, FIRST_COMPLETED)
 
     def take(self) -> tuple[list[Request], list[Request]]:
-        """Requests that are ready to run, and those that are refused, with ``fault`` set."""
+        """Remove and return requests whose grammar is ready, and refused ones, which stay until ``discard``.
+
+        ``fault`` of a refused request holds the reason.
+        """
         ready: list[Request] = []
         refused: list[Request] = []
         for request, deadline in list(self._deadlines.items()):
@@ -51,18 +54,18 @@ class CompilingRequests:
         return ready, refused
 
     def _finish(self, request: Request, ready: list[Request], refused: list[Request]) -> None:
-        assert request.awaited_grammar is not None  # noqa: S101 -- or it would not wait here
+        assert request.awaited_grammar is not None  # noqa: S101 -- only requests with a grammar are added
         error = request.awaited_grammar.exception()
         if error is None:
             try:
                 request.take_grammar()
-            except Exception as fault:  # noqa: BLE001 -- no reason for others to end
+            except Exception as fault:  # noqa: BLE001 -- fails this request only
                 error = fault
         if error is None:
             ready.append(request)
             del self._deadlines[request]
             return
-        if not isinstance(error, RequestError):  # the library failed, which is no reason for others to end
+        if not isinstance(error, RequestError):  # a fault of the library fails this request only
             error = RequestError(f"the grammar could not be compiled: {error!r}")
         request.fault = error
         refused.append(request)

@@ -1,4 +1,4 @@
-"""Requests that must end by a certain moment."""
+"""Requests with a deadline, ordered by it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import heapq
 
 from ..requests.request import Request
 
-_LEAST_SWEPT = 64  # requests
+_MIN_SWEEP = 64  # entries
 
 
 class Deadlines:
-    """Requests by deadline; looking costs nothing while none has passed."""
+    """A heap of requests by deadline. Finished requests are swept out when the heap has doubled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._added = 0
-        self._swept_at = _LEAST_SWEPT  # length from which on those that ended in time are looked for
+        self._sweep_at = _MIN_SWEEP  # heap size at which finished requests are removed
 
     def add(self, request: Request) -> None:
-        """Watch a request, if it has a deadline."""
+        """Add a request, if it has a deadline."""
         if request.deadline is None:
             return
-        if len(self._heap) >= self._swept_at:
+        if len(self._heap) >= self._sweep_at:
             self._heap = [entry for entry in self._heap if not entry[2].finished]
             heapq.heapify(self._heap)
-            self._swept_at = max(_LEAST_SWEPT, 2 * len(self._heap))
+            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._heap))
         self._added += 1
         heapq.heappush(self._heap, (request.deadline, self._added, request))
 
     def take(self, now: float) -> list[Request]:
-        """Requests, finished or not, whose deadline has passed; they are watched no longer."""
+        """Remove and return the requests, finished or not, whose deadline has passed."""
         passed = []
         while self._heap and self._heap[0][0] <= now:
             passed.append(heapq.heappop(self._heap)[2])

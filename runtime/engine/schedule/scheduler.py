@@ -1,8 +1,8 @@
-"""Which tokens of which requests the next step runs: continuous batching with chunked prefill.
+"""The scheduler: choose the rows of each step, by continuous batching with chunked prefill.
 
-Orca (Yu et al., OSDI 2022) decides anew at every iteration; Sarathi-Serve (arXiv:2403.02310) adds chunked
-prefill within a token budget. A request has no phase: it has known tokens and computed ones, and steps close
-the gap.
+Continuous batching schedules anew at every step (Orca, Yu et al., OSDI 2022). Chunked prefill splits prompts
+to fit a token budget (Sarathi-Serve, arXiv:2403.02310). Requests have no prefill or decode phase: each has
+known tokens and computed tokens, and a step computes some of the difference.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from ..requests.request import Request, RequestStatus
 from .fairness import OUTPUT_WEIGHT, VirtualCounters
 from .waiting import WaitingQueue
 
-# Copying one token's KV costs about as much as this many rows of a decode run: 20-50 us against 2-4 ms, on a
-# 0.6 B model on two CPU cores.
+# Cost of copying one token's KV, in decode rows: 20-50 us against 2-4 ms (0.6 B model, two CPU cores).
 _COPY_COST = 0.01
-# Computing a lost token anew costs about a row; one in four is taken to be wanted again.
+# Cost of losing one token's KV, in decode rows: recomputing costs 1 row, and 1 in 4 is assumed to be needed.
 _LOSS_COST = 0.25
-# Of this many waiting requests, the one with the longest cached prefix goes first.
+# Of this many waiting requests, the one with the longest cached prefix is admitted first.
 _LOOKAHEAD = 8
-_MOST_OVERTAKEN = 16
-# Logits of a prompt are wanted for at most so many tokens a step: of 150,000 tokens each, that is 75 MB.
-_MOST_LOGITS = 128
-# A prefix that another request is computing is worth waiting for from this length on.
-_WORTH_WAITING = 16
+_MAX_OVERTAKES = 16
+# Maximum prompt tokens with logits in a step: 75 MB for a vocabulary of 150,000 tokens.
+_MAX_PROMPT_LOGITS = 128
+# A request waits for a prefix that another request is computing only if it is at least this long.
+_MIN_AWAITED_PREFIX = 16
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Rows to run, the request of each, and how many tokens at each row's end are only proposed."""
+    """The rows of a step, the request of each, and how many tokens at the end of each row are proposals."""
 
     rows: list[Row] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
-    restoring: list[Request] = field(default_factory=list)  # get KV from the tiers instead of a row
+    restoring: list[Request] = field(default_factory=list)  # without a row: their KV is restored from tiers
 
     def add(self, request: Request, num_tokens: int) -> int:
-        """Run up to ``num_tokens`` of the request's next tokens; return how many."""
+        """Add a row of up to ``num_tokens`` of the request's next tokens; return how many."""
         if request.awaits_prompt_logprobs:
-            num_tokens = min(num_tokens, _MOST_LOGITS)
+            num_tokens = min(num_tokens, _MAX_PROMPT_LOGITS)
         start = request.num_computed
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
@@ -62,12 +61,12 @@ class StepPlan:
         self.proposed.append(0)
         return num_tokens
 
-    def decoding(self) -> list[int]:
-        """Those of them that lack nothing but the newest token."""
-        return [i for i in self.drawing() if len(self.rows[i].tokens) - self.proposed[i] == 1]
+    def decode_rows(self) -> list[int]:
+        """Return the indices of rows that compute one known token and sample the next."""
+        return [i for i in self.sampling_rows() if len(self.rows[i].tokens) - self.proposed[i] == 1]
 
-    def drawing(self) -> list[int]:
-        """The rows that end with the newest token of their requests, and have logits for the next."""
+    def sampling_rows(self) -> list[int]:
+        """Return the indices of rows that end with the newest token of their request and have its logits."""
         triples = zip(self.rows, self.requests, self.proposed, strict=True)
         return [
             i
@@ -75,20 +74,20 @@ class StepPlan:
             if row.start + len(row.tokens) - extra == request.num_tokens and row.num_logits
         ]
 
-    def lengthen(self, index: int, tokens: npt.NDArray[np.int64]) -> None:
-        """Let a row check ``tokens``, proposed to follow its own."""
+    def add_proposal(self, index: int, tokens: npt.NDArray[np.int64]) -> None:
+        """Append proposed ``tokens`` to a row, so that the step verifies them."""
         row = self.rows[index]
         known_and_proposed = np.concatenate([row.tokens, tokens])
         self.rows[index] = Row(row.slot, known_and_proposed, row.start, row.num_logits + len(tokens))
         self.proposed[index] = len(tokens)
 
     def accepts(self, index: int, position: int, token: int) -> bool:
-        """Whether the row's proposed token at ``position`` of its proposals is ``token``."""
+        """Whether the row's proposed token number ``position``, counted from 0, is ``token``."""
         extra = self.proposed[index]
         return position < extra and int(self.rows[index].tokens[position - extra]) == token
 
-    def withdraw(self) -> None:
-        """Take all proposed tokens out of the rows again."""
+    def remove_proposals(self) -> None:
+        """Remove all proposed tokens from the rows."""
         for i, extra in enumerate(self.proposed):
             row = self.rows[i]
             if extra:
@@ -96,22 +95,22 @@ class StepPlan:
         self.proposed = [0] * len(self.rows)
 
     def without(self, failed: Collection[int]) -> StepPlan:
-        """The plan less the rows at the ``failed`` positions."""
+        """Return the plan without the rows at the ``failed`` indices."""
         kept = [i for i in range(len(self.rows)) if i not in failed]
         rows, requests = [self.rows[i] for i in kept], [self.requests[i] for i in kept]
         return StepPlan(rows, requests, [self.proposed[i] for i in kept])
 
 
 class Scheduler:
-    """Plans steps and keeps the books of requests and slots. Knows neither tensors nor texts.
+    """Plan steps, and track which request holds which slot. It handles neither tensors nor text.
 
     Args:
-        slots: the KV bookkeeping.
-        max_step_tokens: most tokens of one step; at least ``slots.num_slots``.
-        prefix_cache: whether requests find KV that others computed.
-        stretch: how much longer a step may take for the prompt tokens beside its decode rows.
-        costs: what prompt tokens cost, learned here.
-        stored: KV outside of the slots; None is none.
+        slots: the table of KV slots.
+        max_step_tokens: maximum tokens of one step; at least ``slots.num_slots``.
+        prefix_cache: whether requests reuse KV that others computed.
+        stretch: maximum ratio of a step's duration with prompt tokens to its duration without.
+        costs: learns the cost of prompt tokens.
+        stored: KV in the tiers; None if there are none.
         trims_always: see ``PrefixCache``.
     """
 
@@ -136,16 +135,16 @@ class Scheduler:
         self._waiting = WaitingQueue(self._served)
         self._running: list[Request] = []
         self._arrivals = 0
-        self._waste = 0  # rows' worth of decode work lost to gaps between slots since the last compaction
+        self._waste = 0  # decode rows lost to gaps between slots since the last compaction
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """The number of requests in the queue, without a slot."""
         return len(self._waiting)
 
     @property
     def running(self) -> tuple[Request, ...]:
-        """Requests with a slot."""
+        """The requests that hold a slot."""
         return tuple(self._running)
 
     def add(self, request: Request) -> None:
@@ -156,12 +155,14 @@ class Scheduler:
         self._waiting.push(request)
 
     def plan(self) -> StepPlan:
-        """Choose the next step's rows: decode first, then prompts in progress, then new requests."""
+        """Choose the rows of the next step: decode rows, then prompts in progress, then new requests."""
         plan = StepPlan()
         self._compact()
         self._grow_running()
         prefilling = []
         for request in self._running:
+            if request.num_uncomputed == 0:
+                continue  # its next token waits for a grammar
             if request.num_uncomputed == 1:
                 plan.add(request, 1)
             elif request.restorable > request.num_computed:
@@ -169,7 +170,7 @@ class Scheduler:
             else:
                 prefilling.append(request)
         budget = self._prompt_budget(len(plan.rows), len(prefilling))
-        for request in sorted(prefilling, key=self._turn):
+        for request in sorted(prefilling, key=self._serving_order):
             budget = self._admit(plan, budget, before=request)
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
@@ -177,8 +178,8 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan) -> None:
-        """Note that the plan's rows were computed."""
-        # A gap costs about a row: either one slot rides along idle, or the run is cut in two.
+        """Record that the plan's rows were computed."""
+        # A gap between slots costs about one row: the run either includes the gap or is split in two.
         self._waste += len(self._slots.gaps())
         for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
             request.num_computed = row.start + len(row.tokens) - extra
@@ -186,13 +187,13 @@ class Scheduler:
             self._served.charge(request.tenant, len(row.tokens) + OUTPUT_WEIGHT * (row.num_logits > 0))
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long the plan's rows took, unless proposals blur what took the time."""
+        """Learn the cost of prompt tokens from a step's duration; steps with proposals are skipped."""
         if not any(plan.proposed):
             prompts = [len(row.tokens) for row in plan.rows if len(row.tokens) > 1]
             self.costs.observe(len(plan.rows) - len(prompts), len(prompts), sum(prompts), seconds)
 
-    def lend(self, request: Request, num_tokens: int) -> bool:
-        """Make room for KV of tokens that are only proposed, at no running request's cost; tell whether."""
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Reserve KV of proposed tokens without preempting; return whether there is room."""
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         if not self.cache.make_room(num_tokens):
             return False
@@ -200,7 +201,7 @@ class Scheduler:
         return True
 
     def settle(self, plan: StepPlan) -> None:
-        """Note which of the plan's proposed tokens are known now, and take back the room lent to others."""
+        """Keep the KV of accepted proposals, and free the reserved KV of rejected ones."""
         for request, extra in zip(plan.requests, plan.proposed, strict=True):
             if request.slot is None:
                 continue
@@ -210,7 +211,7 @@ class Scheduler:
                 self.cache.progress(request)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
-        """Forget a request, finished or not; ``keep`` what it computed for others."""
+        """Remove a request, finished or not; ``keep`` its KV for the prefix cache."""
         if request in self._waiting:
             self._waiting.remove(request)
         else:
@@ -219,7 +220,7 @@ class Scheduler:
         self._served.leave(request.tenant)
 
     def preempt(self, request: Request, *, keep: bool = True) -> None:
-        """Take the slot from a running request, which will be computed again later."""
+        """Preempt a running request: it loses its slot, waits again, and is recomputed or restored later."""
         self._running.remove(request)
         self.cache.leave(request, keep=keep)
         request.num_computed = request.num_dropped = 0
@@ -229,20 +230,20 @@ class Scheduler:
         self.preemptions += 1
 
     def drop(self, request: Request, num_tokens: int) -> None:
-        """Note that KV of so many of a running request's tokens is gone for good."""
+        """Record that KV of ``num_tokens`` tokens of a running request was evicted for good."""
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         request.num_dropped += num_tokens
         self._slots.grow(request.slot, self._slots.tokens(request.slot) - num_tokens)
-        self.cache.withdraw(request)
+        self.cache.exclude(request)
 
     def restart(self, request: Request) -> None:
-        """Note that a running request's tokens are others from ``num_computed`` on."""
+        """Record that the tokens of a running request have changed from ``num_computed`` on."""
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         self._slots.grow(request.slot, request.num_tokens)
         self.cache.replace(request)
 
-    def lose(self, slot: int) -> None:
-        """Give up a slot whose content could not be copied; its request, if any, is computed again."""
+    def invalidate(self, slot: int) -> None:
+        """Drop a slot whose content was lost; its request, if any, is preempted and recomputed."""
         for request in self.running:
             if request.slot == slot:
                 self.preempt(request, keep=False)
@@ -250,10 +251,10 @@ class Scheduler:
             self.cache.evict(slot, save=False)
 
     def check_integrity(self) -> None:
-        """Check that requests and slots agree.
+        """Check that requests and slots are consistent.
 
         Raises:
-            RuntimeError: they do not; the message says how.
+            RuntimeError: they are not; the message shows the difference.
         """
         self._slots.check_integrity()
         self.cache.check_integrity()
@@ -264,15 +265,15 @@ class Scheduler:
             assert request.slot is not None  # noqa: S101 -- checked above
             held = self._slots.tokens(request.slot)
             if request in self._waiting or request.status is not RequestStatus.RUNNING:
-                raise RuntimeError(f"{request} runs, but its status or the queue says otherwise")
+                raise RuntimeError(f"{request} holds a slot, but is queued or not in status RUNNING")
             if not request.num_computed <= held + request.num_dropped <= request.num_tokens:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
 
     def _compact(self) -> None:
-        """Move the highest slot into the lowest gap, if the gaps have cost as much as the copy does.
+        """Move the highest slot into the lowest gap, once the gaps have cost as much as the copy.
 
-        Waiting for the waste to reach the price is at most twice as dear as knowing the future (ski rental;
-        Karlin et al., Competitive Snoopy Caching, 1988).
+        This online rule costs at most twice the optimum (ski rental; Karlin et al., Competitive Snoopy
+        Caching, 1988).
         """
         gaps = self._slots.gaps()
         if not gaps:
@@ -288,7 +289,7 @@ class Scheduler:
         request.slot = target
 
     def _grow_running(self) -> None:
-        """Make room for each running request's newest token, at the cost of the youngest."""
+        """Reserve KV for the newest token of each running request; preempt the youngest if that fails."""
         for request in sorted(self._running, key=lambda r: r.order):
             while request.slot is not None and not self.cache.make_room(self._growth(request)):
                 self.preempt(max(self._running, key=lambda r: r.order))
@@ -300,10 +301,9 @@ class Scheduler:
         return request.num_kept - self._slots.tokens(request.slot)
 
     def _prompt_budget(self, rows: int, prefilling: int) -> int:
-        """Prompt tokens beside ``rows`` running streams: as many as the step may be stretched for.
+        """Return the number of prompt tokens of a step with ``rows`` decode rows, limited by ``stretch``.
 
-        A request that waits for its first token counts as much as a stream that waits for its next one: where
-        more wait than stream, prompts get more of the step in proportion.
+        If more requests wait for their first token than streams run, the limit grows in that proportion.
         """
         most = self._max_step_tokens - rows
         if not rows or not (prefilling or len(self._waiting)) or self._stretch == float("inf"):
@@ -313,18 +313,21 @@ class Scheduler:
         affordable = self.costs.prompt_tokens(rows, stretch)
         return most if affordable is None else min(most, affordable)
 
-    def _turn(self, request: Request) -> tuple[int, float, int]:
-        """Sorts requests whose prompts compete for a step's tokens."""
+    def _serving_order(self, request: Request) -> tuple[int, float, int]:
+        """Return the sort key of requests whose prompts compete for a step's tokens."""
         return request.priority, self._served.served(request.tenant), request.arrival_index
 
     def _admit(self, plan: StepPlan, budget: int, before: Request | None = None) -> int:
-        """Start waiting requests, only those whose turn is ``before`` that one's; return the tokens left."""
+        """Admit waiting requests within the token budget; return the budget left.
+
+        With ``before``, admit only requests that are served before that one.
+        """
         while budget > 0 and self._slots.num_used < self._slots.num_slots:
             head = self._waiting.first(1)
-            if head and before is not None and self._turn(head[0]) > self._turn(before):
+            if head and before is not None and self._serving_order(head[0]) > self._serving_order(before):
                 break
             chosen = self._choose() if head else None
-            # A token of headroom for each, or the next step would preempt what this one began.
+            # Reserve one token for each request; otherwise the next step could preempt a new one at once.
             headroom = len(self._running) + 1 if self._running else 0
             if chosen is None or not self.cache.place(*chosen, headroom):
                 break
@@ -340,20 +343,20 @@ class Scheduler:
         return budget
 
     def _choose(self) -> tuple[Request, PrefixMatch] | None:
-        """The request to admit: of the first few, the one with the longest cached prefix.
+        """Return the request to admit: of the first few, the one with the longest cached prefix.
 
-        One whose prefix is being computed waits for that. Nobody waits so for ever, and nobody overtakes a
-        request that was preempted.
+        A request whose prefix is being computed by another waits for it, but is overtaken at most
+        ``_MAX_OVERTAKES`` times. A preempted request is never overtaken.
         """
         candidates = self._waiting.first(_LOOKAHEAD if self.cache.enabled else 1)
         head = candidates[0]
-        if head.resumes or head.overtaken >= _MOST_OVERTAKEN:
+        if head.resumes or head.overtaken >= _MAX_OVERTAKES:
             return head, self.cache.match(head)
         best, longest = None, -1
         for request in candidates:
             match = self.cache.match(request)
             length = max(match.length, self.cache.stored(request))
-            awaited = match.known - length >= _WORTH_WAITING
+            awaited = match.known - length >= _MIN_AWAITED_PREFIX
             if length > longest and not awaited:
                 best, longest = (request, match), length
         return best

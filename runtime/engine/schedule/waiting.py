@@ -1,4 +1,4 @@
-"""Requests that wait for a slot."""
+"""The queue of requests that wait for a slot."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..requests.request import Request
 from .fairness import VirtualCounters
 
 
-class _Line:
-    """Requests of one tenant, or resumed ones, by arrival. Removed ones stay until they surface."""
+class _TenantQueue:
+    """Requests of one tenant, or preempted ones, in order of arrival. Removal is lazy."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -30,7 +30,7 @@ class _Line:
         entries: list[tuple[int, Request]] = []
         while self.heap and len(entries) < count:
             entry = heapq.heappop(self.heap)
-            # A request removed and pushed again is there twice.
+            # Lazy deletion can leave duplicates; skip them.
             if entry[0] in self.live and entry not in entries:
                 entries.append(entry)
         for entry in entries:
@@ -38,22 +38,22 @@ class _Line:
         return [request for _, request in entries]
 
 
-class _Level:
-    """Requests of one priority: resumed ones, and a line for each tenant that waits."""
+class _PriorityLevel:
+    """Requests of one priority: preempted ones, and a queue for each waiting tenant."""
 
     def __init__(self) -> None:
-        self.resumed = _Line()
-        self.lines: dict[str | None, _Line] = {}
-        self.tenants: list[tuple[float, int, str | None]] = []  # a heap: service, line, tenant
+        self.resumed = _TenantQueue()
+        self.lines: dict[str | None, _TenantQueue] = {}
+        self.tenants: list[tuple[float, int, str | None]] = []  # a heap: counter, queue number, tenant
 
-    def line(self, request: Request) -> _Line:
+    def line(self, request: Request) -> _TenantQueue:
         return self.resumed if request.resumes else self.lines[request.tenant]
 
 
 class WaitingQueue:
-    """Requests by priority; within one, those that were preempted, then the least served tenant's.
+    """Requests by priority; within a priority, preempted ones, then those of the least served tenant.
 
-    A tenant's own requests are in order of arrival. Nothing costs more than O(log n), however many wait.
+    Requests of one tenant are in order of arrival. Each operation costs amortized O(log n).
 
     Args:
         counters: service received by each tenant.
@@ -61,11 +61,11 @@ class WaitingQueue:
 
     def __init__(self, counters: VirtualCounters | None = None) -> None:
         self._counters = counters or VirtualCounters()
-        self._levels: dict[int, _Level] = {}
-        self._priorities: list[int] = []  # a heap of the levels there are, and of some that are gone
+        self._levels: dict[int, _PriorityLevel] = {}
+        self._priorities: list[int] = []  # a heap of priorities, including some whose level is empty
         self._noted: set[int] = set()
         self._size = 0
-        self._lines = 0  # made so far
+        self._num_queues = 0  # created so far
 
     def __len__(self) -> int:
         return self._size
@@ -77,23 +77,23 @@ class WaitingQueue:
         return request.arrival_index in level.line(request).live
 
     def push(self, request: Request) -> None:
-        """Add a request; its ``arrival_index`` decides where it stands within its line."""
+        """Add a request; ``arrival_index`` is its position in its tenant's queue."""
         level = self._levels.get(request.priority)
         if level is None:
-            level = self._levels[request.priority] = _Level()
+            level = self._levels[request.priority] = _PriorityLevel()
             if request.priority not in self._noted:
                 self._noted.add(request.priority)
                 heapq.heappush(self._priorities, request.priority)
         if not request.resumes and request.tenant not in level.lines:
-            self._lines += 1
-            level.lines[request.tenant] = _Line(self._lines)
+            self._num_queues += 1
+            level.lines[request.tenant] = _TenantQueue(self._num_queues)
             served = self._counters.served(request.tenant)
-            heapq.heappush(level.tenants, (served, self._lines, request.tenant))
+            heapq.heappush(level.tenants, (served, self._num_queues, request.tenant))
         level.line(request).push(request)
         self._size += 1
 
     def first(self, count: int) -> list[Request]:
-        """The up to ``count`` requests to serve next, all of one line, in order."""
+        """Return up to ``count`` requests to serve next, in order, all of one tenant or all preempted."""
         while self._priorities:
             level = self._levels.get(self._priorities[0])
             if level is None:
@@ -105,7 +105,7 @@ class WaitingQueue:
         return []
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
+        """Remove a request from any position."""
         level = self._levels[request.priority]
         line = level.line(request)
         line.remove(request)
@@ -115,8 +115,11 @@ class WaitingQueue:
         if not level.lines and not level.resumed.live:
             del self._levels[request.priority]
 
-    def _least_served(self, level: _Level) -> str | None:
-        """The waiting tenant with the lowest counter; counters have only risen since they were noted."""
+    def _least_served(self, level: _PriorityLevel) -> str | None:
+        """Return the waiting tenant with the smallest counter.
+
+        Counters only grow, so heap entries are lower bounds: the first entry that is current is the smallest.
+        """
         while True:
             noted, number, tenant = level.tenants[0]
             line = level.lines.get(tenant)

@@ -1,8 +1,8 @@
-"""Which proposals are worth their cost.
+"""Choose the length of each proposal by its expected gain and cost.
 
-A step lasts longer with proposals, and gives more tokens if they are accepted. Both are learned, and a
-proposal is made where the tokens expected from it would take longer to decode one by one. Where that is not
-so, a small share of the time buys trials, so that a request whose text changes is noticed.
+Verifying proposals makes a step longer, and accepted tokens save later steps. Costs and acceptance rates are
+learned. A proposal is made if decoding its expected tokens one by one would take longer. Otherwise a small
+share of the time is spent on trials, so that a change of the text is noticed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from .acceptance import Acceptance
 from .costs import StepCosts
 from .proposer import Proposer
 
-_MOST_IN_A_ROW = 100  # steps with proposals, then two plain ones: the second tells what such cost by now
-_TRIAL_SHARE = 0.005  # of the time, for proposals that are not expected to pay
+# After this many consecutive steps with proposals, two plain steps follow; the second measures their cost.
+_MAX_CONSECUTIVE = 100
+_TRIAL_SHARE = 0.005  # of the time, for proposals that are not expected to save time
 _TRIAL_TOKENS = 2
-_SUREST = 0.99
-_LOSS_SHARE = 0.005  # of the time, the most that proposals may cost, whatever was expected of them
-_MOST_SAVED = 10.0  # plain steps' worth of past gains that may be lost again, and of credit to begin with
-_MOST_LOST = 2.0
+_MAX_RATE = 0.99
+_LOSS_SHARE = 0.005  # of the time, the maximum loss by proposals in the long run
+_MAX_CREDIT = 10.0  # plain steps of past gains that may be lost again; also the initial credit
+_MAX_DEBT = 2.0  # plain steps
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposal that could be made for the row at ``index``, of ``most`` tokens."""
+    """A possible proposal of up to ``most`` tokens for the plan's row at ``index``."""
 
     index: int
     request_id: str
@@ -37,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a proposal of ``proposed`` tokens."""
+    """The result of verifying a proposal of ``proposed`` tokens."""
 
     candidate: Candidate
     proposed: int
@@ -47,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Lengths of proposals by candidate, the tokens expected to be accepted, and the seconds they add."""
+    """Proposal lengths by candidate, the expected number of accepted tokens, and the added seconds."""
 
     counts: dict[int, int]
     tokens: float
@@ -58,37 +59,37 @@ _NOTHING = _Choice({}, 0.0, 0.0)
 
 
 class Controller:
-    """Chooses the length of each proposal, 0 for none.
+    """Choose the length of each proposal; 0 means none.
 
     Args:
-        batched: whether the provider verifies rows of several tokens together with all others.
+        batched: whether the runner runs rows of several tokens together with all other rows.
     """
 
     def __init__(self, *, batched: bool) -> None:
         self.acceptance = Acceptance()
         self.costs = StepCosts(batched=batched)
         self._trial_budget = 0.0  # seconds
-        self._account: float | None = None  # seconds gained so far, within limits
-        self._in_a_row = 0
-        self._rests = False  # the next step is to be plain, to be measured
-        self._entry = 0.0  # seconds that leaving plain steps costs, whatever is proposed
+        self._account: float | None = None  # seconds gained so far, within [-_MAX_DEBT, _MAX_CREDIT] steps
+        self._consecutive = 0  # steps with proposals
+        self._rests = False  # the next step must be plain, to be measured
+        self._entry = 0.0  # seconds that the switch from plain steps costs
 
     def choose(self, candidates: Sequence[Candidate], rows: int) -> list[int]:
-        """Tokens to propose for each candidate, in a step of ``rows`` decoding rows."""
+        """Return the number of tokens to propose for each candidate in a step of ``rows`` decode rows."""
         plain = self.costs.plain(rows)
         counts = [0] * len(candidates)
         if plain is None or not candidates:
-            return counts  # without a measure there is no telling
+            return counts  # the cost of a plain step is unknown
         if self._account is None:
-            self._account = _MOST_SAVED * plain
+            self._account = _MAX_CREDIT * plain
             self._trial_budget = plain
-        if self._account < 0.0 or self._rests or self._in_a_row >= _MOST_IN_A_ROW:
+        if self._account < 0.0 or self._rests or self._consecutive >= _MAX_CONSECUTIVE:
             return counts
-        self._entry = 0.0 if self._in_a_row else self.costs.aftermath(rows)
+        self._entry = 0.0 if self._consecutive else self.costs.transition(rows)
         promising = any(self._could_pay(candidate, rows, plain / rows) for candidate in candidates)
         chosen = self._most_saved(candidates, rows, plain / rows) if promising else _NOTHING
         if chosen.counts:
-            # A token is worth the time that it takes at the speed reached so (Dinkelbach, 1967).
+            # The value of a token is its time at the speed reached with this choice (Dinkelbach, 1967).
             faster = (plain + chosen.seconds) / (rows + chosen.tokens)
             chosen = self._most_saved(candidates, rows, faster, chosen)
         else:
@@ -98,18 +99,19 @@ class Controller:
         return counts
 
     def learn(self, outcomes: Sequence[Outcome], rows: int, seconds: float | None) -> None:
-        """Take note of a step.
+        """Learn from a step.
 
         Args:
-            outcomes: of its proposals; none in a plain step.
-            rows: rows that decoded.
-            seconds: its duration; None where it did more than decode.
+            outcomes: the results of its proposals, empty for a plain step.
+            rows: number of decode rows.
+            seconds: duration of the step; None if it had other rows too.
         """
         for each in outcomes:
             where = each.candidate
             self.acceptance.observe(where.request_id, where.evidence, each.accepted, rejected=each.rejected)
-        follows, self._rests = self._in_a_row > 0, self._in_a_row >= _MOST_IN_A_ROW and not outcomes
-        self._in_a_row = self._in_a_row + 1 if outcomes else 0
+        follows = self._consecutive > 0
+        self._rests = self._consecutive >= _MAX_CONSECUTIVE and not outcomes
+        self._consecutive = self._consecutive + 1 if outcomes else 0
         if seconds is None:
             return
         if not outcomes:
@@ -117,31 +119,31 @@ class Controller:
         plain = self.costs.plain(rows)
         if plain is None or self._account is None:
             return
-        gain = -self.costs.aftermath(rows) if follows and not outcomes else 0.0
+        gain = -self.costs.transition(rows) if follows and not outcomes else 0.0
         if len({each.candidate.proposer for each in outcomes}) == 1:
             proposed = sum(each.proposed for each in outcomes)
             proposer = outcomes[0].candidate.proposer
             took = self.costs.observe(proposer, rows, len(outcomes), proposed, seconds)
             gain = sum(each.accepted for each in outcomes) * plain / rows - (took - plain)
         balance = self._account + gain + _LOSS_SHARE * plain
-        self._account = max(-_MOST_LOST * plain, min(_MOST_SAVED * plain, balance))
+        self._account = max(-_MAX_DEBT * plain, min(_MAX_CREDIT * plain, balance))
         self._trial_budget += _TRIAL_SHARE * plain
 
     def charge(self, seconds: float) -> None:
-        """Take note of time that proposers spent before they could propose anything."""
+        """Subtract time that proposers spent without a proposal from the gains."""
         if self._account is not None:
             self._account -= seconds
 
     def _could_pay(self, candidate: Candidate, rows: int, value: float) -> bool:
-        """Whether a proposal would pay if its tokens after the first were free: a cheap look ahead."""
-        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
+        """Whether a proposal could save time if all its tokens after the first were free (a cheap bound)."""
+        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _MAX_RATE)
         most = value * rate / (1.0 - rate)
         return most > self._entry + self.costs.added(candidate.proposer, rows, 1, 1)
 
     def _most_saved(
         self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None
     ) -> _Choice:
-        """The proposals that together save most, where a token is worth ``value`` seconds."""
+        """Return the proposals that together save the most time, if a token is worth ``value`` seconds."""
         ranked = sorted(
             ((*self._best(candidate, rows, value), i) for i, candidate in enumerate(candidates)), reverse=True
         )
@@ -159,12 +161,12 @@ class Controller:
         return chosen
 
     def _best(self, candidate: Candidate, rows: int, value: float) -> tuple[float, int, float]:
-        """What the best length of a proposal saves, its row's own cost aside; that length; tokens accepted.
+        """Return the seconds saved by the best length, that length, and its expected accepted tokens.
 
-        The n-th token is accepted with probability rate^n, so that it pays as long as this share of a token's
-        value exceeds what verifying it costs.
+        The fixed cost of the row is not subtracted. The n-th token is accepted with probability rate^n, so it
+        pays while rate^n * value exceeds the cost of verifying it.
         """
-        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _SUREST)
+        rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _MAX_RATE)
         cost = self.costs.token(candidate.proposer, rows)
         share = min(1.0, cost / value)
         count = candidate.most if share <= 0.0 else int(math.log(share) / math.log(rate))
@@ -173,7 +175,7 @@ class Controller:
         return value * expected - cost * count, count, expected
 
     def _trial(self, candidates: Sequence[Candidate], rows: int) -> _Choice:
-        """A proposal that is not expected to pay, if the budget for trials allows."""
+        """Return one short proposal that is not expected to save time, if the trial budget allows it."""
         if self._trial_budget < self.costs.token(candidates[0].proposer, rows):
             return _NOTHING
         rates = [self.acceptance.rate(each.request_id, each.evidence) for each in candidates]
@@ -182,5 +184,5 @@ class Controller:
         cost = self._entry + self.costs.added(candidates[i].proposer, rows, 1, count)
         if cost > self._trial_budget:
             return _NOTHING
-        self._trial_budget = 0.0  # what was saved up in good times is no reason for several in a row
+        self._trial_budget = 0.0  # a saved-up budget must not pay for several trials in a row
         return _Choice({i: count}, 0.0, cost)

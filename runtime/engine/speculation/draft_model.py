@@ -1,4 +1,4 @@
-"""Proposals of a smaller model that knows the same tokens (arXiv:2211.17192)."""
+"""Proposals by a draft model: a smaller model with the same vocabulary (arXiv:2211.17192)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
 from ..requests.request import Request
-from ..sampling.draw import draw
+from ..sampling.random_sampling import sample_random
 from .proposer import Tokens
 
 _log = logging.getLogger(__name__)
@@ -23,12 +23,12 @@ _NO_TOKENS: Tokens = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class _Followed:
-    """A request's tokens as the draft model knows them.
+    """The state of one request in the draft model.
 
     Args:
-        slot: holds their KV.
+        slot: holds the draft model's KV of the request.
         known: how many of the request's tokens were run.
-        guessed: what was proposed behind them; all but the last were run too.
+        guessed: the tokens proposed after these; all but the last were run too.
     """
 
     slot: int
@@ -36,7 +36,7 @@ class _Followed:
     guessed: list[int] = field(default_factory=list)
 
     def held(self, request: Request) -> int:
-        """For how many of the request's tokens the slot holds KV, its newest aside."""
+        """Return for how many of the request's tokens the slot holds valid KV, at most all but the newest."""
         held, last = self.known, request.num_tokens - 1
         truth = request.token_slice(held, last).tolist() if held < last else []
         for guess, token in zip(self.guessed[:-1], truth, strict=False):
@@ -47,15 +47,15 @@ class _Followed:
 
 
 class DraftModel:
-    """Follows requests with a model of its own and proposes what that would say.
+    """Propose the tokens that a draft model generates.
 
-    For a request with random choice it draws as the request will, with the same numbers: where both models
-    agree on the probabilities, they choose the same token (compare arXiv:2408.07978).
+    For random sampling it uses the uniforms of the request itself: where both models agree on the
+    probabilities, they sample the same token (compare arXiv:2408.07978).
 
     Args:
-        runner: holds the draft model and its KV cache, with a slot for each that the engine has; closed here.
-        max_tokens: most tokens of one proposal.
-        max_step_tokens: most tokens of a request that are run at once to catch up with it.
+        runner: holds the draft model and its KV cache, with as many slots as the engine; closed here.
+        max_tokens: maximum tokens of one proposal.
+        max_step_tokens: maximum tokens of a request in one prefill step of the draft model.
     """
 
     def __init__(self, runner: Runner, max_tokens: int = 8, max_step_tokens: int = 512) -> None:
@@ -67,7 +67,7 @@ class DraftModel:
         self._failed = False
 
     def evidence(self, request: Request) -> int | None:
-        """The same for all requests that the draft model can follow."""
+        """Return 0 if the draft model can propose for the request, else None."""
         info, followed = self._runner.info, self._followed.get(request.request_id)
         if self._failed or request.num_tokens + self.max_tokens > info.context_length:
             return None
@@ -75,30 +75,30 @@ class DraftModel:
         return 0 if request.token_slice(known, request.num_tokens).max() < info.vocab_size else None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """What the draft model would say, nothing for requests that it has yet to catch up with."""
+        """Return the draft model's tokens; none for requests whose prompt it has not computed yet."""
         for request, _ in wanted:
             self._follow(request)
         try:
             return self._propose(wanted)
         except ProviderRuntimeError as error:
-            _log.warning("the draft model failed and is not used any more: %s", error)
+            _log.warning("the draft model failed and is disabled: %s", error)
             self._failed = True
             return [_NO_TOKENS] * len(wanted)
 
     def forget(self, request: Request) -> None:
-        """Give the request's slot back."""
+        """Free the request's slot."""
         followed = self._followed.pop(request.request_id, None)
         if followed is not None:
             self._runner.release(followed.slot)
             self._free.append(followed.slot)
 
     def close(self) -> None:
-        """Free the draft model."""
+        """Close the draft model's runner."""
         self._followed.clear()
         self._runner.close()
 
     def _follow(self, request: Request) -> None:
-        """Give the request a slot, at the cost of the one that was not asked about for longest."""
+        """Give the request a slot; if none is free, take that of the least recently used request."""
         if request.request_id not in self._followed:
             if not self._free:
                 self._free.append(self._followed.popitem(last=False)[1].slot)
@@ -124,7 +124,11 @@ class DraftModel:
         return [np.array(guessed, np.int64) for guessed in guesses]
 
     def _catch_up(self, requests: Sequence[Request], guesses: Sequence[list[int]]) -> list[int]:
-        """Run what the slots lack, and guess one token for each request that lacked little; return which."""
+        """Compute missing KV of all requests, and propose one token for those that missed little.
+
+        Returns:
+            The indices of the requests with a proposed token.
+        """
         rows = []
         for request in requests:
             followed = self._followed[request.request_id]
@@ -133,7 +137,7 @@ class DraftModel:
             followed.known, followed.guessed = stop, []
             rows.append(Row(followed.slot, request.token_slice(start, stop), start))
         logits = self._runner.forward(rows)
-        # To catch up is no fair measure of what a proposal costs, so that none is made at the same time.
+        # Prefill would distort the measured cost of a proposal, so long rows propose nothing.
         ready = [i for i, row in enumerate(rows) if len(row.tokens) <= self.max_tokens + 1]
         self._guess([requests[i] for i in ready], [logits[i] for i in ready], [guesses[i] for i in ready])
         return ready
@@ -144,7 +148,7 @@ class DraftModel:
         logits: Sequence[npt.NDArray[np.float32]],
         guesses: Sequence[list[int]],
     ) -> None:
-        """Append one more token to each of the guesses."""
+        """Sample one token for each request, and append it to its guesses."""
         tokens = [int(row[-1].argmax()) for row in logits]
         random = [i for i, request in enumerate(requests) if not request.params.greedy]
         if random:
@@ -152,7 +156,9 @@ class DraftModel:
             uniforms = np.array(
                 [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
             )
-            drawn = draw([logits[i][-1] for i in random], [state.filters() for state in states], uniforms)
+            drawn = sample_random(
+                [logits[i][-1] for i in random], [state.filters() for state in states], uniforms
+            )
             for i, token in zip(random, drawn.token_ids.tolist(), strict=True):
                 tokens[i] = token
         for guessed, token in zip(guesses, tokens, strict=True):

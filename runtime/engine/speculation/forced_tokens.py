@@ -1,4 +1,4 @@
-"""Proposals from a demanded form: what a grammar leaves no choice about, such as names in a JSON object."""
+"""Proposals of text that a grammar forces, such as the property names of a JSON object."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .proposer import Tokens
 
 
 class ForcedTokens:
-    """Proposes the text that a request's grammar forces, in the tokenizer's own spelling.
+    """Propose the text that a request's grammar forces, tokenized by the tokenizer.
 
-    The model still draws every token, so the result is what it would have been one token at a time, even
-    where it spells forced text otherwise.
+    The model still samples every token, so results do not change, even if it tokenizes forced text in
+    another way.
 
     Args:
-        max_tokens: most tokens of one proposal.
+        max_tokens: maximum tokens of one proposal.
     """
 
     def __init__(self, max_tokens: int = 32) -> None:
@@ -25,7 +25,7 @@ class ForcedTokens:
         self._found: dict[str, list[int]] = {}
 
     def evidence(self, request: Request) -> int | None:
-        """Whether any text is forced."""
+        """Return 0 if the grammar forces text, else None."""
         tokens = request.forced_tokens()
         if not tokens:
             return None
@@ -33,13 +33,13 @@ class ForcedTokens:
         return 0
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """The tokens that ``evidence`` has just found."""
+        """Return the tokens that ``evidence`` found."""
         return [np.array(self._found.pop(request.request_id)[:count], np.int64) for request, count in wanted]
 
     def forget(self, request: Request) -> None:
-        """Drop what was found for the request."""
+        """Drop the found tokens of the request."""
         self._found.pop(request.request_id, None)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all found tokens."""
         self._found.clear()

@@ -1,8 +1,7 @@
-"""Proposals from the text so far: what followed the last time that the same tokens came.
+"""Prompt lookup decoding (Saxena, 2023): propose the tokens that followed an earlier match of the last ones.
 
-Prompt lookup decoding (Saxena, 2023): texts that are summarised, quoted or edited contain much of the answer.
-The longest match is found as in LZ77 compressors, by hash chains: each position knows the previous one that
-ends in the same few tokens, so a new token costs one look-up and a search looks at few positions.
+It helps where the output repeats the prompt, as in summaries, quotes and edits. The longest match is found
+with hash chains, as in LZ77: each position links to the previous one with the same last two tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import numpy as np
 from ..requests.request import Request
 from .proposer import Tokens
 
-_MOST_CANDIDATES = 16
-_LONGEST = 32  # a match of so many tokens is as good as a longer one
+_MAX_CANDIDATES = 16
+_MAX_MATCH = 32  # tokens; longer matches are not told apart
 
 
 class History:
-    """A request's tokens, searchable by their end."""
+    """The tokens of a request, with a search for earlier matches of their end."""
 
     def __init__(self) -> None:
         self.match = (0, 0)  # length of the last match found, position after it
@@ -42,11 +41,11 @@ class History:
             last = token
 
     def find(self) -> int:
-        """Look for the longest end that occurred before, the latest of several; return its length or 0."""
+        """Find the longest suffix that occurred before, the latest of equal ones; return its length or 0."""
         length, after = 0, 0
         candidate = self._earlier[-1] if self._earlier else -1
-        for _ in range(_MOST_CANDIDATES):
-            if candidate < 0 or length == _LONGEST:
+        for _ in range(_MAX_CANDIDATES):
+            if candidate < 0 or length == _MAX_MATCH:
                 break
             common = self._common(candidate)
             if common > length:
@@ -56,14 +55,14 @@ class History:
         return length
 
     def following(self, count: int) -> Tokens:
-        """``count`` tokens from behind the match; where that reaches the end, it begins anew."""
+        """Return ``count`` tokens that followed the match, repeated cyclically if there are fewer."""
         after = self.match[1]
         return np.resize(np.array(self._tokens[after : after + count], np.int64), count)
 
     def _common(self, candidate: int) -> int:
-        """How many tokens up to ``candidate`` equal those up to the end."""
+        """Return how many tokens before and at ``candidate`` equal the last tokens."""
         tokens, end = self._tokens, len(self._tokens) - 1
-        most = min(candidate + 1, _LONGEST)
+        most = min(candidate + 1, _MAX_MATCH)
         common = 2
         while common < most and tokens[candidate - common] == tokens[end - common]:
             common += 1
@@ -71,10 +70,10 @@ class History:
 
 
 class PromptLookup:
-    """Proposes what followed an earlier occurrence of the last two or more tokens.
+    """Propose the tokens that followed an earlier occurrence of the last two or more tokens.
 
     Args:
-        max_tokens: most tokens of one proposal.
+        max_tokens: maximum tokens of one proposal.
     """
 
     def __init__(self, max_tokens: int = 16) -> None:
@@ -82,7 +81,7 @@ class PromptLookup:
         self._histories: dict[str, History] = {}
 
     def evidence(self, request: Request) -> int | None:
-        """The match's length, in powers of two."""
+        """Return the bit length of the match's length, None if there is no match."""
         history = self._histories.get(request.request_id)
         if history is None:
             history = self._histories[request.request_id] = History()
@@ -90,7 +89,7 @@ class PromptLookup:
         return history.find().bit_length() or None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """What followed the matches that ``evidence`` has just found."""
+        """Return the tokens that followed the matches found by ``evidence``."""
         return [self._histories[request.request_id].following(count) for request, count in wanted]
 
     def forget(self, request: Request) -> None:
@@ -98,5 +97,5 @@ class PromptLookup:
         self._histories.pop(request.request_id, None)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all histories."""
         self._histories.clear()

@@ -1,4 +1,4 @@
-"""What may propose tokens."""
+"""The interface of proposers: prompt lookup, draft model, forced tokens."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Proposer(Protocol):
-    """Guesses how requests go on. A wrong guess costs time, never the result.
+    """Propose the next tokens of requests. A wrong proposal costs time and never changes the result.
 
     Attributes:
-        max_tokens: most tokens of one proposal.
+        max_tokens: maximum tokens of one proposal.
     """
 
     max_tokens: int
 
     def evidence(self, request: Request) -> int | None:
-        """How well founded a proposal would be, None if there is none.
+        """Return a small number that classifies the evidence for a proposal, None if there is none.
 
-        The success of each of these small numbers is learned.
+        The controller learns an acceptance rate for each number.
         """
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """Per request, the tokens that may follow, at most so many; only where there is evidence."""
+        """Return the proposed tokens of each request, at most the given number.
+
+        Called only for requests for which ``evidence`` has just returned a number.
+        """
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop the state of an ended request."""
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all resources."""

@@ -1,4 +1,4 @@
-"""Speculation within a step: rows made longer before it, and what was learned after it."""
+"""Speculation in a step: add proposals to its rows before it, and learn from the result after it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from ..schedule.scheduler import Scheduler, StepPlan
 from .controller import Candidate, Controller, Outcome
 from .proposer import Proposer, Tokens
 
-# Looking for proposals costs time too, which nobody could win back where all are declined.
-_PATIENCE = 8  # times declined, for each step more that passes unseen after another
-_LONGEST_PAUSE = 4  # steps
+# Searching for proposals costs time, so steps are skipped while the controller declines all proposals: one
+# more step for every _PATIENCE steps with declined proposals, at most _MAX_PAUSE.
+_PATIENCE = 8
+_MAX_PAUSE = 4
 
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """Running totals; see EngineStats."""
+    """Running totals; see ``EngineStats``."""
 
     proposed_tokens: int = 0
     accepted_tokens: int = 0
 
 
 class Speculator:
-    """Adds proposals to the rows that decode, where that pays.
+    """Add proposals to decode rows where that is expected to save time.
 
     Args:
-        proposers: asked in this order; the first with evidence speaks for a request.
-        batched: whether the provider verifies rows of several tokens together with all others.
-        max_step_tokens: most tokens of a step.
+        proposers: asked in this order; the first with evidence proposes for a request.
+        batched: whether the runner runs rows of several tokens together with all other rows.
+        max_step_tokens: maximum tokens of a step.
         adaptive: False makes every proposal at its full length.
     """
 
@@ -42,17 +43,17 @@ class Speculator:
         self._controller = Controller(batched=batched)
         self._max_step_tokens = max_step_tokens
         self._adaptive = adaptive
-        self._decoding = 0  # rows
-        self._chosen = 0  # proposals that were to be made
-        self._made: dict[str, Candidate] = {}  # by request
-        self._declined = 0  # steps in which proposals were declined, since one was right
-        self._pause = 0  # steps to pass without a look
+        self._decoding = 0  # decode rows of the step
+        self._chosen = 0  # proposals that the controller chose
+        self._made: dict[str, Candidate] = {}  # candidates of the step's proposals, by request id
+        self._declined = 0  # steps with declined proposals since a token was accepted
+        self._pause = 0  # steps to skip
 
-    def lengthen(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Append proposals to the plan's decoding rows, as far as they find room."""
+    def add_proposals(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Append proposals to the plan's decode rows, within the token and KV budgets."""
         if self._made:
             self._made.clear()
-        decoding = plan.decoding()
+        decoding = plan.decode_rows()
         self._decoding, self._chosen = len(decoding), 0
         if self._pause:
             self._pause -= 1
@@ -66,7 +67,7 @@ class Speculator:
             counts = [candidate.most for candidate in candidates]
         if not any(counts):
             self._declined += 1
-            self._pause = min(self._declined // _PATIENCE, _LONGEST_PAUSE)
+            self._pause = min(self._declined // _PATIENCE, _MAX_PAUSE)
             return
         self._chosen = sum(count > 0 for count in counts)
         budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
@@ -77,13 +78,13 @@ class Speculator:
         for candidate, tokens in proposals:
             request = plan.requests[candidate.index]
             tokens = tokens[: request.valid_prefix(tokens[:budget])]
-            if len(tokens) and scheduler.lend(request, len(tokens)):
+            if len(tokens) and scheduler.reserve(request, len(tokens)):
                 budget -= len(tokens)
-                plan.lengthen(candidate.index, tokens)
+                plan.add_proposal(candidate.index, tokens)
                 self._made[candidate.request_id] = candidate
 
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
-        """Take note of how the plan's proposals fared, and how long the step took."""
+        """Learn from the step: ``accepted`` tokens per row, and its duration."""
         outcomes = self._outcomes(plan, accepted) if self._made else []
         if any(outcome.accepted for outcome in outcomes):
             self._declined = 0
@@ -92,13 +93,13 @@ class Speculator:
             self._controller.learn(outcomes, self._decoding, seconds if undisturbed else None)
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop the state of an ended request."""
         self._controller.acceptance.forget(request.request_id)
         for proposer in self._proposers:
             proposer.forget(request)
 
     def close(self) -> None:
-        """Free the proposers."""
+        """Close the proposers."""
         for proposer in self._proposers:
             proposer.close()
 
@@ -115,7 +116,7 @@ class Speculator:
         return outcomes
 
     def _candidate(self, index: int, request: Request) -> Candidate | None:
-        room = request.remaining_tokens - 1  # one comes without any proposal
+        room = request.remaining_tokens - 1  # every step samples one token anyway
         if room < 1:
             return None
         for proposer in self._proposers:

@@ -99,11 +99,16 @@ class Admission:
         Raises:
             InvalidSamplingError: an option is beyond the service's limits.
         """
-        self._check(asked.params)
+        self.check(asked.params)
         caller = CALLER.get()
         return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
 
-    def _check(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
+        """Make sure that sampling options are within the service's limits.
+
+        Raises:
+            InvalidSamplingError: one is not.
+        """
         limits = {
             "n": (params.num_samples, self._config.max_choices),
             "logprobs": (params.logprobs, self._config.max_logprobs),

@@ -34,6 +34,8 @@ class ServerConfig(Checked):
         max_stored_responses: how many answers of /v1/responses are kept for those who come back to them.
         shared_memory: let clients of the Open Inference Protocol pass tensors in shared memory; any client
             can then read and write the shared memory objects of this user.
+        batch_folder: where files and batches are kept (docs/batch.md); without it there are none.
+        max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's body.
 
     Raises:
@@ -59,6 +61,8 @@ class ServerConfig(Checked):
     max_logprobs: int = option(64, least=0)
     max_stored_responses: int = option(1000, least=0)
     shared_memory: bool = False
+    batch_folder: Path | None = None
+    max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
 
     def __post_init__(self) -> None:

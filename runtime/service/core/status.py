@@ -11,6 +11,7 @@ from ....errors import (
     RequestCancelled,
     ServiceUnavailableError,
     UnknownModelError,
+    UnknownObjectError,
     UnsupportedTaskError,
     UsageError,
 )
@@ -32,6 +33,7 @@ class Status:
 # The first class that an error belongs to decides.
 STATUS: dict[type[CarryallError], Status] = {
     UnknownModelError: Status("NOT_FOUND", 404),
+    UnknownObjectError: Status("NOT_FOUND", 404),
     UnsupportedTaskError: Status("UNIMPLEMENTED", 501),
     UsageError: Status("INVALID_ARGUMENT", 400),
     QueueFullError: Status("RESOURCE_EXHAUSTED", 429),

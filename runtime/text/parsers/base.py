@@ -1,4 +1,4 @@
-"""How a message is taken apart while it arrives."""
+"""The base of message parsers, which split a streamed answer into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...types.outputs import ToolCall
-from ..stop_strings import overlap
 
 
 class StrippedText:
-    """Grows by pieces, less the whitespace at its beginning and, as long as nothing follows, at its end."""
+    """Text that grows by pieces, without leading whitespace, and without trailing whitespace so far."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -21,12 +20,12 @@ class StrippedText:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self._pieces)
 
     @property
     def mark(self) -> int:
-        """Where it ends now, for ``between``."""
+        """The current end, for ``between``."""
         return len(self._pieces)
 
     def add(self, piece: str) -> None:
@@ -38,13 +37,13 @@ class StrippedText:
         self._held = piece[len(kept) :]
 
     def between(self, start: int, stop: int) -> str:
-        """What was added between two marks."""
+        """Return the text between two marks."""
         return "".join(self._pieces[start:stop])
 
 
 @dataclass(slots=True)
 class Message:
-    """What has been understood so far."""
+    """The parsed part of a message."""
 
     content: StrippedText = field(default_factory=StrippedText)
     reasoning: StrippedText = field(default_factory=StrippedText)
@@ -52,11 +51,11 @@ class Message:
 
     def call(self, name: str, arguments: str) -> None:
         """Add a tool call."""
-        # Nine letters and digits are what Mistral's templates demand of an id.
+        # Mistral's templates require ids of nine letters and digits.
         self.tool_calls.append(ToolCall(secrets.token_hex(5)[:9], name, arguments))
 
     def call_json(self, text: str) -> bool:
-        """Add the calls that a JSON object, or a list of them, describes; False if it describes none."""
+        """Add the tool calls of a JSON object or list; return False, adding none, if it is no tool call."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -70,16 +69,16 @@ class Message:
 
 
 class MessageParser(abc.ABC):
-    """Reads a message in pieces; how it is cut changes nothing.
+    """Parse a message that arrives in pieces; the result does not depend on how it is cut.
 
-    What looks like a tool call but cannot be read as one is content, so nothing is lost.
+    Text that looks like a tool call but is invalid becomes content, so nothing is lost.
 
     Args:
-        message: takes what is understood.
+        message: receives the parsed parts.
 
     Attributes:
         marker: a text that chat templates of this style contain.
-        needs_special_tokens: whether the style is written with tokens that are usually left out of a text.
+        needs_special_tokens: whether the style uses special tokens, which are usually left out of the text.
     """
 
     marker: ClassVar[str] = ""
@@ -87,7 +86,7 @@ class MessageParser(abc.ABC):
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self._text = ""  # what is not understood yet
+        self._text = ""  # not parsed yet
 
     def push(self, text: str) -> None:
         """Add text."""
@@ -96,22 +95,22 @@ class MessageParser(abc.ABC):
             pass
 
     def end(self) -> None:
-        """Understand the rest: no more text will come."""
+        """Parse the rest: no more text follows."""
         while self._advance(final=True):
             pass
 
     @abc.abstractmethod
     def _advance(self, *, final: bool) -> bool:
-        """Take something from the text; return whether there may be more to take.
+        """Parse the next part of the text; return whether there may be more to parse.
 
         Args:
-            final: no more text will come; nothing may be held back.
+            final: no more text follows, so nothing may be held back.
         """
 
     def _until(self, *markers: str, final: bool) -> tuple[str, str]:
-        """Take the text before the first of the markers, and the marker.
+        """Remove and return the text before the first of the markers, and the marker.
 
-        Without one, take what cannot be its beginning, and "".
+        If there is no marker, return the text that cannot be the start of one, and "".
         """
         found = [(at, marker) for marker in markers if (at := self._text.find(marker)) >= 0]
         at, marker = min(found, default=(len(self._text), ""))
@@ -122,7 +121,7 @@ class MessageParser(abc.ABC):
 
 
 class PlainParser(MessageParser):
-    """All is content."""
+    """Treats the whole message as content."""
 
     needs_special_tokens = False
 
@@ -146,6 +145,12 @@ def _is_call(value: Any) -> bool:
 
 
 def _arguments(call: dict[str, Any]) -> str:
-    """The arguments as JSON text; models write them as an object, some as its text."""
+    """Return the arguments as JSON text; models write them as an object or as JSON text."""
     given = call.get("arguments", call.get("parameters", {}))
     return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+def overlap(text: str, marker: str) -> int:
+    """The length of the longest end of ``text`` with which ``marker`` begins."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,7 +1,7 @@
-"""Messages as gpt-oss writes them, each with a channel: reasoning, tool calls, and the answer.
+"""Parser of the harmony format of gpt-oss, whose messages have channels: analysis, commentary, final.
 
-``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...``; a recipient in a
-header, ``to=functions.name``, makes a tool call. See https://github.com/openai/harmony.
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...``. A recipient in
+the header, ``to=functions.name``, makes a tool call. See https://github.com/openai/harmony.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
 class HarmonyParser(MessageParser):
-    """A header, a body, and so on."""
+    """Alternates between headers and bodies."""
 
     marker = "<|channel|>"
 
@@ -35,7 +35,7 @@ class HarmonyParser(MessageParser):
         self._header += text
         if marker:
             self._open(self._header)
-        elif final and "<|" not in self._header:  # no message in this form at all
+        elif final and "<|" not in self._header:  # the message is not in this format
             self.message.content.add(self._header)
         return bool(marker)
 

@@ -1,4 +1,4 @@
-"""Tool calls as Hermes and Qwen write them: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""Parser of the tool calls of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
 See https://github.com/NousResearch/Hermes-Function-Calling.
 """
@@ -11,7 +11,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(MessageParser):
-    """A call between tags; the last may lack its closing one."""
+    """Parses calls between tags; the closing tag of the last call may be missing."""
 
     marker = _OPEN
     needs_special_tokens = False

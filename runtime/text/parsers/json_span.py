@@ -1,4 +1,4 @@
-"""Where a JSON object or list that arrives in pieces ends."""
+"""Find the end of a JSON object or list that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ESCAPE = re.compile(r"\\.|\"", re.DOTALL)
 
 
 class JsonSpan:
-    """Counts brackets outside of strings; the first must open at the beginning."""
+    """Counts brackets outside of strings. The text must start with an opening bracket."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -17,7 +17,7 @@ class JsonSpan:
         self._in_string = False
 
     def end(self, text: str) -> int | None:
-        """Where the value ends in ``text``, None if it does not yet; each text begins with the one before."""
+        """Return the end of the value in ``text``, None if it is incomplete; ``text`` must only grow."""
         while True:
             pattern = _ESCAPE if self._in_string else _SIGNIFICANT
             found = pattern.search(text, self._at)

@@ -1,6 +1,6 @@
-"""Tool calls as Llama 3 writes them: the message is ``{"name": ..., "parameters": {...}}``, or several.
+"""Parser of the tool calls of Llama 3: the message is one or more ``{"name": ..., "parameters": {...}}``.
 
-``<|python_tag|>`` may stand in front. See https://github.com/meta-llama/llama-models (prompt format of 3.1).
+``<|python_tag|>`` may precede them. See https://github.com/meta-llama/llama-models (prompt format of 3.1).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _BETWEEN = " \t\r\n;"
 
 
 class LlamaParser(MessageParser):
-    """A message that begins with an object consists of calls, separated by semicolons; others are content."""
+    """Parses a message that starts with an object as calls separated by semicolons, others as content."""
 
     marker = _TAG
 
     def __init__(self, message: Message) -> None:
         super().__init__(message)
-        self._calls = True  # whether only calls have come so far
+        self._calls = True  # whether the message had only calls so far
         self._span = JsonSpan()
 
     def _advance(self, *, final: bool) -> bool:
@@ -40,7 +40,7 @@ class LlamaParser(MessageParser):
         return bool(self._text)
 
     def _skip(self, *, final: bool) -> bool:
-        """Leave out what may stand between calls; anything else begins content."""
+        """Skip separators between calls; any other text starts content."""
         self._text = self._text.lstrip(_BETWEEN if self.message.tool_calls else None)
         if self._text.startswith(_TAG):
             self._text = self._text[len(_TAG) :]

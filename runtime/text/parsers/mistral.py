@@ -1,7 +1,7 @@
-"""Tool calls as Mistral writes them, all behind ``[TOOL_CALLS]``.
+"""Parser of the tool calls of Mistral, which follow ``[TOOL_CALLS]``.
 
-Either a list, ``[{"name": ..., "arguments": {...}}, ...]``, or, since tokenizer version 11, one call a
-marker: ``name[ARGS]{...}``. See https://github.com/mistralai/mistral-common.
+A list, ``[{"name": ..., "arguments": {...}}, ...]``, or, since tokenizer version 11, one call per marker:
+``name[ARGS]{...}``. See https://github.com/mistralai/mistral-common.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _CONTROL = re.compile(r"\[CALL_ID\]\w*|\[ARGS\]")
 
 
 class MistralParser(MessageParser):
-    """Content, then calls."""
+    """Parses content, then calls."""
 
     marker = _MARKER
 
     def __init__(self, message: Message) -> None:
         super().__init__(message)
-        self._called = False  # whether a marker has come whose calls have not
-        self._begin: int | None = None  # of the JSON text
+        self._called = False  # a marker was read, but not its calls
+        self._begin: int | None = None  # start of the JSON text
         self._span = JsonSpan()
 
     def _advance(self, *, final: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Which parser reads the messages of a model: its chat template tells."""
+"""Choose the message parser of a model by its chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .llama import LlamaParser
 from .mistral import MistralParser
 from .think import TAGS, ThinkParser
 
-# In order: a template that contains several markers is of the first style.
+# Ordered: if a template contains several markers, the first style is chosen.
 STYLES: dict[str, type[MessageParser]] = {
     "harmony": HarmonyParser,
     "mistral": MistralParser,
@@ -22,16 +22,16 @@ STYLES: dict[str, type[MessageParser]] = {
 def message_parser(
     template: str, prompt: str = "", *, tools: bool = False, style: str | None = None
 ) -> MessageParser | None:
-    """A parser for one message; None if there is nothing but content.
+    """Return a parser for one message; None if the whole message is content.
 
     Args:
-        template: source of the chat template.
-        prompt: what it made; where its end opens the reasoning, the message begins within.
-        tools: whether the model may call any.
-        style: a name from ``STYLES`` instead of what the template tells.
+        template: the source of the chat template.
+        prompt: the rendered prompt; if it ends with an opening reasoning tag, the message starts inside it.
+        tools: whether the request has tools.
+        style: a name from ``STYLES``, in place of the template's style.
 
     Raises:
-        UsageError: no such style.
+        UsageError: there is no such style.
     """
     chosen = _style(template, style)
     if chosen is HarmonyParser:
@@ -47,5 +47,5 @@ def _style(template: str, name: str | None) -> type[MessageParser] | None:
     if name is None:
         return next((style for style in STYLES.values() if style.marker in template), None)
     if name not in STYLES:
-        raise UsageError(f"there is no style of tool calls '{name}', only {', '.join(STYLES)}")
+        raise UsageError(f"there is no tool call style '{name}'; choose one of {', '.join(STYLES)}")
     return STYLES[name]

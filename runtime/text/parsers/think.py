@@ -1,4 +1,4 @@
-"""Reasoning between tags in front of the answer, as DeepSeek, Qwen and Magistral write it."""
+"""Parser of reasoning between tags before the answer, as DeepSeek, Qwen and Magistral write it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 class ThinkParser(MessageParser):
-    """Reasoning up to its closing tag; what follows is read by another parser.
+    """Parses reasoning up to its closing tag, and passes the rest to another parser.
 
     Args:
-        answer: reads the rest, into the same message.
-        tags: the opening and the closing one.
-        opened: the prompt ends with the opening tag.
+        answer: parses the rest into the same message.
+        tags: the opening and the closing tag.
+        opened: whether the prompt ends with the opening tag.
     """
 
     def __init__(self, answer: MessageParser, tags: tuple[str, str], *, opened: bool) -> None:
@@ -23,7 +23,7 @@ class ThinkParser(MessageParser):
         self._state = "reasoning" if opened else "before"
 
     def end(self) -> None:
-        """Understand the rest."""
+        """Parse the rest: no more text follows."""
         super().end()
         self._answer.end()
 

@@ -90,7 +90,7 @@ def test_the_same_command_again_says_that_it_is_done(source: Path, out: Path) ->
     assert batch(source, "-o", out).exit_code == 0
     result = batch(source, "-o", out)
     assert result.exit_code == 0
-    assert "is finished: 2 completed, 0 failed; nothing was left to do" in result.stderr
+    assert "was already finished: 2 completed, 0 failed" in result.stderr
 
 
 def test_another_option_is_refused_until_restart(source: Path, out: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_job_is_watched_and_cancelled_from_another_terminal(
     assert found["request_counts"]["completed"] <= count < 3000
     assert not out.exists()
     result = batch(long_source, "-o", out)
-    assert f"{count} lines are answered already" in result.stderr
+    assert f"{count} lines are already answered" in result.stderr
     assert len(read_lines(out)) == 3000
     assert json.loads(on_job("status", out, "--json").stdout)["status"] == "completed"
     assert on_job("merge", out, "-o", merged).exit_code == 2  # it exists

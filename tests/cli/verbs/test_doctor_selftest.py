@@ -22,7 +22,7 @@ def test_a_provider_proves_itself() -> None:
 def test_a_device_goes_to_the_provider() -> None:
     result = CliRunner().invoke(carryall, ["doctor", "--provider", "cpu", "--device", "1", "--selftest"])
     assert result.exit_code != 0
-    assert "provider 'cpu' has no choice of devices, such as '1'" in result.output
+    assert "provider 'cpu' has no devices to choose from; omit '1'" in result.output
 
 
 def test_a_provider_that_cannot_run_says_why() -> None:

@@ -57,7 +57,7 @@ def test_too_little_text(tiny_package: Path, text: Path, content: str, message: 
 def test_a_text_is_needed(tiny_package: Path) -> None:
     result = run("eval", tiny_package)
     assert result.exit_code == 2
-    assert "give a text to predict: --text FILE" in result.stderr
+    assert "a text to evaluate is missing: --text FILE" in result.stderr
 
 
 def test_models_of_two_vocabularies(tiny_package: Path, text: Path) -> None:

@@ -77,7 +77,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
         (source / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
         words, code = "llama", 2
     elif kind == "a package":
-        arguments[1], words, code = tiny_package, "exported already", 2
+        arguments[1], words, code = tiny_package, "already exported", 2
     else:
         arguments, words, code = [*arguments, "--quantize", "int3"], "int3", 2
     result = run(*arguments)
@@ -119,7 +119,7 @@ def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_
         command = [sys.executable, "-m", "carryall", verb, str(source), str(out), option, "int4"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ.copy())
         text = f"2 of 16 weights stay float, {100 * share:.1f}"[:-1]
-        reason = f"has {size} inputs, no multiple of 16 (2)"
+        reason = f"has {size} inputs, which is not a multiple of 16 (2)"
         assert text in done.stdout
         assert reason in done.stdout
         record = Package.open(out).record.quantization
@@ -161,7 +161,7 @@ def test_quantize_refuses_what_it_cannot_do(tiny_package: Path, tmp_path: Path) 
     assert run("quantize", tiny_package, tmp_path / "a", "--block-size", 16).exit_code == 0
     again = run("quantize", tmp_path / "a", tmp_path / "b")
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
-    assert "quantized already" in again.stderr
+    assert "already quantized" in again.stderr
     assert not (tmp_path / "b").exists()
     for name in ("model.onnx", "model.onnx.data"):
         shutil.copyfile(tiny_package / name, tmp_path / name)

@@ -89,19 +89,19 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--method", "none"), "nothing to do"),
-        (("--method", "none", "--kv", "int8"), "the KV cache of .* is quantized already"),
+        (("--method", "none"), "the recipe does nothing"),
+        (("--method", "none", "--kv", "int8"), "the KV cache of .* is already quantized"),
         (
             ("--max-error", "0.1"),
             "max_error has no effect with method int4; it is for: int8-",
         ),
-        (("--budget", "many"), "a budget is a number of bits, such as 4.5bits, not 'many'"),
+        (("--budget", "many"), "'many' is not a number of bits such as 4.5bits"),
         (
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",
         ),
-        (("--budget", "5", "--max-kl", "0.1"), "choose one of them"),
-        (("--calibration", __file__), "calibration is for kv"),
+        (("--budget", "5", "--max-kl", "0.1"), "exclude each other; choose one"),
+        (("--calibration", __file__), "calibration has no effect here"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -170,7 +170,7 @@ def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> No
         assert graph.initializers[f"{name}.values"].dtype == ir.DataType.INT8
     refused = run(*options[:2], tmp_path / "no", *options[3:], "--budget", "4.5bits")
     assert refused.exit_code == 2
-    assert "the closest is 6.000 bits a weight" in refused.stderr
+    assert "the minimum is 6.000 bits per weight" in refused.stderr
     limited = run(*options[:2], tmp_path / "kl", *options[3:], "--max-kl", "0.0005", "--algorithm", "gptq")
     assert limited.exit_code == 0, limited.output
     record = Package.open(tmp_path / "kl").record.quantization
@@ -184,7 +184,7 @@ def test_dynamic_int8_runs(tiny_package: Path, tmp_path: Path) -> None:
     assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
     again = run("quantize", out, tmp_path / "again")
     assert again.exit_code == 2
-    assert "is quantized already" in again.stderr
+    assert "is already quantized" in again.stderr
     refused = run(
         "quantize", tiny_package, tmp_path / "no", "--method", "int8-dynamic", "--algorithm", "gptq"
     )
@@ -225,7 +225,9 @@ def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: s
     for second in ("int4", "int8-static", "fp16"):
         result = run("quantize", once, tmp_path / "twice", "--method", second)
         assert result.exit_code == 2
-        assert re.search(r"is (quantized|in 16 bits) already; start from the float model", result.stderr)
+        assert re.search(
+            r"(is already quantized|already has 16-bit weights); start from the float model", result.stderr
+        )
         assert not (tmp_path / "twice").exists()
 
 
@@ -241,4 +243,4 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
     one, other = ((out / "model.onnx.data").read_bytes() for out in outs)
     assert one == other
     result = run("quantize", tiny_package, tmp_path / "no", "--calibration-tokens", 600)
-    assert "nothing else needs a text" in " ".join(result.stderr.split())
+    assert "calibration has no effect here" in " ".join(result.stderr.split())

@@ -66,7 +66,7 @@ def test_static_int8_runs_near_the_float_model(tiny_package: Path, tmp_path: Pat
     assert 0 < divergence(out, tiny_package, tmp_path) < 0.05
     again = run("quantize", out, tmp_path / "again")
     assert again.exit_code == 2
-    assert "is quantized already; start from the float model" in again.stderr
+    assert "is already quantized; start from the float model" in again.stderr
 
 
 def test_calibration_is_done_once_for_all_calibrators(
@@ -110,7 +110,7 @@ def test_half_precision(tiny_package: Path, tmp_path: Path, method: str) -> None
     assert divergence(out, tiny_package, tmp_path) < 1e-4
     again = run("quantize", out, tmp_path / "again", "--method", "int4")
     assert again.exit_code == 2
-    assert "is in 16 bits already; start from the float model" in again.stderr
+    assert "already has 16-bit weights; start from the float model" in again.stderr
 
 
 def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "checkpoint", name, lambda weight: np.multiply(weight, 30000, out=weight))
     result = run("quantize", source, tmp_path / "out", "--method", "fp16")
     assert result.exit_code == 0, result.output
-    assert "left float: model.layers.0.mlp.down_proj/MatMul goes beyond FLOAT16" in result.stdout
+    assert "left float: model.layers.0.mlp.down_proj/MatMul exceeds the range of FLOAT16" in result.stdout
     record = Package.open(tmp_path / "out").record.quantization
     assert record is not None
     assert "model.layers.0.mlp.down_proj/MatMul" in record["float"]
@@ -131,7 +131,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
         (
             lambda folder: broken(folder, "model.embed_tokens.weight", 1e5),
             ("--method", "fp16"),
-            "weight model.embed_tokens.weight reaches 1e+05, beyond the 65504 of FLOAT16",
+            "weight model.embed_tokens.weight reaches 1e+05, above the limit 65504 of FLOAT16",
         ),
         (
             lambda folder: broken(folder, "model.layers.1.input_layernorm.weight", np.inf),
@@ -198,6 +198,6 @@ def test_options_without_effect_are_refused(
 def test_static_int8_cannot_be_made_on_the_fly(tiny_package: Path) -> None:
     result = run("run", tiny_package, "abc", "--quantize", "int8-static")
     assert result.exit_code == 2
-    assert "int8-static needs a calibration: carryall quantize IN OUT --method int8-static" in " ".join(
+    assert "int8-static needs calibration; use: carryall quantize IN OUT --method int8-static" in " ".join(
         result.stderr.split()
     )

@@ -103,10 +103,10 @@ def test_help_has_sections() -> None:
     titles = [
         "Model and provider:",
         "Engine:",
-        "Choosing tokens:",
-        "Against repetition:",
+        "Sampling:",
+        "Repetition:",
         "Length and number:",
-        "Form of the text",
+        "Structured output",
         "\nOptions:",
     ]
     assert sorted(titles, key=shown.index) == titles
@@ -155,7 +155,7 @@ def test_the_demo_runs_in_int4_in_its_own_process() -> None:
         (["--temperature", "-1"], 2, "temperature"),
         (["--max-tokens", "0"], 2, "max_tokens"),
         (["--provider", "gpu"], 2, "known providers"),
-        (["--context-length", "100000"], 2, "context length 100000"),
+        (["--context-length", "100000"], 2, "context_length 100000"),
         (["--context-length", "4"], 2, "the context holds 4"),
         (["--seed", "x"], 2, "--seed"),
     ],

@@ -65,7 +65,7 @@ def test_the_first_wrong_pass_is_named(tiny_package: Path, tmp_path: Path, targe
     out = tmp_path / "out"
     result = run("optimize", tiny_package, out, "--target", target, "--verify", *own)
     assert result.exit_code == 1
-    assert "It first does after pass Wrong." in result.stderr
+    assert "It first differs after pass Wrong." in result.stderr
     assert result.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
         "wrong_passes_module.py"
@@ -100,7 +100,7 @@ def test_any_two_graphs_run_on_made_up_or_given_tensors(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", x=np.ones((2, 3), np.float32), by=np.array([1]))
     result = run("verify", first, other, "--inputs", tmp_path / "one.npz", "--json")
     assert result.exit_code == 1
-    assert "output z has the relative error 1, above the bar 0.001 (--max-error)" in result.stderr
+    assert "output z has relative error 1, above the limit 0.001 (--max-error)" in result.stderr
     found = json.loads(result.stdout)
     assert (found["outputs"]["y"]["max_abs"], found["outputs"]["y"]["max_rel"]) == (0, 0)
     assert (found["outputs"]["z"]["max_abs"], found["outputs"]["z"]["max_rel"]) == (2, 1)  # of 2, the range
@@ -116,8 +116,8 @@ def test_given_inputs_must_fit(tiny_package: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "nothing.npz")
     np.savez(tmp_path / "ids.npz", input_ids=np.array([[1, 2]]), attention_mask=np.array([[0, 0]]))
     cases = [
-        ([graph, graph, "--inputs", tmp_path / "half.npz"], "wants the input by"),
-        ([graph, graph, "--inputs", tmp_path / "text.npz"], "no .npz file"),
+        ([graph, graph, "--inputs", tmp_path / "half.npz"], "needs input by"),
+        ([graph, graph, "--inputs", tmp_path / "text.npz"], "cannot be read as an .npz file"),
         ([graph, graph, "--inputs", tmp_path / "empty.npz"], "is an empty file"),
         ([graph, graph, "--inputs", tmp_path / "nothing.npz"], "holds no tensors"),
         ([graph, graph, "--inputs", tmp_path / "folder"], "holds no .npz file"),
@@ -126,7 +126,7 @@ def test_given_inputs_must_fit(tiny_package: Path, tmp_path: Path) -> None:
             [graph, graph, "--inputs", tmp_path / "half.npz", "--prompt", "x"],
             "either a prompt or inputs",
         ),
-        ([tiny_package, tiny_package, "--inputs", tmp_path / "ids.npz"], "a token in every row"),
+        ([tiny_package, tiny_package, "--inputs", tmp_path / "ids.npz"], "at least one token per row"),
     ]
     for arguments, words in cases:
         result = run("verify", *arguments)
@@ -188,7 +188,7 @@ def test_nothing_runs_beyond_the_context(tiny_package: Path, tmp_path: Path) -> 
     assert "24 tokens in pieces" in result.stdout
     result = run("verify", tiny_package, short, "--prompt", "x" * 20)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "20 tokens and 16 steps are more than the context of 24 tokens" in result.stderr
+    assert "20 tokens and 16 steps exceed the context of 24 tokens" in result.stderr
 
 
 def test_messages_show_no_temporary_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One package, the same answers in onnxruntime, OpenVINO, ONNX's reference evaluator and transformers."""
+"""One package gives equal results in onnxruntime, OpenVINO, ONNX's reference evaluator and transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from carryall.exporter.export import export_package, families
 from carryall.exporter.package import Package
 
 TOLERANCE = 1e-4
-# Exported and compiled once each; a parametrized test asks for them in any order.
+# Exported and compiled once each; parametrized tests request them in any order.
 PACKAGES: dict[str, Package] = {}
 RUNS: dict[tuple[Path, str], Run] = {}
 

@@ -125,5 +125,5 @@ def test_a_stored_table_that_is_too_short_is_an_error() -> None:
     text = "g (int64[B, S] position_ids) => (float[B, S, 2] cos) { cos = Gather(table, position_ids) }"
     model = graph(text, table=np.ones((5, 2), np.float32))
     assert rope_table(model.graph, model.graph.outputs[0], 5).shape == (5, 2)
-    with pytest.raises(GraphError, match=r"cannot be made for 6 positions; .* choose a context length"):
+    with pytest.raises(GraphError, match=r"cannot be computed for 6 positions; .* choose a context length"):
         rope_table(model.graph, model.graph.outputs[0], 6)

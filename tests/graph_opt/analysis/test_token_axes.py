@@ -1,4 +1,4 @@
-"""What mixes tokens is refused, whatever it is; what treats each by itself is followed."""
+"""Nodes that mix tokens are refused; the token axis is followed through nodes that do not."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_subgraphs_count_by_their_structure() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("g (float[N, 4] x) => (float[N, 4] z) { z = Abs(x) }", ["output y is called z"]),
+        ("g (float[N, 4] x) => (float[N, 4] z) { z = Abs(x) }", ["output y is named z"]),
         ("g (float[N, 8] x) => (float[N, 4] y) { y = Abs(x) }", ["input x FLOAT [N,4] is FLOAT [N,8]"]),
         (
             "g (float[N, 4] x, int64 k) => (float[N, 4] y, float[N, 4] x2) { y = Abs(x) x2 = Neg(x) }",

@@ -90,8 +90,8 @@ def test_states_go_on_from_run_to_run() -> None:
 
 def test_what_cannot_be_made_up_is_named() -> None:
     model = net("(seq(float[2]) xs) => (float[2] y) <int64 i = {0}> { y = SequenceAt(xs, i) }")
-    with pytest.raises(UsageError, match=r"nothing can be made up for input xs .*give --inputs"):
+    with pytest.raises(UsageError, match=r"no input can be generated for xs .*give --inputs"):
         verify(model, model)
     never = net("(float[batch, 3] x) => (float[batch, 5] y) <int64[2] s = {7, 5}> { y = Reshape(x, s) }")
-    with pytest.raises(GraphError, match=r"refuses all \d+ made-up inputs for x; give --inputs"):
+    with pytest.raises(GraphError, match=r"refuses all \d+ generated inputs for x; give --inputs"):
         verify(never, never)

@@ -50,7 +50,7 @@ def test_a_changed_weight_is_seen(tmp_path: Path) -> None:
     assert result.max_rel > 1e-3
     assert result.tokens is not None
     assert result.tokens.kl > 1e-4
-    with pytest.raises(VerificationError, match=r"KL .* is above the bar 1e-06"):
+    with pytest.raises(VerificationError, match=r"KL .* is above the limit 1e-06"):
         result.check()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from forests import FEATURES, forest
 from mutations import mutate
 from small_graphs import POSITIONS, VOCABULARY, binary_head, cnn, encoder
 from tiny_models import write_tiny
@@ -32,7 +33,7 @@ Array = npt.NDArray[Any]
 Runner = Callable[[Path], list[list[Array]]]
 MAX_ERROR, MAX_KL = 1e-3, 1e-4  # the bars that `carryall verify --help` states for float32
 CONTEXT = 48
-MUTATIONS = 200  # of all graphs together
+MUTATIONS = 240  # of all graphs together
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,13 @@ def on_images(path: Path) -> list[list[Array]]:
     return [opened.run(None, {"pixel_values": image}) for image in images]
 
 
+def on_rows(path: Path) -> list[list[Array]]:
+    """Rows of features, around and far from what trees compare them with."""
+    opened, rng = session(path), np.random.default_rng(1234)
+    rows = [rng.standard_normal((4096, FEATURES), np.float32) * np.float32(scale) for scale in (0.3, 1, 3)]
+    return [opened.run(None, {"x": row}) for row in rows]
+
+
 def on_tokens(path: Path) -> list[list[Array]]:
     """Prompts of many lengths, in two pieces, the rest token by token, for either contract of a decoder."""
     opened, rng = session(path), np.random.default_rng(1234)
@@ -130,6 +138,7 @@ CASES = {
     "encoder": Case(lambda _: encoder(), False, on_texts),
     "binary head": Case(lambda _: binary_head(), False, on_texts),
     "cnn": Case(lambda _: cnn(), False, on_images),
+    "trees": Case(lambda _: forest(), False, on_rows),
     "decoder": Case(lambda folder: decoder("mistral", folder), False, on_tokens, True),
     "lowered decoder": Case(lambda folder: decoder("llama", folder, head_dim=16), True, on_tokens, True),
 }

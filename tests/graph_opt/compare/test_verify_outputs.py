@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import pytest
+from forests import zipped_forest
 from small_graphs import binary_head, encoder
 
 from carryall.errors import VerificationError
@@ -45,7 +47,7 @@ def test_a_constant_in_the_place_of_the_only_logit_fails() -> None:
 def test_a_constant_near_the_mean_of_a_nearly_constant_output_fails() -> None:
     varying = "(float[batch, 4] x) => (float[batch, 4] y) <float s = {0.001}, float c = {50}> "
     found = compared(varying + "{ t = Mul(x, s) y = Add(t, c) }", varying + "{ t = Sub(x, x) y = Add(t, c) }")
-    assert found.failures == ("output y is constant, and the reference's depends on the inputs",)
+    assert found.failures == ("output y is constant, but the reference's depends on the inputs",)
     assert not compared(
         varying + "{ t = Mul(x, s) y = Add(t, c) }", varying + "{ t = Mul(x, s) u = Add(t, s) y = Add(u, c) }"
     ).passed
@@ -68,7 +70,7 @@ def test_nan_in_the_same_places_is_equality_and_is_said() -> None:
     other = compared(
         text.replace("OP", "Sqrt"), text.replace("OP", "Abs"), {"x": np.array([[1, -1, 1]], np.float32)}
     )
-    assert other.failures == ("output y is NaN in 1 places in only one of the two",)
+    assert other.failures == ("output y is NaN in 1 elements of only one of the two",)
 
 
 def test_infinities_must_have_the_same_sign() -> None:
@@ -77,7 +79,7 @@ def test_infinities_must_have_the_same_sign() -> None:
     same = compared(text, text, feed)
     assert same.passed
     assert "the same infinity in 1 of 2 places" in same.text()
-    assert "is infinite in 1 places" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
+    assert "is infinite in 1 elements" in str(compared(text, text.replace("{1}", "{-1}"), feed).failures)
 
 
 def test_whole_numbers_must_be_equal() -> None:
@@ -99,6 +101,35 @@ def test_elements_of_sequences_are_compared() -> None:
     assert {reason.split()[1] for reason in found.failures} == {"y[0]", "y[1]"}
 
 
+def test_maps_are_compared_by_keys_and_values(tmp_path: Path) -> None:
+    """As tables [rows, keys], so that a small probability is judged by its column."""
+
+    def report(**changes: Any) -> VerifyReport:
+        for name, model in (("a", zipped_forest()), ("b", zipped_forest(**changes))):
+            onnx.save(model, tmp_path / f"{name}.onnx")
+        return verify(tmp_path / "a.onnx", tmp_path / "b.onnx")
+
+    same = report()
+    assert same.passed
+    assert set(same.outputs) == {"label", "zipped", "zipped, keys"}
+    assert "512, 5" in same.text()
+    assert "keys" not in same.text()
+    assert report(scale=1.0005).passed
+    assert report(scale=1.01).failures[0].startswith("output zipped has the relative error")
+    (renamed,) = report(names=("ham", "perhaps", "spam")).failures
+    assert renamed.startswith("output zipped, keys differs in")
+    reordered = report(names=("spam", "maybe", "ham")).failures
+    assert reordered[0].startswith("output zipped has the relative error")
+
+
+def test_sequences_of_another_length_fail() -> None:
+    text = """(float[batch, 4] x) => (seq(float[batch, n]) y) <int64[N] parts = {P}>
+        { y = SplitToSequence<axis = 1>(x, parts) }"""
+    two, three = text.replace("N", "2").replace("P", "2, 2"), text.replace("N", "3").replace("P", "2, 1, 1")
+    assert "output y[2] is not among the reference's" in compared(two, three).failures
+    assert "output y[2] is missing" in compared(three, two).failures
+
+
 def test_a_missing_output_and_another_type_fail() -> None:
     both = "(float[b, 2] x) => (float[b, 2] y, float[b, 2] z) { y = Neg(x) z = Abs(x) }"
     one = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
@@ -109,7 +140,7 @@ def test_a_missing_output_and_another_type_fail() -> None:
 
 def test_a_reference_that_hardly_depends_on_its_inputs_is_said() -> None:
     text = "(float[b, 2] x) => (float[b, 2] y) { t = Sub(x, x) y = Exp(t) }"
-    assert "the reference gives the same for all inputs" in compared(text, text).text()
+    assert "constant in the reference for all inputs" in compared(text, text).text()
 
 
 def test_rounding_that_the_reference_suffers_too_is_allowed() -> None:
@@ -127,7 +158,7 @@ def test_rounding_that_the_reference_suffers_too_is_allowed() -> None:
     found = verify(reference, sorted_sum)
     assert found.outputs["y"].max_rel > found.outputs["y"].bar
     assert found.passed
-    assert "is allowed: it is within 10 times the rounding error" in found.text()
+    assert "is allowed: it is within 10 times the measured rounding" in found.text()
     wrong = net(f"{head} {{ s = Identity(x) {body} }}", w=w, v=w + np.float32(1.2) * change)
     assert not verify(reference, wrong).passed
 
@@ -158,11 +189,11 @@ def test_outputs_that_have_other_names_are_paired(tmp_path: Path) -> None:
     text = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
     found = compared(text, text.replace("y", "renamed"))
     assert found.passed
-    assert "output renamed of the candidate is taken for y" in found.text()
+    assert "output renamed of the candidate is compared with y" in found.text()
 
 
 def test_a_reference_that_draws_random_numbers_is_said() -> None:
     text = "(float[b, 3] x) => (float[b, 3] y) { n = RandomNormalLike(x) y = Add(x, n) }"
     found = compared(text, text)
     assert not found.passed
-    assert "A gives other results each time it runs on the same inputs" in found.text()
+    assert "A gives different results at each run on the same inputs" in found.text()

@@ -68,14 +68,14 @@ def of_the_future(folder: Path) -> Path:
 
 Break = Callable[[Path], Path]
 UNREADABLE: dict[Break, str] = {
-    truncated: "is no readable ONNX file",
-    text_file: "is no readable ONNX file",
+    truncated: "cannot be read as ONNX",
+    text_file: "cannot be read as ONNX",
     empty: "is an empty file",
-    missing: "there is no such file",
+    missing: "does not exist",
 }
 INVALID: dict[Break, str] = {
-    without_weights: "and there is no such file",
-    of_the_future: "is of opset 999; the newest",
+    without_weights: "which does not exist",
+    of_the_future: "has opset 999; the installed onnx",
 }
 
 

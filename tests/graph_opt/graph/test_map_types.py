@@ -62,5 +62,5 @@ def test_a_damaged_file_with_maps_is_refused_for_its_damage(classifier: Path) ->
     proto = onnx.load(classifier)
     proto.graph.node[1].input[0] = "nowhere"
     onnx.save(proto, classifier)
-    with pytest.raises(GraphError, match=r"reads nowhere, and no node makes it"):
+    with pytest.raises(GraphError, match=r"reads nowhere, which no node"):
         load_model(classifier)

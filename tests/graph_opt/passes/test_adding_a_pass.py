@@ -78,6 +78,6 @@ def test_the_command_line_runs_it_by_name_explains_and_verifies(tmp_path: Path) 
         carryall, [*arguments, "--explain", "--verify", "--debug"], env={"COLUMNS": "120"}
     )
     assert result.exit_code == 0, result.output
-    line = "Division left layers.N/Div alone (3 nodes, the first is layers.2/Div): the divisor is computed"
+    line = "Division refused layers.N/Div (3 nodes, first: layers.2/Div): the divisor is computed"
     assert line in result.stdout
     assert [node.op_type for node in ir.load(out).graph].count("Div") == 3

@@ -68,5 +68,5 @@ def test_several_suspects_are_said_to_be_such() -> None:
     model, passes = make()
     _, report = run(model, passes)
     found = first_failing_pass(make, report, lambda _: None)
-    assert str(found) == "one of the passes a, b, c, between which the graph cannot be run"
+    assert str(found) == "one of the passes a, b, c (the graph cannot be run between them)"
     assert str(first_failing_pass(make, report, lambda model: "c" in str(model.graph.name))) == "pass c"

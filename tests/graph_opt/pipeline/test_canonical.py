@@ -126,7 +126,7 @@ def test_a_sum_of_products_that_is_no_rotation_stays_and_says_why() -> None:
     reasons = [
         refusal.reason for one in report.passes if one.name == "FuseRotary" for refusal in one.refusals
     ]
-    assert reasons == ["the sum of products is no rotation"] * 2
+    assert reasons == ["the sum of products is not a rotation"] * 2
     assert "Attention" in operators(model)
 
 

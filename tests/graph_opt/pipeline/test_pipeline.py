@@ -76,12 +76,12 @@ def test_a_pass_can_be_disabled_by_name() -> None:
 
 
 def test_disabling_an_unknown_pass_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="no pass is called QuickGelo; the passes are: QuickGelu, Remove"):
+    with pytest.raises(UsageError, match="no pass is named QuickGelo; the passes are: QuickGelu, Remove"):
         pipeline.run(model(), passes(), disable=["QuickGelo"])
 
 
 def test_debug_mode_names_the_pass_that_broke_the_graph() -> None:
-    with pytest.raises(GraphError, match="pass Breaking left an invalid model"):
+    with pytest.raises(GraphError, match="pass Breaking produced an invalid model"):
         pipeline.run(model(), [BreakingPass()], debug=True)
     pipeline.run(model(), [BreakingPass()])  # unchecked by default
 
@@ -112,7 +112,7 @@ def test_debug_mode_looks_into_subgraphs() -> None:
     text = """g (float[N] x, bool c) => (float[N] y) { z = Exp(x) y = If(c) <
         then_branch = t () => (float[N] a) { a = Abs(x) }, else_branch = e () => (float[N] b) { b = Neg(z) }
         > }"""
-    with pytest.raises(GraphError, match="pass ReturningOuter left an invalid model"):
+    with pytest.raises(GraphError, match="pass ReturningOuter produced an invalid model"):
         pipeline.run(graph(text), [ReturningOuterPass()], debug=True)
 
 
@@ -131,5 +131,5 @@ def test_debug_mode_takes_weights_in_files_and_operators_that_only_runtimes_know
 
 def test_debug_mode_can_be_had_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_DEBUG", "1")
-    with pytest.raises(GraphError, match="pass Breaking left an invalid model"):
+    with pytest.raises(GraphError, match="pass Breaking produced an invalid model"):
         pipeline.run(model(), [BreakingPass()])

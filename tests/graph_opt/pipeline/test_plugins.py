@@ -58,7 +58,7 @@ def test_a_rule_becomes_a_pass_of_its_name() -> None:
 def test_installed_packages_offer_passes_by_name() -> None:
     assert {"quick-gelu", "gone"} <= set(plugins.installed_passes())
     assert isinstance(plugins.load_pass("quick-gelu"), RulePass)
-    with pytest.raises(UsageError, match=r"no installed package offers a pass 'slow-gelu'.*quick-gelu"):
+    with pytest.raises(UsageError, match=r"no installed package registers a pass 'slow-gelu'.*quick-gelu"):
         plugins.load_pass("slow-gelu")
     with pytest.raises(UsageError, match=r"their_passes\.gone:GonePass cannot be imported"):
         plugins.load_pass("gone")
@@ -71,8 +71,8 @@ def test_installed_packages_offer_passes_by_name() -> None:
         (".Pass", "'package.module.Class'"),
         ("module:", "'package.module.Class'"),
         ("nowhere.at_all.Pass", "cannot be imported"),
-        ("carryall.graph_opt.lower.norms.skip_norm.Missing", "is no class derived from onnx_ir"),
-        ("carryall.graph_opt.graph.edit:insert", "is no class derived from onnx_ir"),
+        ("carryall.graph_opt.lower.norms.skip_norm.Missing", "is neither a subclass of onnx_ir"),
+        ("carryall.graph_opt.graph.edit:insert", "is neither a subclass of onnx_ir"),
         (f"{__name__}:NeedyPass", "constructible without arguments"),
     ],
 )

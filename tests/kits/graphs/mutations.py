@@ -12,6 +12,7 @@ _OTHER_OPERATORS = {
     "Erf": "Tanh", "Relu": "Abs", "Softmax": "LogSoftmax", "MaxPool": "AveragePool", "Gelu": "Relu",
     "RMSNormalization": "LpNormalization",
 }  # fmt: skip
+_NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.INTS, ir.AttributeType.FLOATS)
 _HARMLESS = {"to", "kernel_shape", "training_mode"}
 
 
@@ -25,6 +26,8 @@ def mutate(model: ir.Model, seed: int) -> str | None:
 def _constant(model: ir.Model, rng: np.random.Generator) -> str | None:
     """One element or all of a weight: another value, another sign, rolled, scaled; integers by one."""
     values = [value for value in model.graph.initializers.values() if value.const_value is not None]
+    if not values:
+        return None
     value = values[int(rng.integers(len(values)))]
     assert value.const_value is not None
     array = value.const_value.numpy().copy()
@@ -60,13 +63,12 @@ def _constant(model: ir.Model, rng: np.random.Generator) -> str | None:
 
 
 def _attribute(model: ir.Model, rng: np.random.Generator) -> str | None:
-    """A number of an attribute: an integer by one, a float scaled or negated, two of a list swapped."""
+    """A number of an attribute: an integer by one, a float scaled; of a list one, or two swapped."""
     found = [
         (node, attribute)
         for node in model.graph
         for attribute in node.attributes.values()
-        if attribute.name not in _HARMLESS
-        and attribute.type in (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.INTS)
+        if attribute.name not in _HARMLESS and attribute.type in _NUMBERS
     ]
     if not found:
         return None
@@ -76,6 +78,11 @@ def _attribute(model: ir.Model, rng: np.random.Generator) -> str | None:
         new: object = int(content) + int(rng.choice([-1, 1]))
     elif attribute.type == ir.AttributeType.FLOAT:
         new = float(content) * float(rng.choice([-1, 0.1, 0.9, 1.1, 10, 1000]))
+    elif attribute.type == ir.AttributeType.FLOATS:
+        floats = [float(number) for number in content]
+        place = int(rng.integers(len(floats)))
+        floats[place] += float(rng.choice([-1, 1])) * (abs(floats[place]) or 0.5)
+        new = floats
     else:
         numbers = [int(number) for number in content]
         place = int(rng.integers(len(numbers)))
@@ -85,12 +92,14 @@ def _attribute(model: ir.Model, rng: np.random.Generator) -> str | None:
             numbers[place] += 1
         new = numbers
     node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, new)
-    return f"{node.op_type} {attribute.name} {content} -> {new}"
+    return f"{node.op_type} {attribute.name} {content} -> {new}"[:200]
 
 
 def _swap(model: ir.Model, rng: np.random.Generator) -> str | None:
     """Two inputs of a node."""
     nodes = [node for node in model.graph if sum(value is not None for value in node.inputs) > 1]
+    if not nodes:
+        return None
     node = nodes[int(rng.integers(len(nodes)))]
     places = [number for number, value in enumerate(node.inputs) if value is not None]
     a, b = rng.choice(places, 2, replace=False).tolist()
@@ -109,6 +118,8 @@ def _drop(model: ir.Model, rng: np.random.Generator) -> str | None:
         for node in model.graph
         if node.inputs and not any(value.is_graph_output() for value in node.outputs)
     ]
+    if not nodes:
+        return None
     node = nodes[int(rng.integers(len(nodes)))]
     given = [value for value in node.inputs if value is not None]
     other = given[int(rng.integers(len(given)))]
@@ -129,6 +140,8 @@ def _operator(model: ir.Model, rng: np.random.Generator) -> str | None:
 def _rewire(model: ir.Model, rng: np.random.Generator) -> str | None:
     """An input of a node reads another value that was computed before."""
     nodes = list(model.graph)
+    if len(nodes) < 2:
+        return None
     number = int(rng.integers(1, len(nodes)))
     node = nodes[number]
     earlier = [value for other in nodes[:number] for value in other.outputs]

@@ -25,7 +25,7 @@ _SPECIAL = (0.0, -0.0, 1.0, 2.0, -1.0, 0.5, float("nan"), float("inf"), -float("
 
 
 @dataclass(slots=True)
-class Drawing:
+class RandomSampler:
     """A graph under construction; every value's content is known."""
 
     rng: np.random.Generator
@@ -123,7 +123,7 @@ def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
     return onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
 
 
-def _broadcastable(draw: Drawing, like: str) -> str:
+def _broadcastable(draw: RandomSampler, like: str) -> str:
     """Return a constant of a value's type whose shape is broadcast with its, in odd ways."""
     array = draw.contents[like]
     shape = [size if draw.chance(0.5) else 1 for size in array.shape][int(draw.rng.integers(0, 2)) :]
@@ -131,12 +131,12 @@ def _broadcastable(draw: Drawing, like: str) -> str:
     return draw.constant(draw.array(array.dtype.kind, tuple(shape)).astype(array.dtype))
 
 
-def _unary(draw: Drawing) -> None:
+def _unary(draw: RandomSampler) -> None:
     op = draw.pick(("Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Sign", "Identity", "Sigmoid", "Not", "Exp"))
     draw.add(op, draw.any("b" if op == "Not" else "f"))
 
 
-def _binary(draw: Drawing) -> None:
+def _binary(draw: RandomSampler) -> None:
     op = draw.pick(
         ("Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "GreaterOrEqual", "Pow", "Mod")
     )
@@ -149,7 +149,7 @@ def _binary(draw: Drawing) -> None:
     draw.add(op, *((x, y) if draw.chance(0.5) else (y, x)), **attributes)
 
 
-def _cast(draw: Drawing) -> None:
+def _cast(draw: RandomSampler) -> None:
     x = draw.any()
     kind = draw.pick((*_FLOATS, *_INTS, "bool"))
     array = draw.contents[x]
@@ -165,7 +165,7 @@ def _attributes(name: str, numbers: list[int]) -> dict[str, Any]:
     return {name: numbers} if numbers else {}
 
 
-def _layout(draw: Drawing) -> None:
+def _layout(draw: RandomSampler) -> None:
     x = draw.any()
     rank, sizes = draw.contents[x].ndim, draw.contents[x].shape
     axis = int(draw.rng.integers(-rank - 1, rank + 1))
@@ -186,7 +186,7 @@ def _layout(draw: Drawing) -> None:
             draw.add("Reshape", x, draw.ints(*target), **({"allowzero": 1} if draw.chance(0.2) else {}))
 
 
-def _part(draw: Drawing) -> None:
+def _part(draw: RandomSampler) -> None:
     x = draw.any()
     rank = draw.contents[x].ndim
     axis = int(draw.rng.integers(-rank, rank)) if rank else 0
@@ -215,7 +215,7 @@ def _part(draw: Drawing) -> None:
                 draw.add("ScatterND", x, draw.constant(np.zeros((1, 1), np.int64)), rows)
 
 
-def _reduce(draw: Drawing) -> None:
+def _reduce(draw: RandomSampler) -> None:
     x = draw.any("fi")
     op = draw.pick(("ReduceSum", "ReduceMax", "ReduceProd", "ReduceMean", "ReduceMin"))
     rank = draw.contents[x].ndim
@@ -228,7 +228,7 @@ def _reduce(draw: Drawing) -> None:
         draw.add(op, x, *([draw.ints(*axes)] if axes or draw.chance(0.5) else []), **keep, **noop)
 
 
-def _sizes(draw: Drawing) -> None:
+def _sizes(draw: RandomSampler) -> None:
     """Shape arithmetic that comes to a shape again."""
     x = draw.any()
     for shape in draw.add("Shape", x, **({"start": -2} if draw.opset >= 15 and draw.chance(0.3) else {})):
@@ -240,7 +240,7 @@ def _sizes(draw: Drawing) -> None:
             draw.add("Expand", draw.constant(draw.array("f", ())), *other)
 
 
-def _optional(draw: Drawing) -> None:
+def _optional(draw: RandomSampler) -> None:
     x = draw.any("f")
     array = draw.contents[x]
     bound = draw.constant(np.asarray(0.5, array.dtype))
@@ -261,7 +261,7 @@ def _optional(draw: Drawing) -> None:
                         draw.add("QuantizeLinear", back, scale, zero)
 
 
-_KINDS: tuple[Callable[[Drawing], None], ...] = (
+_KINDS: tuple[Callable[[RandomSampler], None], ...] = (
     _unary, _binary, _binary, _cast, _cast, _layout, _layout, _part, _part, _reduce, _sizes, _optional
 )  # fmt: skip
 
@@ -269,7 +269,7 @@ _KINDS: tuple[Callable[[Drawing], None], ...] = (
 def typed_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Draw a model, and what to feed it with."""
     rng = np.random.default_rng(seed)
-    draw = Drawing(rng, int(rng.integers(14, 25)))
+    draw = RandomSampler(rng, int(rng.integers(14, 25)))
     for index in range(int(rng.integers(1, 3))):
         name = f"x{index}"
         draw.contents[name] = draw.inputs[name] = draw.array(draw.pick("ffib"))
@@ -293,7 +293,7 @@ def _tensor(name: str, array: Array) -> onnx.TensorProto:
     return ir.serde.serialize_tensor(ir.tensor(array, name=name))
 
 
-def _info(draw: Drawing, name: str, *, named: float = 1.0) -> onnx.ValueInfoProto:
+def _info(draw: RandomSampler, name: str, *, named: float = 1.0) -> onnx.ValueInfoProto:
     """Describe an input or output; axes that are not empty may be named by their size instead of fixed."""
     array = draw.contents[name]
     dims = [f"d{size}" if size and draw.chance(named) else size for size in array.shape]

@@ -64,7 +64,7 @@ class WrongSession:
 def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuProvider, "session", lambda self, model: WrongSession())
     assert not cpu_report().works
-    assert "wrong results" in cpu_report().detail
+    assert "the results are wrong" in cpu_report().detail
 
 
 @pytest.mark.parametrize("error", [ProviderRuntimeError("device lost"), OSError("device lost")])

@@ -149,7 +149,7 @@ def test_no_room_says_what_to_lower(model: Path, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("Failed to allocate memory for requested buffer of size 1")
 
     monkeypatch.setattr(value, "ortvalue_from_shape_and_type", full)
-    with pytest.raises(ProviderRuntimeError, match=r"cpu:0 has no room for 'past.*Lower max_slots"):
+    with pytest.raises(ProviderRuntimeError, match=r"cpu:0 has no memory for 'past.*Lower max_slots"):
         device_runner(model, Device(name="cpu"), SlotPolicy())
 
 

@@ -233,7 +233,7 @@ def test_context_length_must_be_known_and_within_the_models(tmp_path: Path, mode
     provider = CpuProvider()
     with pytest.raises(UsageError, match="does not state its context length"):
         provider.runner(silent, RunnerConfig(max_slots=1, num_threads=1))
-    with pytest.raises(UsageError, match=f"65 exceeds the {CONTEXT}"):
+    with pytest.raises(UsageError, match=f"65 exceeds {CONTEXT}"):
         provider.runner(model, RunnerConfig(max_slots=1, num_threads=1, context_length=65))
     runner = provider.runner(silent, RunnerConfig(max_slots=1, num_threads=1, context_length=10))
     assert runner.info.context_length == 10

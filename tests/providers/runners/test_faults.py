@@ -133,7 +133,7 @@ def test_no_memory_at_load(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
     living = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1)))
     with monkeypatch.context() as patched:
         patched.setattr(CudaOnCpu, "free_memory", lambda self, index: 10)
-        with pytest.raises(ProviderRuntimeError, match=r"hold no sequence.*Lower the context length"):
+        with pytest.raises(ProviderRuntimeError, match=r"cannot hold one sequence.*Lower context_length"):
             CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1))
 
     def full(*_: object) -> None:
@@ -142,7 +142,9 @@ def test_no_memory_at_load(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with monkeypatch.context() as patched:
         value = ort.load_onnxruntime("a test").OrtValue
         patched.setattr(value, "ortvalue_from_shape_and_type", full)
-        with pytest.raises(ProviderRuntimeError, match=r"no room for.*Lower max_slots or context_length"):
+        with pytest.raises(
+            ProviderRuntimeError, match=r"has no memory for.*Lower max_slots or context_length"
+        ):
             CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1))
     assert all(run(living, requests(2)))
     living.close()

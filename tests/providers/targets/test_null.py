@@ -57,7 +57,7 @@ def test_prefix_copy_and_release() -> None:
     runner.release(3)
     assert runner.held_tokens() == 2
     assert np.array_equal(runner.forward([row(0, [9], start=2)])[0], logits_of([1, 2, 9]))
-    with pytest.raises(ProviderRuntimeError, match="slot 3 holds 0 tokens, cannot copy 1"):
+    with pytest.raises(ProviderRuntimeError, match="slot 3 holds 0 tokens, 1 cannot be copied"):
         runner.copy_prefix(3, 1, 1)
 
 
@@ -94,5 +94,5 @@ def test_provider_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="runs no graphs"):
         provider.session(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"\x08\n broken")
-    with pytest.raises(GraphError, match="no readable ONNX"):
+    with pytest.raises(GraphError, match="cannot be read as ONNX"):
         provider.runner(tmp_path / "bad.onnx", RunnerConfig())

@@ -176,9 +176,9 @@ def test_bad_requests_fail_alone(tmp_path: Path) -> None:
         ({"priority": 0.5}, "the priority must be"),
         ({"timeout": float("nan")}, "the timeout must be a number of seconds, not nan"),
         ({"timeout": -1.0}, "the timeout must be"),
-        ({"cache_salt": ["a"]}, "cache_salt must be a text"),
-        ({"tenant": {}}, "tenant must be a text"),
-        ({"request_id": ["b"]}, "request_id must be a text"),
+        ({"cache_salt": ["a"]}, "cache_salt must be a string"),
+        ({"tenant": {}}, "tenant must be a string"),
+        ({"request_id": ["b"]}, "request_id must be a string"),
     ],
 )
 def test_what_would_stop_the_engine_is_refused_before_it(
@@ -293,7 +293,7 @@ def test_a_forked_process_is_told_that_the_engine_is_not_there(tmp_path: Path) -
         try:
             asyncio.run(asyncio.wait_for(last(llm, "hello"), 5))
         except EngineClosedError as error:
-            os._exit("forked" not in str(error))
+            os._exit("does not survive a fork" not in str(error))
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -92,5 +92,5 @@ def test_each_sample_has_a_parser_of_its_own_and_a_stream_ends_as_the_whole(parr
 
 
 def test_an_unknown_style_is_refused(parrot: LLM) -> None:
-    with pytest.raises(UsageError, match="no style of tool calls"):
+    with pytest.raises(UsageError, match="no tool call style"):
         parrot.chat(ASK, GREEDY, tools=TOOLS, tool_style="morse")

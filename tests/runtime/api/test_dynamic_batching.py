@@ -150,7 +150,7 @@ def test_a_full_queue_refuses() -> None:
         ({"x": np.ones((1, 3), np.float32)}, "the inputs are x, bias"),
         ({"x": np.ones((2, 3), np.float32), "bias": np.ones(1, np.float32)}, "same number of rows"),
         ({"x": np.ones((0, 3), np.float32), "bias": np.ones(0, np.float32)}, "at least one"),
-        (feeds(1.0, rows=9), "9 rows are more than a batch holds, 8"),
+        (feeds(1.0, rows=9), "the request has 9 rows, the maximum of a batch is 8"),
     ],
 )
 def test_requests_that_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -97,9 +97,9 @@ def test_what_cannot_be_embedded_is_refused(checkpoint: Path, tmp_path: Path) ->
             llm.embed(TEXTS)
         with pytest.raises(RequestError, match="is empty"):
             llm.embed([[1], []])
-        with pytest.raises(RequestError, match="pooling is 'last' or 'mean'"):
+        with pytest.raises(RequestError, match="pooling must be 'last' or 'mean'"):
             llm.embed(TEXTS, pooling="max")  # type: ignore[arg-type]
-    with LLM(toy_model(tmp_path)) as llm, pytest.raises(UsageError, match="no hidden states"):
+    with LLM(toy_model(tmp_path)) as llm, pytest.raises(UsageError, match="cannot return hidden states"):
         llm.embed("x")
 
 

@@ -63,7 +63,7 @@ def test_arrays_are_token_ids_too_and_anything_else_is_refused(llm: LLM) -> None
     assert type(outputs[0].prompt_token_ids[0]) is int
     assert tokens(llm.generate(arrays[0], GREEDY)) == tokens(outputs)[:1]  # type: ignore[arg-type]
     for wrong in ([None], [[1.5]], [["a"]]):
-        with pytest.raises(RequestError, match="a prompt is a text, a list of token ids"):
+        with pytest.raises(RequestError, match="a prompt must be a text, a list of token ids"):
             llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
 
 
@@ -274,7 +274,7 @@ def test_a_device_failure_is_in_the_result_of_its_request_only(tmp_path: Path) -
 def test_closed_llm_says_so(llm: LLM) -> None:
     llm.close()
     llm.close()
-    with pytest.raises(EngineClosedError, match="was closed"):
+    with pytest.raises(EngineClosedError, match="is closed"):
         llm.generate("p", GREEDY)
 
 

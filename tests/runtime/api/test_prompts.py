@@ -59,18 +59,18 @@ def test_forms_that_are_taken(llm: LLM, given: Any, token_ids: list[list[int]]) 
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        (b"bytes", "not bytes; decode them into a text first"),
-        ([b"bytes"], "not bytes; decode them"),
+        (b"bytes", "not bytes; decode it to text first"),
+        ([b"bytes"], "not bytes; decode it"),
         (bytearray(b"x"), "not bytearray; decode"),
         (5, "not int 5"),
         (None, "not NoneType None"),
         ([None], "not NoneType None"),
         ({1, 2}, "not set"),
         (iter(["a"]), "not list_iterator"),
-        ([True, False], "this list holds bool True"),
-        ([1, "a"], "this list holds str 'a'"),
+        ([True, False], "the list has bool True"),
+        ([1, "a"], "the list has str 'a'"),
         ([1.5], "not float 1.5"),
-        ([[1.5]], "this list holds float 1.5"),
+        ([[1.5]], "the list has float 1.5"),
         ({"text": "a"}, "the keys ['text']"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "the keys ['prompt', 'prompt_token_ids']"),
         ({"prompt": [1]}, "'prompt' is list [1]"),
@@ -88,7 +88,7 @@ def test_anything_else_is_refused_by_name(llm: LLM, given: Any, shown: str) -> N
         with pytest.raises(RequestError) as caught:
             ask(given)
         assert shown in str(caught.value)
-        assert "a prompt is a text, a list of token ids, {'prompt': text}" in str(caught.value)
+        assert "a prompt must be a text, a list of token ids, {'prompt': text}" in str(caught.value)
 
 
 TOKENS = "outside the vocabulary [0, 258)"
@@ -152,7 +152,7 @@ def test_a_text_that_is_provably_too_long_is_not_tokenized(tmp_path: Path) -> No
 def test_a_text_that_is_too_large_is_not_tokenized_whatever_the_tokenizer(tmp_path: Path) -> None:
     reader = Reader(Untouchable(word_level(tmp_path)), 100)
     for text in ("a" * (MOST_BYTES + 1), "é" * (MOST_BYTES // 2 + 1)):
-        with pytest.raises(PromptTooLongError, match=f"at most {MOST_BYTES} bytes are taken"):
+        with pytest.raises(PromptTooLongError, match=f"the limit is {MOST_BYTES} bytes"):
             reader.token_ids(text)
 
 

@@ -70,6 +70,10 @@ class FaultyGrammar:
     def prepare(self) -> None:
         self._maybe("prepare")
 
+    def ready(self, seconds: float) -> bool:
+        self._maybe("ready")
+        return True
+
     def observe(self, token: int) -> None:
         self._maybe("observe")
 
@@ -267,7 +271,7 @@ def test_a_batch_logits_processor(model: LoadedModel, broken: str, why: str) -> 
 
 @pytest.mark.parametrize(
     "broken",
-    ["copy", "prepare", "apply", "observe", "finished", "forced_tokens", "valid_prefix"],
+    ["copy", "prepare", "ready", "apply", "observe", "finished", "forced_tokens", "valid_prefix"],
 )
 def test_a_grammar(model: LoadedModel, run: Run, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(factory: RequestFactory, params: SamplingParams) -> Future[FaultyGrammar] | None:

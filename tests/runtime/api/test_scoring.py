@@ -92,7 +92,7 @@ def test_documents_are_ranked_by_how_likely_the_first_answer_is(llm: LLM) -> Non
     assert all(0 < score < 1 for score in scores)
     reversed_scores = llm.rerank("which?", documents, answers=["n", "y"])
     assert [a + b for a, b in zip(scores, reversed_scores, strict=True)] == pytest.approx([1.0] * 3)
-    with pytest.raises(RequestError, match="must begin with different tokens"):
+    with pytest.raises(RequestError, match="must not be empty and must begin with different tokens"):
         llm.rerank("which?", documents, answers=["yes", "yellow"])
 
 

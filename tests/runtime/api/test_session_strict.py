@@ -79,7 +79,7 @@ def test_a_provider_that_silently_disappears_is_an_error(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("nowhere/model.onnx", ModelNotFoundError, "no such model file: nowhere/model.onnx"),
+        ("nowhere/model.onnx", ModelNotFoundError, "there is no model file nowhere/model.onnx"),
         (Path("nowhere.onnx"), ModelNotFoundError, "nowhere.onnx"),
         (b"not a model", GraphError, "onnxruntime cannot load the given model: .*protobuf"),
         (b"", GraphError, "onnxruntime cannot load the given model"),

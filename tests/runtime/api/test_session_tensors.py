@@ -105,7 +105,7 @@ def test_torch_tensors_are_shared() -> None:
         ({"x": rows()}, {"z": rows()}, "no output 'z'; it has: y, total"),
         ({"x": rows().T}, {}, "'x' is not C-contiguous"),
         ({"x": Foreign(rows().T)}, {}, "'x' cannot be shared"),
-        ({"x": [1.0]}, {}, "'x' is a list"),
+        ({"x": [1.0]}, {}, "'x' must be a NumPy array.*not list"),
     ],
 )
 def test_what_cannot_be_bound(inputs: dict[str, Any], outputs: dict[str, Any], message: str) -> None:

@@ -196,7 +196,7 @@ def test_work_for_a_published_token_does_not_grow(
         history.token_ids = request.output_token_ids = Counted()
         history.logprobs = Counted()
         assert text is not None
-        for name in ("_tokens", "_pieces", "_understood"):
+        for name in ("_tokens", "_pieces", "_parsed"):
             monkeypatch.setattr(text, name, Counted(getattr(text, name)))
         tracker = DeltaTracker()
         llm._add([group])

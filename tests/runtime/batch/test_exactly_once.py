@@ -161,6 +161,7 @@ def test_a_file_that_is_no_output_of_the_job_is_not_replaced(source: Path, out: 
     with pytest.raises(OutputExistsError, match=r"of no job.*--restart"):
         run(spec(source, out))
     assert out.read_text() == "precious"
+    assert not out.with_name("out.jsonl.job").exists()
     assert run(spec(source, out), restart=True).finished
 
 

@@ -37,7 +37,9 @@ def expected(request: Request) -> list[int]:
 @pytest.mark.parametrize("sinks", [CONTEXT - 1, 1000])
 def test_sinks_that_leave_nothing_to_drop_are_refused(sinks: int) -> None:
     _, runner = make_engine(context_length=CONTEXT)
-    with pytest.raises(UsageError, match=f"attention_sinks is {sinks}; of a context of 40 tokens, 38 may"):
+    with pytest.raises(
+        UsageError, match=f"attention_sinks is {sinks}, but a context of 40 tokens allows at most 38"
+    ):
         Engine(runner, EngineConfig(context_shift=True, attention_sinks=sinks))
 
 

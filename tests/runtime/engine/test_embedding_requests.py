@@ -84,6 +84,6 @@ def test_a_text_may_be_cancelled_or_fail() -> None:
 
 def test_a_model_without_hidden_states_refuses() -> None:
     engine = Engine(NullRunner(RunnerConfig(max_slots=1), NullOptions()))
-    with pytest.raises(UsageError, match="no hidden states"):
+    with pytest.raises(UsageError, match="without hidden states"):
         engine.add(text("a", "last"))
     assert not engine.has_work

@@ -131,7 +131,7 @@ def test_logits_that_are_no_numbers_fail_only_their_request() -> None:
     outputs = run(engine, requests)
     assert [outputs[0], outputs[2]] == [alone(mixed(3)[0]), alone(mixed(3)[2])]
     assert requests[1].error
-    assert requests[1].error.startswith("no token can be drawn: the logits are not finite numbers")
+    assert requests[1].error.startswith("no token can be sampled: the logits are not finite numbers")
 
 
 def test_cancelling_frees_the_slot_and_its_memory_at_once() -> None:
@@ -206,7 +206,7 @@ def test_queue_limit_counts_those_beyond_the_slots() -> None:
 
 
 def test_steps_too_small_for_the_slots_are_refused() -> None:
-    with pytest.raises(UsageError, match="max_step_tokens 3 is less than the 4 slots"):
+    with pytest.raises(UsageError, match="max_step_tokens is 3, less than the 4 slots"):
         Engine(make_runner(max_slots=4), EngineConfig(max_step_tokens=3))
 
 

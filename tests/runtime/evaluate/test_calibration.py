@@ -39,13 +39,13 @@ def test_lines_are_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:
     [
         ("empty.txt", b"", "is empty"),
         ("empty.jsonl", b"\n\n", "is empty"),
-        ("bad.jsonl", b'"a"\n{"prompt": ', "line 2 is no JSON"),
+        ("bad.jsonl", b'"a"\n{"prompt": ', "line 2 is not valid JSON"),
         (
             "other.jsonl",
             b'{"messages": []}',
             "line 1 is neither a string nor an object with 'text' or 'prompt'",
         ),
-        ("binary.txt", b"\xff\xfe\x00", "is no UTF-8 text"),
+        ("binary.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_bad_files_are_named(

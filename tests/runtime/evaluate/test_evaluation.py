@@ -144,5 +144,5 @@ def test_vocabularies_must_be_the_same() -> None:
 def test_logits_that_are_no_numbers_are_an_error() -> None:
     broken = Bigram(0)
     broken.table[3] = np.nan
-    with pytest.raises(ProviderRuntimeError, match="NaN or infinity"):
+    with pytest.raises(ProviderRuntimeError, match="NaN or infinite"):
         predict(broken, np.arange(20) % VOCAB, window=8, stride=4)

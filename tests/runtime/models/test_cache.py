@@ -69,7 +69,7 @@ def test_a_damaged_entry_is_built_again(
     folder = cached_folder("kind", "key", build)
     assert build.calls == 2
     assert (folder / "a.bin").read_bytes() == b"a" * 1000
-    assert "is damaged and made again" in caplog.text
+    assert "is damaged and is built again" in caplog.text
 
 
 def test_touching_a_file_does_not_damage_it() -> None:

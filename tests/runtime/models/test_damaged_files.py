@@ -191,7 +191,7 @@ def test_a_damaged_package_is_an_error_that_names_the_file(
         assert generate(case.package) == case.answer
         return
     if name == "carryall.json" and damage in (replace, swap):  # it is whole, and tells of other files
-        name, words = "config.json", "config.json is damaged: it has other content than was recorded"
+        name, words = "config.json", "config.json is damaged: it differs from the recorded sha256"
     with pytest.raises(PackageError, match=words) as caught:
         LLM(str(case.package))
     message = str(caught.value)
@@ -224,7 +224,7 @@ def test_a_damaged_cache_entry_changes_no_answer(
     remembered(entry)
     damage(entry / name, other / name)
     assert generate(case.package) == case.answer
-    assert f"cache entry {entry} is damaged and made again: " in caplog.text
+    assert f"cache entry {entry} is damaged and is built again: " in caplog.text
     remembered(entry)
 
 
@@ -290,7 +290,7 @@ def test_integrity_lists_every_file(case: Case) -> None:
     assert {file["name"] for file in found["files"]} == set(FILES) - {"carryall.json"}
     assert {file["name"]: file["problem"] for file in found["files"] if file["problem"]} == {
         "model.onnx": "is missing",
-        "tokenizer.json": "has other content than was recorded (sha256)",
+        "tokenizer.json": "differs from the recorded sha256",
     }
 
 
@@ -299,7 +299,7 @@ def test_integrity_of_a_whole_package_and_of_what_is_none(case: Case, tmp_path: 
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.count("  ok, ") == len(FILES) - 1
     for words, arguments in (
-        ("is no package", ["demo", "--integrity"]),
+        ("is not a package", ["demo", "--integrity"]),
         ("leave B out", ["demo", "demo", "--integrity"]),
         ("missing argument 'B'", ["demo"]),
     ):

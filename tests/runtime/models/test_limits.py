@@ -27,7 +27,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 def test_four_threads_a_core_are_the_most() -> None:
     check_threads(8)
-    with pytest.raises(UsageError, match=r"num_threads is 9; at most 8 are allowed here, 4 for each of"):
+    with pytest.raises(UsageError, match=r"num_threads is 9; at most 8 are allowed, 4 for each of"):
         check_threads(9)
 
 
@@ -73,7 +73,7 @@ def test_budgets_must_fit_into_memory() -> None:
         ({"max_slots": 10**7}, "max_slots 10000000 x"),
         ({"max_slots": "4"}, "max_slots must be an integer of at least 1, not '4'"),
         ({"context_length": 0}, "context_length must be an integer of at least 1, or None, not 0"),
-        ({"context_length": 10**14}, r"context length 100000000000000 is not in \[1, "),
+        ({"context_length": 10**14}, r"context_length 100000000000000 is not in \[1, "),
         ({"max_step_slowdown": float("nan")}, "max_step_slowdown must be a number of at least 1, not nan"),
         ({"kv_bytes": 10**12}, r"kv_bytes 1 TB is more than the 1 GB"),
         ({"max_slot": 4}, "LLM has no option 'max_slot'; did you mean 'max_slots'"),
@@ -94,7 +94,7 @@ def test_options_of_a_loaded_model_come_too_late(tmp_path: Path) -> None:
     model = toy_model(tmp_path)
     late: dict[str, Any]
     for late in ({"provider": "cpu"}, {"max_slots": 3}):
-        with pytest.raises(UsageError, match=f"toy is loaded already, so {next(iter(late))} cannot be set"):
+        with pytest.raises(UsageError, match=f"toy is already loaded, so {next(iter(late))} cannot be set"):
             LLM(model, **late)
     with LLM(model, engine_config=EngineConfig(attention_sinks=2), prefix_cache=False) as llm:
         config = llm._engine.config
@@ -104,7 +104,7 @@ def test_options_of_a_loaded_model_come_too_late(tmp_path: Path) -> None:
 def test_a_model_is_closed_when_no_engine_can_be_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[NullRunner] = []
     monkeypatch.setattr(NullRunner, "close", lambda runner: closed.append(runner))
-    with pytest.raises(UsageError, match="max_step_tokens 1 is less than the 2 slots"):
+    with pytest.raises(UsageError, match="max_step_tokens is 1, less than the 2 slots"):
         LLM("draft", provider="null", max_step_tokens=1, max_slots=2)
     with pytest.raises(UsageError, match="swap_bytes 2 GB is more than the 1 GB"):
         LLM("draft", provider="null", swap_bytes=2 * 10**9)

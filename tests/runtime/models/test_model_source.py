@@ -8,9 +8,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from tiny_gguf import write_gguf
 from tiny_models import write_tiny
 
-from carryall.errors import GraphError, ModelNotFoundError, PackageError, UsageError
+from carryall.errors import CheckpointError, GraphError, ModelNotFoundError, PackageError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
@@ -91,7 +92,7 @@ def test_wrong_quantization_is_refused(checkpoint: Path, package: Path) -> None:
     with pytest.raises(UsageError, match="method 'int3' is not one of int4"):
         resolve_model(checkpoint, quantize="int3")
     quantized = resolve_model(package, quantize="int4").folder
-    with pytest.raises(UsageError, match="is quantized already"):
+    with pytest.raises(UsageError, match="is already quantized"):
         resolve_model(quantized, quantize="int4")
     with pytest.raises(UsageError, match="is an ONNX file"):
         resolve_model(package / "model.onnx", quantize="int4")
@@ -102,7 +103,7 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
     assert files.folder == package
     assert files.context_length == 128
     (package / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"no config.json beside it"):
+    with pytest.raises(UsageError, match=r"needs a config.json in its folder"):
         resolve_model(package / "model.onnx")
 
 
@@ -111,8 +112,8 @@ def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
     [
         ("nothing", ModelNotFoundError, "no model 'nothing'; give a package"),
         ("empty", ModelNotFoundError, "it has no config.json"),
-        ("notes.txt", ModelNotFoundError, "is no model"),
-        ("model.gguf", UsageError, "GGUF files are not supported yet"),
+        ("notes.txt", ModelNotFoundError, "is not a model"),
+        ("model.gguf", CheckpointError, "model.gguf is no GGUF file"),
         ("./nope", ModelNotFoundError, r"there is no file or folder \./nope"),
         ("../nope", ModelNotFoundError, r"there is no file or folder \.\./nope"),
         ("~/nope", ModelNotFoundError, "there is no file or folder ~/nope"),
@@ -131,6 +132,26 @@ def test_what_is_no_model(
         Path(file).write_text("x")
     with pytest.raises(error, match=words):
         resolve_model(name)
+
+
+def test_a_gguf_file_is_repacked_into_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q8_0", hidden_size=64, intermediate_size=96)
+    source = resolve_model(path)
+    assert source.package is not None
+    assert source.package.record.quantization == {"method": "gguf", "types": ["Q8_0"]}
+    assert locate_model(path) == source.folder
+    assert resolve_model(path).folder == source.folder
+    with pytest.raises(UsageError, match="is already quantized"):
+        resolve_model(path, quantize="int4")
+
+
+def test_a_float_gguf_file_may_be_quantized(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="F16", hidden_size=64, intermediate_size=96)
+    record = resolve_model(path, quantize="int8").package
+    assert record is not None
+    assert (record.record.quantization or {})["method"] == "int8"
 
 
 def test_a_hub_id_is_fetched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +174,7 @@ def test_a_corrupt_package_is_a_clear_error(package: Path) -> None:
 
 def test_a_corrupt_onnx_file_is_a_clear_error(package: Path) -> None:
     (package / "model.onnx").write_bytes(b"\x08\n broken")
-    with pytest.raises(GraphError, match="no readable ONNX"):
+    with pytest.raises(GraphError, match="cannot be read as ONNX"):
         _ = resolve_model(package / "model.onnx").lowered
 
 
@@ -202,5 +223,5 @@ def test_context_length_is_the_model_s_default_or_within_its_limit(checkpoint: P
     files = resolve_model(checkpoint)
     assert with_context(RunnerConfig(), files).context_length == config["max_position_embeddings"]
     for wrong in (129, -1):
-        with pytest.raises(UsageError, match=rf"context length {wrong} is not in \[1, 128\]"):
+        with pytest.raises(UsageError, match=rf"context_length {wrong} is not in \[1, 128\]"):
             with_context(RunnerConfig(context_length=wrong), files)

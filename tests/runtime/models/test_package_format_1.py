@@ -71,16 +71,16 @@ def test_a_listed_file_that_is_damaged_is_refused(name: str, remembered: bool, o
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 1]))
-    with pytest.raises(PackageError, match=f"{name} is damaged: it has other content than was recorded"):
+    with pytest.raises(PackageError, match=f"{name} is damaged: it differs from the recorded sha256"):
         LLM(old)
     checked = CliRunner().invoke(carryall, ["verify", str(old), "--integrity"])
-    assert (checked.exit_code, f"1 of 2 files are not as recorded ({name})" in checked.stderr) == (1, True)
+    assert (checked.exit_code, f"1 of 2 files differ from the record ({name})" in checked.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("name", [*LISTED, "config.json", "tokenizer.json"])
 def test_a_file_that_every_package_has_is_named_when_it_is_missing(name: str, old: Path) -> None:
     (old / name).unlink()
-    with pytest.raises(PackageError, match=f"is no complete package: {name} is missing"):
+    with pytest.raises(PackageError, match=f"is not a complete package: {name} is missing"):
         Package.open(old)
 
 

@@ -122,8 +122,8 @@ def test_reading_a_split() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cpu", "'cpu' is no part of a split"),
-        ("cpu:0-1,", "'' is no part of a split"),
+        ("cpu", "'cpu' is not a valid part of a split"),
+        ("cpu:0-1,", "'' is not a valid part of a split"),
         ("cpu:0-1,cpu:3-3", "layers 3-3 do not follow layer 1"),
         ("cpu:0-1,cpu:1-3", "layers 1-3 do not follow layer 1"),
         ("cpu:1-3", "layers 1-3 do not follow layer -1"),
@@ -140,7 +140,7 @@ def test_splits_that_are_refused(text: str, message: str) -> None:
     ("split", "message"),
     [
         ("nowhere:0-0,cpu:1-2", "unknown provider 'nowhere'"),
-        ("cpu:3:0-0,cpu:1-2", "'cpu' has no choice of devices"),
+        ("cpu:3:0-0,cpu:1-2", "'cpu' has no devices to choose from"),
         ("cpu:0-5", "the model has 3"),
     ],
 )
@@ -181,7 +181,7 @@ def test_devices_are_checked() -> None:
     assert with_device(config, "cuda", "1").options == {"compute": "bf16", "device": 1}
     with pytest.raises(UsageError, match=r"device of provider 'cuda' must be an integer .* not 'x'"):
         with_device(config, "cuda", "x")
-    with pytest.raises(UsageError, match="provider 'cpu' has no choice of devices, such as '1'"):
+    with pytest.raises(UsageError, match="provider 'cpu' has no devices to choose from; omit '1'"):
         load_model("demo", provider="cpu:1")
 
 

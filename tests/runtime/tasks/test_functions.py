@@ -18,9 +18,9 @@ from carryall.errors import CarryallError, UsageError, VerificationError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
 from carryall.graph_opt.compare.bars import Bars
+from carryall.reports import Report
 from carryall.runtime.tasks import report_file
 from carryall.runtime.types.outputs import CompletionOutput, RequestOutput
-from carryall.runtime.types.report import Report
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +105,8 @@ def test_a_file_of_tensors_or_the_tensors_themselves(package: Path) -> None:
         ({"max_kl": float("inf")}, "max_kl must be"),
         ({"calibration_tokens": 10**12, "kv": "int8"}, "calibration_tokens must be"),
         ({"method": "fp16", "algorithm": "gptq"}, "algorithm has no effect with method fp16"),
-        ({"smooth": "yes", "method": "int8-dynamic"}, "smooth is true or false"),
-        ({"budget": 5.0, "max_kl": 0.1}, "choose one of them"),
+        ({"smooth": "yes", "method": "int8-dynamic"}, "smooth must be true or false"),
+        ({"budget": 5.0, "max_kl": 0.1}, "exclude each other; choose one"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:

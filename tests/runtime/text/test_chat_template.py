@@ -62,7 +62,7 @@ def test_a_template_s_own_refusal_is_reported() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("{% for m in %}", "broken in line 1"),
+        ("{% for m in %}", "syntax error in line 1"),
         ("{{ messages[0].content.x.y }}", "refuses this conversation"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages | map('nope') | list }}", "No filter named"),
@@ -143,12 +143,12 @@ def test_a_missing_template_says_what_to_do() -> None:
         ChatTemplate({}, {}).render(MESSAGES)
     with pytest.raises(ChatTemplateError, match=r"no chat template; choose one of \['rag'\]"):
         ChatTemplate({"rag": "x"}, {}).render(MESSAGES)
-    with pytest.raises(ChatTemplateError, match=r"no chat template 'nope'; there are: \['rag'\]"):
+    with pytest.raises(ChatTemplateError, match=r"no chat template 'nope'; choose one of \['rag'\]"):
         ChatTemplate({"rag": "x"}, {}).render(MESSAGES, template="nope")
 
 
 def test_a_message_must_have_a_role() -> None:
-    with pytest.raises(ChatTemplateError, match="a message is an object with 'role'"):
+    with pytest.raises(ChatTemplateError, match="a message must be an object with 'role'"):
         ChatTemplate({"default": "x"}, {}).render([{"content": "hi"}])
 
 

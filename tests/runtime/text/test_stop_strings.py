@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from carryall.runtime.text.stop_strings import StopStrings
 
 TEXT = st.text("abc", max_size=30)
-STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
+STOPS = st.lists(st.text("abc", min_size=1, max_size=4) | st.text("ab", min_size=5, max_size=12), max_size=3)
 
 
 def feed(pieces: list[str], stops: list[str], include: bool = False) -> tuple[str, str | None, list[str]]:
@@ -61,6 +63,20 @@ def test_no_more_is_held_back_than_could_become_a_stop_string(text: str, stops: 
             return
         held = seen[len(out) :]
         assert not held or any(s.startswith(held) and s != held for s in stops)
+
+
+def test_the_work_is_linear_in_the_text_however_long_the_stop_string_is() -> None:
+    def seconds(length: int) -> float:
+        best = math.inf
+        for _ in range(3):
+            checker = StopStrings(["a" * length + "b"])
+            start = time.process_time()
+            for piece in ["a" * length, "c"] * 2:
+                checker.push(piece)
+            best = min(best, time.process_time() - start)
+        return best
+
+    assert seconds(100_000) < 8 * seconds(25_000)
 
 
 def test_unchecked_text_passes_and_is_forgotten() -> None:

@@ -223,7 +223,7 @@ def test_variables_whose_names_are_taken_are_refused_by_name(name: str) -> None:
             info: Any = None
             handler.ready(ServedModel(llm, info))
             body = {"messages": MESSAGES, "max_tokens": 2, "chat_template_kwargs": {name: "{{ 1 }}"}}
-            with pytest.raises(RequestError, match=f"'{name}' cannot be a variable of a chat template"):
+            with pytest.raises(RequestError, match=f"'{name}' cannot be a chat template variable"):
                 await anext(handler.generate(chat_request(body)))
             good = {**body, "chat_template_kwargs": {"enable_thinking": False}}
             assert [delta async for delta in handler.generate(chat_request(good))]

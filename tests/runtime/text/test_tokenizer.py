@@ -57,8 +57,8 @@ def test_missing_and_broken_files_are_clear_errors(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     write_byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(PackageError, match="holds a list, not an object"):
+    with pytest.raises(PackageError, match="holds a list, not a JSON object"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{,}")
-    with pytest.raises(PackageError, match="no valid JSON"):
+    with pytest.raises(PackageError, match="not valid JSON"):
         Tokenizer(tmp_path)

@@ -123,7 +123,7 @@ def test_batch_equals_single_with_and_without_a_form(tmp_path: Path, llm: LLM, k
     [
         ({"regex": "[0-9"}, "regex cannot be used: .*unclosed character class"),
         ({"json_schema": {"type": "foo"}}, "json_schema cannot be used: Invalid type: foo"),
-        ({"json_schema": "{"}, "json_schema is no valid JSON"),
+        ({"json_schema": "{"}, "json_schema is not valid JSON"),
         ({"grammar": "start: nowhere"}, "grammar cannot be used: .*unknown name"),
     ],
 )
@@ -185,7 +185,7 @@ def test_deep_grammars_do_not_end_the_process(llm: LLM) -> None:
         ({"choice": "yes"}, "choice must be a list of texts"),
         ({"choice": 5}, "choice must be a list of texts"),
         ({"choice": [1]}, "choice of structured_output cannot be"),
-        ({"json_schema": {"a": {1, 2}}}, "is no JSON"),
+        ({"json_schema": {"a": {1, 2}}}, "is not valid JSON"),
         ({"regex": "a" * 2_000_000}, "regex has 2000000 characters"),
         ({"regx": "a"}, "structured_output cannot be"),
         (7, "structured_output cannot be 7"),

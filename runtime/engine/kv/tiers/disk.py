@@ -1,4 +1,4 @@
-"""The tier of files: prefixes that survive a restart, shared by all processes that run the same model."""
+"""The disk tier: KV chunks in files, which survive a restart and are shared between processes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from .kv_file import DamagedFileError, file_name, read_chunk, write_chunk
 _log = logging.getLogger(__name__)
 
 _ABANDONED_SECONDS = 3600
-_SHRINK_TO = 0.9  # of the budget, so that not every write must look for something to delete
+_SHRINK_TO = 0.9  # of the budget, so that the folder is not scanned at every write
 
 
 class DiskTier:
-    """Chunks as files, least recently used deleted first. Files are written by a thread of its own.
+    """Chunks in files, written by a background thread. The least recently used files are deleted first.
 
-    Several processes may use one folder: files appear whole or not at all, and one that disappears meanwhile
-    is simply not there. Names and content are authenticated by keyed hashes, so that whoever lacks the secret
-    can inject nothing. A damaged file is deleted. If writing raises an OSError, the chunk is lost; any other
-    exception disables the tier.
+    Several processes may share a folder: writes are atomic, and a file that another process deleted counts as
+    missing. File names and content are authenticated with keyed hashes, so nobody without the secret can
+    inject KV. Damaged files are deleted. An OSError while writing loses the chunk; any other exception
+    disables the tier.
 
     Args:
-        folder: where; made if missing.
-        max_bytes: of all files together, the other processes' included.
-        secret: shared by all who share the folder; see ``storage.secret.kv_key``.
-        max_pending_bytes: of chunks not written yet; beyond that new ones are given up.
+        folder: holds the files; created if missing.
+        max_bytes: maximum size of all files together, including those of other processes.
+        secret: the key shared by all users of the folder; see ``storage.secret.kv_key``.
+        max_pending_bytes: maximum size of chunks that are not written yet; further chunks are dropped.
 
     Attributes:
-        given_up: chunks that were not kept.
-        disabled: why the tier was switched off; empty while it works.
+        given_up: number of chunks that were dropped.
+        disabled: why the tier was disabled; empty while it works.
+
+    Raises:
+        OSError: the folder cannot be created or read.
     """
 
     def __init__(self, folder: Path, max_bytes: int, secret: bytes, max_pending_bytes: int = 2**29) -> None:
@@ -58,11 +61,11 @@ class DiskTier:
         self._thread.start()
 
     def __contains__(self, key: bytes) -> bool:
-        # False also where it may not look
+        # os.path.exists is False without permission, where Path.exists would raise
         return key in self._pending or (not self.disabled and os.path.exists(self._path(key)))
 
     def get(self, key: bytes) -> Parts | None:
-        """The chunk, mapped from its file."""
+        """Return the chunk, mapped from its file; None if it is missing, damaged or unreadable."""
         with self._change:
             pending = self._pending.get(key)
         if pending is not None:
@@ -75,19 +78,19 @@ class DiskTier:
         except FileNotFoundError:
             return None
         except DamagedFileError as error:
-            _log.warning("the cached prefix %s is dropped: %s", path, error)
+            _log.warning("the prefix cache file %s is deleted: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        except OSError as error:  # perhaps but for now, such as too many open files
-            _log.warning("the cached prefix %s cannot be read: %s", path, error)
+        except OSError as error:  # may be temporary, such as too many open files: keep the file
+            _log.warning("the prefix cache file %s cannot be read: %s", path, error)
             return None
-        with contextlib.suppress(OSError):  # a folder that is only read has no order of use
+        with contextlib.suppress(OSError):  # in a read-only folder the order of use is not recorded
             os.utime(path)
         return parts
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
-        """Let the thread write a chunk; it is given up if too many wait already and it may not."""
+        """Queue a chunk for writing; if the queue is full, ``wait`` for room or drop the chunk."""
         size = size_of(parts)
 
         def has_room() -> bool:
@@ -105,12 +108,12 @@ class DiskTier:
                 self._change.notify_all()
 
     def flush(self) -> None:
-        """Return when everything is written."""
+        """Wait until all queued chunks are written."""
         with self._change:
             self._change.wait_for(lambda: not self._pending)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write all queued chunks, and end the thread."""
         with self._change:
             self._max_pending_bytes = 0
             self._closed = True
@@ -130,7 +133,7 @@ class DiskTier:
                 key, parts = next(iter(self._pending.items()))
             try:
                 self._write_one(key, parts)
-            except Exception as error:  # noqa: BLE001 -- whatever it is, nobody may wait for this thread
+            except Exception as error:  # noqa: BLE001 -- otherwise ``flush`` would wait for ever
                 self._disable(f"{type(error).__name__}: {error}")
                 return
             with self._change:
@@ -139,8 +142,8 @@ class DiskTier:
                 self._change.notify_all()
 
     def _disable(self, reason: str) -> None:
-        """Give up all that waits, and let go of whoever waits for it."""
-        _log.error("the prefix cache in %s is switched off: %s", self._folder, reason)
+        """Disable the tier: drop all queued chunks, and wake all waiting threads."""
+        _log.error("the prefix cache in %s is disabled: %s", self._folder, reason)
         with self._change:
             self.disabled, self._closed = reason, True
             self.given_up += len(self._pending)
@@ -157,10 +160,10 @@ class DiskTier:
                 self._shrink()
         except OSError as error:
             self.given_up += 1
-            _log.warning("the prefix %s is not kept: %s", path, error)
+            _log.warning("the prefix cache file %s cannot be written: %s", path, error)
 
     def _shrink(self) -> None:
-        """Delete the least recently used files, whoever wrote them."""
+        """Delete the least recently used files, of any process, until the folder is below its budget."""
         files = sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns)
         self._held_bytes = sum(stat.st_size for _, stat in files)
         for path, stat in files:
@@ -172,11 +175,11 @@ class DiskTier:
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self._folder.glob("??/*.kv"):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # another process deleted it
                 yield path, path.stat()
 
     def _sweep(self) -> None:
-        """Delete what killed processes left half-written, as far as that is allowed."""
+        """Delete temporary files that killed processes left, where permissions allow it."""
         for path in self._folder.glob("??/*.tmp"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

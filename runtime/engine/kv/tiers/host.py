@@ -1,4 +1,4 @@
-"""The tier in host memory: where preempted requests wait, and what was evicted last."""
+"""The host memory tier: KV chunks of preempted requests and recently evicted prefixes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ...requests.chunk import Parts, Tier, size_of
 
 
 class HostTier:
-    """Chunks in memory, least recently used first out.
+    """Chunks in host memory; the least recently used move to the tier below.
 
     Args:
-        max_bytes: how much to hold.
-        below: takes what there is no room for.
+        max_bytes: maximum size of all chunks.
+        below: the next tier; None drops chunks that do not fit.
     """
 
     def __init__(self, max_bytes: int, below: Tier | None = None) -> None:
@@ -23,14 +23,14 @@ class HostTier:
         return key in self._chunks or (self._below is not None and key in self._below)
 
     def get(self, key: bytes) -> Parts | None:
-        """The chunk, from here or from below."""
+        """Return a chunk from this tier or the one below, None if neither has it."""
         if key not in self._chunks:
             return self._below.get(key) if self._below is not None else None
         self._chunks[key] = self._chunks.pop(key)
         return self._chunks[key]
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
-        """Keep a chunk; older ones go down."""
+        """Store a chunk; older ones move to the tier below."""
         if key in self._chunks:
             return
         self._chunks[key] = parts
@@ -39,7 +39,7 @@ class HostTier:
             self._drop(next(iter(self._chunks)), wait=wait)
 
     def close(self) -> None:
-        """Everything goes down."""
+        """Move all chunks to the tier below, and close it."""
         while self._chunks:
             self._drop(next(iter(self._chunks)), wait=True)
         if self._below is not None:

@@ -1,9 +1,9 @@
-"""One chunk of KV as a file that proves its content and its writer.
+"""The file format of a KV chunk, authenticated with a key.
 
-magic and version | keyed BLAKE2b of all that follows | length of the header | header, JSON | arrays
+Layout: magic and version, keyed BLAKE2b of the rest, length of the header, header (JSON), arrays.
 
-Who lacks the key can neither write a chunk that is taken nor tell by a file's name what tokens it is of.
-BLAKE2: RFC 7693, keyed as in its section 2.9.
+Without the key nobody can write a chunk that is accepted, or tell from a file's name which tokens it holds.
+BLAKE2b: RFC 7693, keyed hashing as in its section 2.9.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _ALIGNMENT = 64
 
 
 class DamagedFileError(ValueError):
-    """The file is not what was written, or is another version's."""
+    """The file is damaged, was written with another key, or has another format version."""
 
 
 def file_name(key: bytes, secret: bytes) -> str:
-    """The name of a chunk's file, which says nothing to whoever lacks the secret."""
+    """Return the file name of a chunk: a keyed hash of the chunk's key."""
     return hashlib.blake2b(key, key=secret, digest_size=_DIGEST, person=b"kv name").hexdigest()
 
 
 def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
-    """Write a chunk under a temporary name and rename it; readers see all of it or nothing.
+    """Write a chunk atomically: write a temporary file, then rename it.
 
     Args:
         path: the file.
-        key: the chunk's name, which stands for the model and all tokens up to its end.
-        parts: its arrays.
+        key: the chunk's key, a hash over the model and all tokens up to the chunk's end.
+        parts: the chunk's arrays.
         secret: see ``storage.secret.kv_key``.
 
     Returns:
-        The file's size.
+        The size of the file in bytes.
 
     Raises:
-        OSError: it cannot be written; nothing is left.
+        OSError: the file cannot be written; the temporary file is removed.
     """
     arrays = [np.asarray(part) for part in parts]
     facts = {"key": key.hex(), "parts": [[array.dtype.name, array.shape] for array in arrays]}
@@ -76,23 +76,23 @@ def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
 
 
 def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
-    """Map a chunk's file and check it; the arguments are those of ``write_chunk``.
+    """Map a chunk's file and authenticate it; the arguments are those of ``write_chunk``.
 
     Returns:
-        Read-only arrays on the mapped file.
+        Read-only arrays that map the file.
 
     Raises:
-        DamagedFileError: the content is not what a holder of the secret wrote for this key.
-        OSError: it cannot be read.
+        DamagedFileError: the file was not written with this secret for this key.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size <= len(_MAGIC) + _DIGEST + _LENGTH.size:
-            raise DamagedFileError("too short")
+            raise DamagedFileError("it is too short")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     view = memoryview(data)
     body = len(_MAGIC) + _DIGEST
     if view[: len(_MAGIC)] != _MAGIC:
-        raise DamagedFileError("of another format or version")
+        raise DamagedFileError("it has another format or version")
     digest = _mac(secret)
     digest.update(view[body:])
     if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
@@ -101,7 +101,7 @@ def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
     begin = body + _LENGTH.size
     header = json.loads(bytes(view[begin : begin + length]))
     if header["key"] != key.hex():
-        raise DamagedFileError("of other tokens")
+        raise DamagedFileError("it holds other tokens than its name says")
     return _arrays(view[begin + length :], header["parts"])
 
 

@@ -1,4 +1,4 @@
-"""Carries KV between the runner and the tiers, where that is cheaper than to compute it again."""
+"""Save KV from the runner to the tiers, and restore it where that is faster than computing it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .host import HostTier
 
 _log = logging.getLogger(__name__)
 
-_WEIGHT = 0.2  # of the newest transfer in the mean
-_FORGET = 0.995  # a tier found too slow is tried again some time
+_WEIGHT = 0.2  # of the newest restore in the moving average
+_DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
 
 @dataclass(slots=True)
 class TierCounters:
-    """Running totals; see EngineStats."""
+    """Running totals; see ``EngineStats``."""
 
     kv_saved_tokens: int = 0
     kv_restored_tokens: int = 0
@@ -36,64 +36,64 @@ class TierCounters:
 
 
 class KVMover:
-    """Saves and restores chunks, and learns what that costs.
+    """Save and restore chunks, and measure how long restoring takes.
 
     Args:
-        runner: gives and takes KV.
-        tier: keeps it; None keeps nothing.
-        identity: the model's content, for the chunks' names.
-        costs: what computing costs instead.
+        runner: reads and writes KV.
+        tier: the first tier; None disables saving.
+        identity: a hash of the model's content, part of the chunks' keys.
+        costs: the measured cost of computing tokens.
 
     Attributes:
-        patient: whether to wait for a slow tier rather than to lose chunks, as at the end.
+        patient: wait for a slow tier instead of dropping chunks; set when the engine closes.
     """
 
     def __init__(self, runner: Runner, tier: Tier | None, identity: str, costs: PromptCosts) -> None:
         self.identity = f"{identity} {runner.info.kv_layout}"
         self.counters = TierCounters()
         self.patient = False
-        self._runner = cast(MovableRunner, runner)  # where there is a tier
+        self._runner = cast(MovableRunner, runner)  # used only if there is a tier
         self._tier = tier
         self._costs = costs
         self._seconds_per_token: float | None = None
 
     @property
     def active(self) -> bool:
-        """Whether anything is kept at all."""
+        """Whether there is a tier."""
         return self._tier is not None
 
     def available(self, keys: Sequence[bytes]) -> int:
-        """Tokens that the tiers hold from the beginning on, if restoring is worth it."""
+        """Return how many first tokens the tiers hold; 0 if restoring is slower than computing."""
         tier = self._tier
         if tier is None or self._too_slow():
             return 0
         return CHUNK_TOKENS * next((i for i, key in enumerate(keys) if key not in tier), len(keys))
 
     def save(self, slot: int, keys: Sequence[bytes], start: int = 0) -> None:
-        """Copy a slot's chunks to the tiers, as far as they are not there.
+        """Copy the chunks of a slot that the tiers lack.
 
         Args:
-            slot: holds them.
-            keys: their names.
-            start: tokens before it are not in the slot any more.
+            slot: holds the KV.
+            keys: the keys of its chunks, from the first token on.
+            start: KV before this position may be missing in the slot.
         """
         for i, key in enumerate(keys):
             if self._tier is None or key in self._tier:
                 continue
             if i * CHUNK_TOKENS < start:
-                return  # without this one, nobody asks for those that follow
+                return  # later chunks are useless without this one
             try:
                 parts = self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS)
             except ProviderRuntimeError as error:
-                _log.warning("KV of slot %d is not kept: %s", slot, error)
+                _log.warning("KV of slot %d is not saved: %s", slot, error)
                 return
             self._tier.put(key, [np.array(part) for part in parts], wait=self.patient)
             self.counters.kv_saved_tokens += CHUNK_TOKENS
 
     def restore(self, requests: Sequence[Request], seconds: float) -> None:
-        """Bring KV of running requests back, at least a chunk, until ``seconds`` have passed.
+        """Restore KV of running requests, at least one chunk, until ``seconds`` have passed.
 
-        A chunk that is gone or damaged ends the restoring of its request; the rest is computed.
+        A missing or damaged chunk ends the restore of its request; the remaining tokens are computed.
         """
         end = time.perf_counter() + seconds
         for request in requests:
@@ -103,21 +103,21 @@ class KVMover:
                     return
 
     def close(self) -> None:
-        """Bring what should outlive the process to where it does."""
+        """Close the tiers, which write what should outlive the process."""
         if self._tier is not None:
             self._tier.close()
 
     def _too_slow(self) -> bool:
-        """Whether computing a token is cheaper than restoring it, as far as both were measured."""
+        """Whether computing a token is faster than restoring it; False until both are measured."""
         restoring, computing = self._seconds_per_token, self._costs.seconds_per_prompt_token()
         if restoring is None or computing is None or restoring <= computing:
             return False
-        self._seconds_per_token = restoring * _FORGET
+        self._seconds_per_token = restoring * _DECAY
         return True
 
     def _restore_chunk(self, request: Request, slot: int) -> None:
-        assert self._tier is not None  # noqa: S101 -- something was found in it
-        assert request.chunk_keys is not None  # noqa: S101 -- and by these names
+        assert self._tier is not None  # noqa: S101 -- ``available`` found chunks
+        assert request.chunk_keys is not None  # noqa: S101 -- by these keys
         index = request.num_computed // CHUNK_TOKENS
         begin = time.perf_counter()
         parts = self._tier.get(request.chunk_keys.keys[index])
@@ -125,7 +125,7 @@ class KVMover:
             if parts is not None:
                 self._runner.write_kv(slot, index * CHUNK_TOKENS, CHUNK_TOKENS, parts)
         except ProviderRuntimeError as error:
-            _log.warning("KV of slot %d is computed instead: %s", slot, error)
+            _log.warning("KV of slot %d cannot be restored, it is computed: %s", slot, error)
             request.num_computed = index * CHUNK_TOKENS
             parts = None
         if parts is None:
@@ -142,21 +142,21 @@ class KVMover:
 
 
 def make_tier(folder: Path | None, folder_bytes: int, host_bytes: int, layout: str) -> Tier | None:
-    """The tiers that the options ask for, the host's above the files.
+    """Create the tiers that the options ask for: host memory above disk.
 
     Args:
-        folder: of the files; None is no files.
-        folder_bytes: their budget.
-        host_bytes: budget of host memory; 0 is none.
-        layout: of the runner.
+        folder: of the disk tier; None for no disk tier.
+        folder_bytes: maximum size of its files.
+        host_bytes: maximum size of the host memory tier; 0 for none.
+        layout: ``RunnerInfo.kv_layout``, empty if the runner cannot move KV.
 
     Raises:
-        UsageError: the runner's KV cannot be moved, or the folder or the key cannot be used.
+        UsageError: the runner cannot move KV, or the folder or the key cannot be used.
     """
     if folder is None and not host_bytes:
         return None
     if not layout:
-        raise UsageError("this provider's KV cannot leave its device; leave prefix_cache_dir and swap_bytes")
+        raise UsageError("this provider cannot move KV off its device; omit prefix_cache_dir and swap_bytes")
     try:
         below = DiskTier(folder, folder_bytes, kv_key()) if folder is not None else None
     except OSError as error:

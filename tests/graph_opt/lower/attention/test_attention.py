@@ -116,7 +116,7 @@ def test_softcap_is_carried_over() -> None:
         (
             CPU,
             ROTATED.replace("num_heads", "rotary_embedding_dim = 8, num_heads"),
-            ["the kernel rotates multiples of 16 elements, not 8"],
+            ["the kernel needs a rotary dimension divisible by 16, found 8"],
         ),
     ],
     ids=["the target has no such kernel", "q and k differ", "rotary size the kernel refuses"],
@@ -140,7 +140,7 @@ def test_a_rope_the_kernel_cannot_take_stays_and_reads_tables(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (ATTENTION.format("q, k").replace("mask", ""), "it has no mask, so every token sees later ones too"),
+        (ATTENTION.format("q, k").replace("mask", ""), "it has no mask, so it is not causal"),
         (f"{MASK.format(visible='Not(near)')} {ATTENTION.format('q, k')}", "neither causal nor"),
         (
             f"{CAUSAL} {ATTENTION.format('q, k').replace(', past_key, past_value', '')}",

@@ -42,16 +42,16 @@ def test_a_mask_of_keys_is_repeated_once_for_all_that_share_it() -> None:
     ("text", "reason"),
     [
         (f"g ({INPUTS}, float[t] m) => (float[b, s, 8] y) {{ y = Attention <{HEADS}> (q, k, v, m) }}",
-         "its mask is no fp32 tensor of two to four axes"),
+         "its mask is not an fp32 tensor of 2 to 4 axes"),
         (f"g ({INPUTS}, bool[b, 1, s, t] m) => (float[b, s, 8] y) {{ y = Attention <{HEADS}> (q, k, v, m) }}",
-         "its mask is no fp32 tensor of two to four axes"),
+         "its mask is not an fp32 tensor of 2 to 4 axes"),
         ("g (float[b, s, 8] q, float[b, t, 4] k, float[b, t, 4] v) => (float[b, s, 8] y) "
          "{ y = Attention <q_num_heads = 2, kv_num_heads = 1> (q, k, v) }",
-         "its heads are an axis, or share keys"),
+         "its input is 4-D, or it has grouped queries"),
         (f"g ({INPUTS}) => (float[b, s, 8] y) {{ y = Attention <{HEADS}, softcap = 2.0> (q, k, v) }}",
-         "the kernel does not bound scores"),
+         "the kernel does not support softcap"),
         (f"g ({INPUTS}) => (float[b, s, 8] y, float[b, 2, t, 4] p) "
-         f"{{ y, p = Attention <{HEADS}> (q, k, v) }}", "it has a cache, or returns more than its result"),
+         f"{{ y, p = Attention <{HEADS}> (q, k, v) }}", "it has a cache, or more than one output"),
     ],
 )  # fmt: skip
 def test_what_the_kernel_cannot_stays(text: str, reason: str) -> None:

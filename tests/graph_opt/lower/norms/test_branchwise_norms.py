@@ -54,10 +54,10 @@ def test_heads_are_normalised_without_reshapes(tmp_path: Path) -> None:
     ("changed", "reason"),
     [
         (("q3", np.array([0, 0, H, D])), "its output is not reshaped to [batch, sequence, heads * head_dim]"),
-        (("nq", np.ones((H, D), np.float32)), "its scale is no vector"),
+        (("nq", np.ones((H, D), np.float32)), "its scale is not a vector"),
         (
             ("q4", np.array([0, 0, H // 2, 2 * D])),
-            "what it normalises is not reshaped to [batch, sequence, heads, head_dim]",
+            "its input is not reshaped to [batch, sequence, heads, head_dim]",
         ),
     ],
 )

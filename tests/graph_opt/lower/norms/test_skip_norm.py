@@ -51,7 +51,7 @@ def test_readers_of_the_sum_before_the_norm_still_come_after_it() -> None:
         (
             "g (float[B, 2, 4] a, float[B, 2, 4] b) => (float[B, 2, 4] y)",
             "RMSNormalization <axis = 1> (total, two)",
-            "more than the last axis",
+            "other axes than the last",
         ),
     ],
     ids=["a summand is broadcast", "a summand is a weight", "two axes are normalised"],

@@ -129,5 +129,5 @@ def test_blocks_are_those_that_flash_attention_takes() -> None:
 
 
 def test_a_cache_of_8_bits_is_refused() -> None:
-    with pytest.raises(UsageError, match="not written for blocks"):
+    with pytest.raises(UsageError, match="a paged KV cache cannot be int8"):
         SlotOptions(context_length=8, kernels=CUDA, compute=ir.DataType.FLOAT16, paged=True, kv_cache="int8")

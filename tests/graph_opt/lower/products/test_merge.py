@@ -103,7 +103,7 @@ def test_a_weight_with_two_readers_is_not_copied() -> None:
     )
     model = graph(f"{SIGNATURE} {{ {body} }}", p=weights(2), q=weights(4))
     before = canonical(model)
-    assert apply(MergeProjectionsPass(), model) == ["its weight has other readers"] * 2
+    assert apply(MergeProjectionsPass(), model) == ["its weight has other consumers"] * 2
     assert canonical(model) == before
 
 

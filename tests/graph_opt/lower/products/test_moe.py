@@ -130,7 +130,12 @@ def refusals(model: ir.Model, kernels: Kernels) -> set[str]:
         (DIRECTML, {}, BlockFormat(bits=8, block_size=16), "no QMoE for 8 bits"),
         (CPU, {}, BlockFormat(block_size=32), "experts of this size"),
         (CUDA, {}, BlockFormat(block_size=16), "experts of this size"),
-        (CUDA, WIDE, BlockFormat(block_size=16, symmetric=False), "blocks so small"),
+        (
+            CUDA,
+            WIDE,
+            BlockFormat(block_size=16, symmetric=False),
+            "needs a block size of 32 or more for zero points",
+        ),
         (CPU, {"hidden_act": "gelu"}, BlockFormat(block_size=16), "activation is not SiLU"),
     ],
 )
@@ -147,9 +152,9 @@ def test_experts_of_several_widths_stay(tmp_path: Path) -> None:
     form, eight = BlockFormat(block_size=16), BlockFormat(bits=8, block_size=16)
     names = [f"model.layers.{layer}.mlp.experts.0.up_proj.weight" for layer in (0, 2)]
     model = quantize(exported("qwen3_moe", tmp_path), form, overrides=dict.fromkeys(names, eight))
-    assert refusals(model, CPU) == {"the experts' weights differ in width or block size"}
+    assert refusals(model, CPU) == {"the experts' weights differ in bits, block size or zero points"}
     model = quantize(exported("qwen3_moe", tmp_path), form, overrides=dict.fromkeys(names))
-    assert refusals(model, CPU) == {"some experts' weights are float, or of a type without a kernel"}
+    assert refusals(model, CPU) == {"the weights of some experts are float, or have a type without a kernel"}
 
 
 def test_a_plain_split_is_no_mixture(tmp_path: Path) -> None:

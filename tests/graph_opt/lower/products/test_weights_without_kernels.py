@@ -103,12 +103,10 @@ def test_dynamic_products_become_weight_only(rows: int, block: int) -> None:
 
 def test_an_operator_that_the_older_opset_lacks_is_named() -> None:
     model = graph("g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = RMSNormalization(x, w) }")
-    with pytest.raises(
-        GraphError, match=r"RMSNormalization .*cannot be in opset 21: it has no such operator"
-    ):
+    with pytest.raises(GraphError, match=r"RMSNormalization .*opset 21 does not have this operator"):
         OlderOpsetPass(21)(model)
     model = graph("g (float[2, 4] x) => (float16[2, 4] y) { y = Cast<to = 10, saturate = 1>(x) }")
-    with pytest.raises(GraphError, match="it has no attribute saturate"):
+    with pytest.raises(GraphError, match="does not have the attribute saturate"):
         OlderOpsetPass(18)(model)
     assert apply(OlderOpsetPass(21), model) == []
     assert model.graph.opset_imports[""] == 21

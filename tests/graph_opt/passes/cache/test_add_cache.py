@@ -100,25 +100,23 @@ def test_keys_that_are_returned_already_become_the_cache() -> None:
     other = decoder(after=f"{WHOLE} k4 = Reshape(q, heads) k = Transpose <perm = [0, 2, 1, 3]> (k4)",
                     extra=", float[b, 2, s, 4] k")  # fmt: skip
     other.graph.outputs[1].name = "present.0.key"
-    assert apply(AddCachePass(), other) == [
-        "the graph's output present.0.key is not the key of its attention 0"
-    ]
+    assert apply(AddCachePass(), other) == ["the graph output present.0.key is not the key of attention 0"]
     assert len(other.graph.inputs) == 2
 
 
-UNKNOWN = "the graph has no cache, and none can be added: "
-MIXES = " mixes tokens, or is not known to treat each by itself"
+UNKNOWN = "the graph has no KV cache, and none can be added: "
+MIXES = " mixes tokens, or is not known to process each separately"
 
 
 @pytest.mark.parametrize(
     ("before", "attention", "after", "reason"),
     [
         ("q = MatMul(x, w)", ATTENTION.replace(", is_causal = 1", ""), WHOLE,
-         "it has no mask, so every token sees later ones too"),
+         "it has no mask, so it is not causal"),
         (f"q = MatMul(x, w) {CAUSAL} seen = GreaterOrEqual(keys, queries) mask = Where(seen, free, low)",
          MASKED, WHOLE, "the mask is neither causal nor a sliding window (past 0, new 3)"),
         ("q = MatMul(x, w)", ATTENTION, "c = CumSum(y, one) logits = Add(c, x)",
-         f"{UNKNOWN}CumSum is not known to treat each token by itself"),
+         f"{UNKNOWN}CumSum is not known to process each token separately"),
         ("q = MatMul(x, w)", ATTENTION, "l = Slice(y, last, end, i1) logits = Add(l, x)",
          f"{UNKNOWN}Slice{MIXES}"),
         ("m = ReduceMean(x, i1) q = Add(x, m)", ATTENTION, WHOLE, f"{UNKNOWN}ReduceMean{MIXES}"),
@@ -155,6 +153,5 @@ def test_a_fixed_number_of_tokens_cannot_be_continued() -> None:
     for value in model.graph.inputs:
         value.shape = ir.Shape(["b", 7])
     assert apply(AddCachePass(), model) == [
-        "the graph takes exactly 7 tokens, so it cannot be continued; "
-        "export it with a sequence axis that is dynamic"
+        "the graph accepts exactly 7 tokens, so it cannot generate; export it with a dynamic sequence axis"
     ]

@@ -8,7 +8,7 @@ import pytest
 from graph_asserts import apply, evaluate, graph
 
 from carryall.graph_opt.passes.cache.free_tokens import FreeTokensPass
-from carryall.graph_opt.passes.normalize.one_mask import OneMaskPass
+from carryall.graph_opt.passes.normalize.canonical_mask import CanonicalMaskPass
 
 RNG = np.random.default_rng(0)
 GIVEN = {
@@ -53,10 +53,10 @@ def run(model: ir.Model, cuts: list[int]) -> np.ndarray[tuple[int, ...], np.dtyp
 
 
 @pytest.mark.parametrize("before", [HEADS, FLAT], ids=["heads", "flat rows"])
-def test_many_tokens_at_once_are_one_after_the_other(before: str) -> None:
+def test_mrequire_dynamic_sequence_at_once_are_one_after_the_other(before: str) -> None:
     expected = run(decoder(before), [1, 2, 3, 4, 5, 6])
     model = decoder(before)
-    assert apply(OneMaskPass(), model) == []
+    assert apply(CanonicalMaskPass(), model) == []
     assert apply(FreeTokensPass(), model) == []
     for name in ("input_ids", "position_ids"):
         value = next(value for value in model.graph.inputs if value.name == name)
@@ -68,17 +68,17 @@ def test_many_tokens_at_once_are_one_after_the_other(before: str) -> None:
 def test_a_mask_of_unknown_meaning_keeps_the_graph_at_one_token() -> None:
     model = decoder(f"{HEADS} real0 = Cast <to = 1> (attention_mask)", "real0")
     assert apply(FreeTokensPass(), model) == [
-        "the graph takes one token at a time; this has no cache, or no known mask"
+        "the graph accepts one token at a time; this has no cache, or an unknown mask"
     ]
     assert str(model.graph.inputs[0].shape) == "[b,1]"
 
 
 def test_what_mixes_tokens_keeps_the_graph_at_one_token() -> None:
     model = decoder("t = Transpose <perm = [0, 2, 1]> (x) k = MatMul(x, t) q = MatMul(k, x)")
-    apply(OneMaskPass(), model)
+    apply(CanonicalMaskPass(), model)
     assert apply(FreeTokensPass(), model) == [
-        "the graph takes one token at a time, and must: MatMul mixes tokens, "
-        "or is not known to treat each by itself"
+        "the graph accepts one token at a time, and cannot be changed: MatMul mixes tokens, "
+        "or is not known to process each separately"
     ]
 
 
@@ -87,6 +87,5 @@ def test_a_cache_and_a_fixed_number_of_tokens_stay_and_say_what_to_do() -> None:
     for value in model.graph.inputs[:2]:
         value.shape = ir.Shape(["b", 4])
     assert apply(FreeTokensPass(), model) == [
-        "the graph takes exactly 4 tokens, so it cannot be continued; "
-        "export it with a sequence axis that is dynamic"
+        "the graph accepts exactly 4 tokens, so it cannot generate; export it with a dynamic sequence axis"
     ]

@@ -50,10 +50,10 @@ def test_steps_on_a_growing_cache_are_those_on_a_fixed_one() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (", , , , nonpad_kv_seqlen", "", "nothing says how much of them counts"),
-        (", is_causal = 1", "", "its mask is not just is_causal"),
-        ("<axis = 1>", '<axis = 1, mode = "circular">', "no inputs of the graph"),
-        ("(value_cache, k, write_indices)", "(value_cache, k, nonpad_kv_seqlen)", "no inputs of the graph"),
+        (", , , , nonpad_kv_seqlen", "", "it has no nonpad_kv_seqlen"),
+        (", is_causal = 1", "", "its mask is not is_causal alone"),
+        ("<axis = 1>", '<axis = 1, mode = "circular">', "are not graph inputs"),
+        ("(value_cache, k, write_indices)", "(value_cache, k, nonpad_kv_seqlen)", "are not graph inputs"),
     ],
 )
 def test_a_cache_that_is_kept_otherwise_stays(old: str, new: str, reason: str) -> None:

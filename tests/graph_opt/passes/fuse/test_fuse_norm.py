@@ -38,11 +38,11 @@ def test_every_written_form_becomes_one_norm(text: str) -> None:
     [
         (
             "q = Pow(x, two) m = ReduceMean(q, last) a = Add(m, one) r = Sqrt(a) n = Div(x, r) y = Mul(w, n)",
-            "what follows the mean of squares is no RMS norm",
+            "the nodes after the mean of squares do not compute an RMS norm",
         ),
         (
             "q = Pow(x, two) m = ReduceMean(q, last) a = Add(m, eps) n = Div(x, a) y = Mul(w, n)",
-            "what follows the mean of squares is no RMS norm",
+            "the nodes after the mean of squares do not compute an RMS norm",
         ),
     ],
     ids=["a large epsilon", "no root"],

@@ -79,7 +79,7 @@ def test_every_written_form(body: str, expected: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (HALVES.replace("Neg(right)", "Identity(right)"), "the sum of products is no rotation"),
+        (HALVES.replace("Neg(right)", "Identity(right)"), "the sum of products is not a rotation"),
         (
             HALVES.replace("(a, a)", "(a, twofold)").replace(
                 "a = Mul(u, f8)", "a = Mul(u, f8) twofold = Add(a, a)"

@@ -45,7 +45,7 @@ def test_sizes_written_as_symbols_become_numbers() -> None:
 
 def test_two_caches_of_one_name_stay_and_say_so() -> None:
     model = decoder(["a.0.key", "b.0.key"], ["present_key_0"])
-    assert apply(ContractNamesPass(), model) == ["two of its caches would be called past_key_values.N.key"]
+    assert apply(ContractNamesPass(), model) == ["two of its caches would be named past_key_values.N.key"]
 
 
 def test_a_graph_of_no_decoder_keeps_its_names() -> None:

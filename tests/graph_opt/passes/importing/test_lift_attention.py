@@ -139,17 +139,17 @@ def test_lengths_from_elsewhere_keep_the_kernel() -> None:
         "lengths = Cast <to = 6> (less)", "l2 = Sub(less, i1) lengths = Cast <to = 6> (l2)"
     )
     assert apply(LiftAttentionPass(), built(lengths=wrong)) == [
-        "its cache lengths are not those of attention_mask"
+        "its cache lengths differ from those of attention_mask"
     ]
 
 
 def test_a_smoothed_softmax_keeps_the_kernel() -> None:
     reasons = apply(LiftAttentionPass(), built(more=", smooth_softmax = 1"))
-    assert reasons == ["it smooths its softmax or returns its scores"]
+    assert reasons == ["it uses smooth_softmax or returns its scores"]
 
 
 def test_a_rotary_embedding_of_another_graph_stays() -> None:
     text = """g (float[b, s, 32] x, int64[b, s] p) => (float[b, s, 32] y) {
         y = com.microsoft.RotaryEmbedding <num_heads = 2> (x, p, cos, sin) }"""
     tables = {name: np.ones((8, 8), np.float32) for name in ("cos", "sin")}
-    assert apply(LiftRotaryPass(), graph(text, **tables)) == ["the graph is no decoder"]
+    assert apply(LiftRotaryPass(), graph(text, **tables)) == ["the graph is not a decoder"]

@@ -26,4 +26,4 @@ def test_activations_are_transposed_and_scaled() -> None:
 def test_batch_axes_stay_where_they_are() -> None:
     text = """g (float[N, H, S, 4] q, float[N, H, T, 4] k) => (float[N, H, S, T] y) {
         y = com.microsoft.FusedMatMul <transBatchA = 1> (q, k) }"""
-    assert apply(LiftProductsPass(), graph(text)) == ["it moves batch axes"]
+    assert apply(LiftProductsPass(), graph(text)) == ["it transposes batch axes"]

@@ -78,8 +78,8 @@ def test_an_embedding_and_its_head_share_one_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        (23, "its last block is not full, of an embedding or an odd number of inputs"),
-        (40, "its weight holds 32 inputs, and should hold 40"),
+        (23, "its last block is partial, and it is an embedding or has an odd number of inputs"),
+        (40, "its weight holds 32 inputs instead of 40"),
     ],
 )
 def test_a_weight_of_another_size_keeps_the_kernel(inputs: int, reason: str) -> None:

@@ -52,7 +52,9 @@ def test_equal_parts_need_no_sizes() -> None:
 def test_a_product_that_is_read_whole_too_stays() -> None:
     text = """g (float[N, S, 4] x) => (float[N, S, 4] y, float[N, S, 6] z) <float[N, S, 6] p> {
         p = MatMul(x, w) y = Slice(p, i0, i4, last) z = Neg(p) }"""
-    assert apply(SplitProjectionsPass(), graph(text, **GIVEN)) == ["it is read whole and in parts"]
+    assert apply(SplitProjectionsPass(), graph(text, **GIVEN)) == [
+        "its result is read both whole and in parts"
+    ]
 
 
 FLAT = "g (float[N, S, 4] x) => (float[N, S, 6] y) <float[M, 4] f, float[M, 6] p> { %s }"
@@ -90,15 +92,15 @@ def test_rows_that_stay_rows_are_multiplied_as_rows(gemm: str, after: str) -> No
     [
         (
             "f = Reshape(x, rows) p = Gemm <alpha = 2.0> (f, w) y = Reshape(p, back)",
-            "it transposes or scales",
+            "it has transA, alpha or beta",
         ),
         (
             "f = Reshape(x, rows) v = Neg(w) p = Gemm(f, v) y = Reshape(p, back)",
-            "it is no product of an activation and a weight",
+            "it is not a product of an activation and a weight",
         ),
         (
             "f = Reshape(x, rows) t = Neg(wt) p = Gemm <transB = 1> (f, wt) y = Reshape(p, back)",
-            "its weight has other readers, as that of a tied head",
+            "its weight has other consumers, as that of a tied head",
         ),
     ],
 )
@@ -136,5 +138,5 @@ def test_a_weight_of_several_layers_is_cut_once() -> None:
 def test_a_weight_that_others_read_otherwise_is_not_cut(other: str | None) -> None:
     body = (other, "x") if other else ("d = Identity(a) e = Identity(c)", "q")
     model = graph(SHARED % body, **GIVEN)
-    assert apply(SplitProjectionsPass(), model) == ["other readers of its weight do not cut it alike"]
+    assert apply(SplitProjectionsPass(), model) == ["other consumers of its weight split it differently"]
     assert sum(node.op_type == "MatMul" for node in model.graph) == 2

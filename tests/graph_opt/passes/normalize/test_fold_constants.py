@@ -44,7 +44,7 @@ def test_a_matrix_that_is_read_both_ways_is_stored_once() -> None:
     text = """g (float[N, 4] x) => (float[N, 3] y, float[3, 4] z) {
         t = Transpose <perm = [1, 0]> (w) y = MatMul(x, t) z = Neg(w) }"""
     model = graph(text, w=np.ones((3, 4), np.float32))
-    reason = "its matrix is read as it stands as well, as that of a tied head"
+    reason = "its matrix has other consumers, as that of a tied head"
     assert apply(FoldTransposesPass(), model) == [reason]
 
 

@@ -127,73 +127,77 @@ def test_a_move(name: str) -> None:
 
 ROW = "(int8[2, 3] x) => (float[2, 3] y)"
 REFUSED = {
-    "another scale": (ROW, f"d = {DQ}(x, s, z) q = {Q}(d, u, z) y = {DQ}(q, u, z)", "quantizes otherwise"),
+    "another scale": (ROW, f"d = {DQ}(x, s, z) q = {Q}(d, u, z) y = {DQ}(q, u, z)", "its parameters differ"),
     "another zero point": (
         ROW,
         f"d = {DQ}(x, s, z) q = {Q}(d, s, o) y = {DQ}(q, s, o)",
-        "quantizes otherwise",
+        "its parameters differ",
     ),
-    "another type": (ROW, f"d = {DQ}(x, s, z) q = {Q}(d, s, uz) y = {DQ}(q, s, uz)", "quantizes otherwise"),
-    "a scale of 0": (ROW, f"d = {DQ}(x, nought) q = {Q}(d, nought, o) y = {DQ}(q, s)", "no usable number"),
+    "another type": (ROW, f"d = {DQ}(x, s, z) q = {Q}(d, s, uz) y = {DQ}(q, s, uz)", "its parameters differ"),
+    "a scale of 0": (
+        ROW,
+        f"d = {DQ}(x, nought) q = {Q}(d, nought, o) y = {DQ}(q, s)",
+        "is not a usable number",
+    ),
     "a computed scale": (
         "(int8[2, 3] x, float r) => (float[2, 3] y)",
         f"d = {DQ}(x, r) q = {Q}(d, r, o) y = {DQ}(q, s)",
-        "its scale is computed",
+        "its scale is not a constant float",
     ),
-    "too few digits": (
+    "too few mantissa bits": (
         "(int16[2, 3] x) => (float[2, 3] y)",
         f"d = {DQ}(x, half) q = {Q}(d, half, w16) y = {DQ}(q, s, w16)",
-        "quantizes otherwise",
+        "its parameters differ",
     ),
     "fewer digits than bits": (
         "(int16[2, 3] x) => (int16[2, 3] y)",
         f"d = {DQ}(x, half, w16) q = {Q}(d, half, w16) y = Transpose<perm = [0, 1]>(q)",
-        "too few digits for 16 bits",
+        "too few mantissa bits for 16-bit values",
     ),
     "an axis that a reshape changes": (
         "(int8[2, 3] x) => (float[6] y)",
         f"d = {DQ}<axis = 1>(x, s3) r = Reshape(d, sixes) y = Abs(r)",
-        "along an axis that Reshape changes",
+        "Reshape changes the axis of its scales",
     ),
     "an axis that is joined": (
         "(int8[1, 3] x) => (float[2, 3] y)",
         f"a = {DQ}<axis = 0>(x, s2) b = {DQ}<axis = 0>(x, s2) c = Concat<axis = 0>(a, b) y = Abs(c)",
-        "along an axis that Concat changes",
+        "Concat changes the axis of its scales",
     ),
     "an axis that is picked from": (
         "(int8[2, 3] x) => (float[2, 2] y)",
         f"d = {DQ}<axis = 1>(x, s3) g = Gather<axis = 1>(d, rows) y = Abs(g)",
-        "along an axis that Gather changes",
+        "Gather changes the axis of its scales",
     ),
     "read twice": (
         ROW,
         f"d = {DQ}(x, s) a = Reshape(d, flat) b = Abs(d) y = Add(a, b)",
-        "is read elsewhere as well",
+        "has other consumers",
     ),
     "joined with a float": (
         "(int8[2, 3] x, float[2, 3] w) => (float[4, 3] y)",
         f"a = {DQ}(x, s) c = Concat<axis = 0>(a, w) y = Abs(c)",
-        "not all that it joins is dequantized",
+        "some of its operands are not dequantized",
     ),
     "joined with another scale": (
         "(int8[2, 3] x, int8[2, 3] w) => (float[4, 3] y)",
         f"a = {DQ}(x, s) b = {DQ}(w, u) c = Concat<axis = 0>(a, b) y = Abs(c)",
-        "quantized in several ways",
+        "different quantization parameters",
     ),
     "a weight": (
         "(float[6] x) => (float[6] y)",
         f"d = {DQ}(W, s) r = Reshape(d, flat) y = Add(x, r)",
-        "it is a weight",
+        "its operand is a weight",
     ),
     "an order that turns round": (
         "(int8[1, 2, 4] x) => (float[1, 2, 2] y)",
         f"d = {DQ}(x, minus) m = MaxPool<kernel_shape = [3]>(d) y = Abs(m)",
-        "not positive",
+        "needs positive scales",
     ),
     "quantized behind what others read": (
         "(float[2, 3] x) => (int8[3, 2] y, float[3, 2] w)",
         f"a = Transpose<perm = [1, 0]>(x) y = {Q}(a, s, z) w = Abs(a)",
-        "is read elsewhere as well",
+        "has other consumers",
     ),
 }
 

@@ -27,5 +27,5 @@ def test_the_norm_comes_first(norm: str) -> None:
     ids=["the last axis moves", "more axes than the last"],
 )
 def test_a_norm_over_moved_axes_stays(body: str) -> None:
-    reason = "the transpose in front of it moves the axis it works on"
+    reason = "the Transpose in front of it moves the normalised axis"
     assert apply(NormBeforeTransposePass(), graph(f"{SIGNATURE} {{ {body} }}", w=W)) == [reason]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.analysis.probe_sizes import PROBES
@@ -80,3 +81,32 @@ def test_graphs_that_take_no_small_pictures_are_known_too() -> None:
     model = graph(text)
     apply(SimplifyShapesPass(decoder=False), model)
     assert [node.op_type for node in model.graph] == ["AveragePool", "Relu"]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("pads", "length", "kept"),
+    [
+        (0, "up", False),  # n / step rounded up is what is there
+        (0, "n", True),  # less, but for multiples of step
+        (1, "up", True),  # less for multiples of step
+    ],
+)
+def test_a_slice_that_takes_all_for_most_lengths_stays(pads: int, length: str, kept: bool, step: int) -> None:
+    shape = f"kernel_shape = [{step + pads}], strides = [{step}], pads = [{pads}, {step - 1 + pads}]"
+    body = f"""c = MaxPool<{shape}> (x)
+        n = Shape<start = 2, end = 3>(x) up = Add(n, less) total = Div({length}, step)
+        y = Slice(c, zero1, total, two)"""
+    given = {"zero1": [0], "two": [2], "less": [step - 1], "step": [step]}
+    arrays = {name: np.array(content) for name, content in given.items()}
+    model = graph(f"g (float[b, 2, n] x) => (float[b, 2, m] y) {{ {body} }}", **arrays)
+    apply(SimplifyShapesPass(decoder=False), model)
+    assert ("Slice" in [node.op_type for node in model.graph]) == kept
+
+
+def test_spectrograms_have_half_the_frequencies() -> None:
+    """``onesided`` is 1 unless it is given; onnx 1.23 infers as if it was 0."""
+    text = "g (float[b, n, 1] x) => (float y) { y = STFT(x, hop, window) }"
+    model = graph(text, hop=np.array(160), window=np.ones(320, np.float32))
+    facts = ShapeFacts(model.graph, decoder=False)
+    assert {shape[2:] for shape in facts.shapes(model.graph.outputs[0]) or ()} == {(161, 2)}

@@ -62,7 +62,7 @@ def test_bf16_without_kernels_is_refused_with_the_reason() -> None:
     samples = checked_samples(graph(NET).graph, FEEDS)
     with pytest.raises((GraphError, UsageError), match="bf16"):
         convert_half(graph(NET, **ARRAYS), "bf16", samples)
-    with pytest.raises(UsageError, match="half precision is fp16 or bf16, not 'fp8'"):
+    with pytest.raises(UsageError, match="half precision must be fp16 or bf16, found 'fp8'"):
         convert_half(graph(NET, **ARRAYS), "fp8", samples)
 
 
@@ -71,7 +71,7 @@ def test_a_weight_beyond_the_range_stays_float32_and_infinity_does_not() -> None
     samples = checked_samples(graph(NET).graph, feeds)
     wide = np.full((4, 3, 1, 1), 1e5, np.float32)
     model, report = convert_half(graph(NET, **{**ARRAYS, "w": wide}), "fp16", samples)
-    assert report.left_float["w"] == "it holds numbers beyond FLOAT16"
+    assert report.left_float["w"] == "it holds numbers beyond the range of FLOAT16"
     assert model.graph.initializers["w"].dtype == ir.DataType.FLOAT
     text = "g (float[N,4] x) => (float[N,4] y) { y = Max(x, low) }"
     lowest = graph(text, low=np.full(4, -np.inf, np.float32))

@@ -1,4 +1,4 @@
-"""Calibration samples: files, images, made-up tensors, and everything that can be wrong with them."""
+"""Calibration samples: files, images, random tensors, and every kind of invalid sample."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_one_file_is_one_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"b": None}, r"0.npz lacks the input b; it has: a"),
-        ({"a": np.zeros((4, 2), np.float32)}, r"input a has the shape \[4, 2\], the model takes \['N', 3\]"),
-        ({"a": np.zeros(3, np.float32)}, r"input a has the shape \[3\]"),
+        ({"b": None}, r"0.npz: input b is missing; it has: a"),
+        ({"a": np.zeros((4, 2), np.float32)}, r"input a has shape \[4, 2\], the model needs \['N', 3\]"),
+        ({"a": np.zeros(3, np.float32)}, r"input a has shape \[3\]"),
         ({"a": np.full((1, 3), np.nan, np.float32)}, "input a holds NaN or infinity"),
         ({"a": np.full((1, 3), 1e300)}, "input a holds NaN or infinity"),
-        ({"b": np.array([0.5, 1])}, "input b is float64, the model takes int64"),
-        ({"a": np.array(["x"])}, "input a has the shape"),
+        ({"b": np.array([0.5, 1])}, "input b has type float64, the model needs int64"),
+        ({"a": np.array(["x"])}, "input a has shape"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def mixed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: None, "holds no calibration sample: files of the kinds .npz"),
-        (damaged, "0.npz is no .npz file of tensors"),
-        (array_instead, "0.npz is no .npz file of tensors"),
-        (pickled, "0.npz is no .npz file of tensors"),
+        (lambda folder: None, "holds no calibration samples; supported file types: .npz"),
+        (damaged, "0.npz cannot be read as an .npz file"),
+        (array_instead, "0.npz cannot be read as an .npz file"),
+        (pickled, "0.npz cannot be read as an .npz file"),
         (mixed, "holds .npz files and images"),
     ],
 )
@@ -105,9 +105,9 @@ def test_folders_that_cannot_be_used(make: Callable[[Path], None], message: str,
 
 
 def test_a_missing_folder_and_no_sample(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no calibration file or folder"):
+    with pytest.raises(UsageError, match=r"the calibration file or folder .* does not exist"):
         read_samples(TWO, tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="at least one is needed"):
+    with pytest.raises(UsageError, match="calibration needs at least one sample"):
         checked_samples(TWO, [])
 
 
@@ -133,12 +133,12 @@ def test_layout_is_read_from_the_graph_or_given(tmp_path: Path) -> None:
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"no image")
-    with pytest.raises(UsageError, match=r"0.png is no readable image"):
+    with pytest.raises(UsageError, match=r"0.png cannot be read as an image"):
         read_samples(PICTURE, tmp_path)
-    with pytest.raises(UsageError, match="the model does not take one image"):
+    with pytest.raises(UsageError, match="the model's inputs are not one image"):
         read_samples(TWO, tmp_path)
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
-    with pytest.raises(UsageError, match="2 numbers of mean for 3 channels; give 1 or 3"):
+    with pytest.raises(UsageError, match="mean has 2 numbers for 3 channels; give 1 or 3"):
         read_samples(PICTURE, tmp_path, images=ImageOptions(mean=(1.0, 2.0)))
     wide = graph("g (float[1,7,8,8] x) => (float[1,7,8,8] y) { y = Identity(x) }").graph
     with pytest.raises(UsageError, match="has 7 channels; images have 1, 3 or 4"):
@@ -146,7 +146,8 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"layout": "hwc"}, "unknown image layout 'hwc'"), ({"std": (1.0, 0.0)}, "is 0")]
+    ("options", "message"),
+    [({"layout": "hwc"}, "unknown image layout 'hwc'"), ({"std": (1.0, 0.0)}, "must not be 0")],
 )
 def test_image_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -172,7 +173,10 @@ def test_made_up_samples_warn_and_are_plausible() -> None:
 
 def test_nothing_is_made_up_for_texts() -> None:
     text = graph("g (string[N] x) => (string[N] y) { y = Identity(x) }").graph
-    with pytest.warns(GeneratedSamplesWarning), pytest.raises(UsageError, match="nothing can be made up for"):
+    with (
+        pytest.warns(GeneratedSamplesWarning),
+        pytest.raises(UsageError, match="no random tensor can be generated"),
+    ):
         generated_samples(text)
 
 

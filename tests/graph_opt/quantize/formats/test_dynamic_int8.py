@@ -82,7 +82,9 @@ def test_what_is_no_product_is_explained() -> None:
     text = """g (float[B, 32] x) => (float[B, 32] y)
         { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"""
     model = graph(text)
-    assert apply(DynamicProductsPass(), model) == ["its input is no product with a symmetric weight"]
+    assert apply(DynamicProductsPass(), model) == [
+        "the quantized input is not multiplied with a symmetric weight"
+    ]
 
 
 @pytest.mark.parametrize(

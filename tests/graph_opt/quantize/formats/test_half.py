@@ -18,7 +18,8 @@ from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
-from carryall.graph_opt.quantize.formats.half import HALF_TYPES, HalfPrecisionPass, is_half
+from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass, is_half
+from carryall.graph_opt.quantize.formats.half_pass import HALF_TYPES
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 RNG = np.random.default_rng(0)
@@ -116,8 +117,8 @@ def test_values_that_are_too_large_stay_float() -> None:
     pass_, model = HalfPrecisionPass(FP16, keep_float=["a", "b", "logits"]), graph(MODEL, **large)
     pass_(model)
     assert {refusal.reason for refusal in pass_.refusals} == {
-        "a goes beyond FLOAT16, so it stays float",
-        "b goes beyond FLOAT16, so it stays float",
+        "a exceeds the range of FLOAT16, so the node stays float",
+        "b exceeds the range of FLOAT16, so the node stays float",
     }
     exact = evaluate(graph(MODEL, **large), ids)[0]
     np.testing.assert_allclose(evaluate(model, ids)[0], exact, atol=2e-3 * float(np.abs(exact).max()))
@@ -126,8 +127,8 @@ def test_values_that_are_too_large_stay_float() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
-        (1e5, FP16, "weight w reaches 1e.05, beyond the 65504 of FLOAT16; convert to bf16 instead"),
-        (3.4e38, BF16, "weight w reaches 3.4e.38, beyond the 3.38953e.38 of BFLOAT16"),
+        (1e5, FP16, "weight w reaches 1e.05, above the limit 65504 of FLOAT16; use bf16 instead"),
+        (3.4e38, BF16, "weight w reaches 3.4e.38, above the limit 3.38953e.38 of BFLOAT16"),
         (np.nan, FP16, "weight w holds NaN or infinity"),
         (np.inf, BF16, "weight w holds NaN or infinity"),
     ],
@@ -156,5 +157,5 @@ def test_twice_is_once_and_other_types_are_refused() -> None:
     model = converted(graph(MODEL, table=TABLE, w=W))
     assert apply(HalfPrecisionPass(FP16), model) == []
     assert len([*nodes_of(model.graph, "Cast")]) == 1  # the logits
-    with pytest.raises(UsageError, match="half precision is FLOAT16 or BFLOAT16, not INT8"):
+    with pytest.raises(UsageError, match="half precision must be FLOAT16 or BFLOAT16, found INT8"):
         HalfPrecisionPass(ir.DataType.INT8)

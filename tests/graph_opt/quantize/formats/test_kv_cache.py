@@ -123,7 +123,7 @@ def test_int8_needs_scales(quantized: Path) -> None:
 
 
 def test_modes_are_checked() -> None:
-    with pytest.raises(UsageError, match="kv_cache is one of auto, int8, float32, not 'fp8'"):
+    with pytest.raises(UsageError, match="kv_cache must be one of auto, int8, float32, found 'fp8'"):
         SlotOptions(context_length=CONTEXT, kv_cache="fp8")
 
 
@@ -147,7 +147,7 @@ def test_an_attention_without_known_scales_is_left_alone() -> None:
     model = graph(ATTENTION)
     report = pipeline.run(model, [QuantizeKVPass({})])[1]
     assert report.passes[0].fired == 0
-    assert "no KV cache whose scales are known" in report.refusals[0][1].reason
+    assert "no KV cache with known scales" in report.refusals[0][1].reason
 
 
 def test_scales_are_the_largest_magnitudes_at_all_positions(tmp_path: Path) -> None:

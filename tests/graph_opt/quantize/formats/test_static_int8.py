@@ -71,7 +71,7 @@ def test_what_is_excluded_or_was_not_measured_becomes_weight_only() -> None:
     assert {"v.values", "w.values"} <= set(model.graph.initializers)
     assert len([*nodes_of(model.graph, "QuantizeLinear")]) == 1
     model = graph(TWO, v=V, w=W, b=BIAS)
-    assert apply(StaticQuantizationPass(FORM, {}), model) == 2 * ["the range of h is not known"]
+    assert apply(StaticQuantizationPass(FORM, {}), model) == 2 * ["the range of h is unknown"]
     assert "QuantizeLinear" not in count_operators(model)
 
 
@@ -88,7 +88,7 @@ def test_products_the_kernel_cannot_compute_are_explained() -> None:
     text = """g (float[B, 32] x, float[32, 4] r) => (float[B, 4] y)
         { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, r) }"""
     model = graph(text, s=np.float32(0.1), z=np.int8(0))
-    assert apply(StaticProductsPass(), model) == ["the other operand is no int8 weight"]
+    assert apply(StaticProductsPass(), model) == ["the other operand is not an int8 weight"]
     assert count_operators(model)["QuantizeLinear"] == 1
 
 

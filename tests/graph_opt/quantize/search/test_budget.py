@@ -51,7 +51,7 @@ def test_greedy_is_near_the_best_of_all_plans() -> None:
 
 
 def test_too_few_bits_say_how_many_it_takes() -> None:
-    with pytest.raises(UsageError, match=r"budget of 4.5 bits cannot be met; the closest is 5.000 bits"):
+    with pytest.raises(UsageError, match=r"budget of 4.5 bits cannot be met; the minimum is 5.000 bits"):
         spend_bits(made_up(0.1, 0.2), 4.5)
 
 
@@ -65,7 +65,7 @@ def test_a_limit_is_met_as_measured_not_as_expected() -> None:
     plan = spend_divergence(found, 0.4, worse_than_the_sum)  # type: ignore[arg-type]
     assert plan.divergence <= 0.4
     assert plan.overrides == {"w1": INT8, "w2": INT8}
-    with pytest.raises(UsageError, match=r"divergence of 0.001 cannot be met; the closest is 1"):
+    with pytest.raises(UsageError, match=r"divergence of 0.001 cannot be met; the smallest found is 1"):
         spend_divergence(found, 0.001, lambda _: 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Calibrated weights, from the walk to the quantized graph."""
+"""Calibrated weight-only quantization, from layer-by-layer calibration to the quantized graph."""
 
 from __future__ import annotations
 

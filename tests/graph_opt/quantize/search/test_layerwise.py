@@ -1,4 +1,4 @@
-"""The walk through a float model that calibrated quantization takes."""
+"""Layer-by-layer calibration of a float model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tiny_models import write_tiny
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.quantize.calibration.activations import ActivationReader
-from carryall.graph_opt.quantize.search.layerwise import Stage, walk
+from carryall.graph_opt.quantize.search.layerwise import Stage, calibrate_stages
 
 RNG = np.random.default_rng(0)
 WINDOWS = [RNG.integers(0, 256, 50) for _ in range(3)]
 Floats = npt.NDArray[np.float32]
 
 
-def record(model: ir.Model, stand_ins: Mapping[str, Floats] | None = None) -> dict[str, Stage]:
-    """Every stage by the name of its first weight; ``stand_ins`` replace weights when their stage comes."""
+def record(model: ir.Model, substitutes: Mapping[str, Floats] | None = None) -> dict[str, Stage]:
+    """Return every stage by the name of its first weight; ``substitutes`` replace weights at their stage."""
     stages: dict[str, Stage] = {}
 
     def replace(stage: Stage) -> Mapping[str, Floats]:
         stages[str(stage.weights[0].name)] = stage
-        given = stand_ins or {}
+        given = substitutes or {}
         return {name: given[name] for value in stage.weights if (name := str(value.name)) in given}
 
-    walk(model, WINDOWS, replace, context_length=64)
+    calibrate_stages(model, WINDOWS, replace, context_length=64)
     return stages
 
 
@@ -81,7 +81,7 @@ def test_later_stages_see_what_replaced_the_earlier_weights(tmp_path: Path) -> N
 def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
     """A model of many layers takes no more than one of few."""
 
-    def stand_in(stage: Stage) -> Mapping[str, Floats]:
+    def substitute(stage: Stage) -> Mapping[str, Floats]:
         return {
             str(value.name): value.const_value.numpy().astype(np.float32)
             for value in stage.weights
@@ -93,9 +93,9 @@ def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
         folder = write_tiny("llama", tmp_path / str(layers), num_hidden_layers=layers, hidden_size=128,
                             intermediate_size=512, num_attention_heads=4, head_dim=32)  # fmt: skip
         model = export_model(folder)
-        walk(model, WINDOWS, stand_in, context_length=64)
+        calibrate_stages(model, WINDOWS, substitute, context_length=64)
         tracemalloc.start()
-        walk(model, WINDOWS, stand_in, context_length=64)
+        calibrate_stages(model, WINDOWS, substitute, context_length=64)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     layer = 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 512)
@@ -105,7 +105,7 @@ def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
 def test_bad_numbers_and_too_little_text_are_refused(tmp_path: Path) -> None:
     model = export_model(write_tiny("llama", tmp_path / "checkpoint"))
     with pytest.raises(UsageError, match="20 tokens; at least 128"):
-        walk(model, [np.arange(20)], lambda _: {}, context_length=64)
+        calibrate_stages(model, [np.arange(20)], lambda _: {}, context_length=64)
     norm = model.graph.initializers["model.layers.1.input_layernorm.weight"]
     norm.const_value = ir.tensor(np.full(32, np.inf, np.float32), name=norm.name)
     with pytest.raises(GraphError, match=r"model.layers.1.input_layernorm.* holds NaN or infinity"):

@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -183,6 +184,30 @@ def test_a_file_cut_off_in_its_compression_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [packed]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv"])
+def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    packed = tmp_path / f"{name}{suffix}"
+    packed.write_bytes(b'{"prompt": "x"}\n')
+    with pytest.raises(UsageError, match=f"{re.escape(packed.name)} is damaged: "):
+        run(spec(packed, tmp_path / "out.jsonl"))
+    assert list(tmp_path.iterdir()) == [packed]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize(("name", "content"), [("in.jsonl", '{"prompt": "x"}\n'), ("in.csv", "prompt\nx\n")])
+def test_a_file_of_another_encoding_is_refused_before_work_starts(
+    tmp_path: Path, name: str, content: str, encoding: str
+) -> None:
+    mark = "\ufeff" if encoding.endswith("be") else ""  # the others write it by themselves
+    (tmp_path / name).write_bytes((mark + content).encode(encoding))
+    with pytest.raises(UsageError, match=f"{name} is encoded as UTF-{encoding[4:6]}; convert it to UTF-8"):
+        run(spec(tmp_path / name, tmp_path / "out.jsonl"))
+    assert not (tmp_path / "out.jsonl.job").exists()
+
+
 def test_several_files_and_globs_are_one_input(tmp_path: Path) -> None:
     for name, count in (("b", 2), ("a", 3)):
         write_lines(tmp_path / f"{name}.jsonl", [*({"prompt": f"{name}{n}"} for n in range(count)), "{torn"])
@@ -261,6 +286,24 @@ def test_parquet_holds_a_column_for_each_property_of_the_schema(tmp_path: Path) 
         answer = json.loads(row["text"])
         assert (row["output.label"], row["output.score"]) == (answer["label"], answer["score"])
         assert json.loads(row["response"])["choices"][0]["text"] == row["text"]
+
+
+def test_a_kept_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", ['{"prompt": "x", "weight": NaN, "size": Infinity}'])
+    run(spec(source, tmp_path / "out.jsonl", template="{{ prompt }}", keep=["weight", "size"]))
+    assert read_lines(tmp_path / "out.jsonl")[0]["columns"] == {"weight": None, "size": None}
+
+
+@pytest.mark.parametrize("name", ["", "folder"])
+def test_an_output_that_is_no_file_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    with pytest.raises(UsageError, match="the output must be a file"):
+        run(spec(source, name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
 
 
 def test_a_kept_column_may_not_hide_one_of_the_results(tmp_path: Path) -> None:

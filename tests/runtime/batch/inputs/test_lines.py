@@ -76,7 +76,7 @@ def test_a_bare_body_tells_what_it_asks(body: dict[str, Any], url: str) -> None:
         ({"prompt": "x", "custom_id": ""}, "invalid_request", "'custom_id' must be"),
         (openai(custom_id=...), "invalid_request", "'custom_id' must be"),
         (openai(method="GET"), "invalid_request", "'method' must be"),
-        (openai(url="/v1/responses"), "invalid_request", "'url' must be one of /v1/completions"),
+        (openai(url="/v1/moderations"), "invalid_request", "'url' must be one of /v1/completions"),
         (openai(url=["/v1/completions"]), "invalid_request", "'url' must be one of"),
         (openai(body=...), "invalid_request", "'body' must be"),
     ],
@@ -95,6 +95,15 @@ def test_mixed_endpoints_are_refused_where_one_is_demanded() -> None:
     line = parse({"messages": []}, "/v1/completions")
     assert isinstance(line, BadLine)
     assert line.message == "the line asks /v1/chat/completions, but this job's endpoint is /v1/completions"
+
+
+def test_an_input_is_a_response_where_the_endpoint_says_so() -> None:
+    assert parse({"input": "x"}, "/v1/responses") == BatchLine(
+        3, "line-3", "/v1/responses", {"input": "x"}, b"d"
+    )
+    line = parse({"prompt": "x"}, "/v1/responses")
+    assert isinstance(line, BadLine)
+    assert "this job's endpoint is /v1/responses" in line.message
 
 
 def test_surrogate_pairs_are_text() -> None:

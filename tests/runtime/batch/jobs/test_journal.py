@@ -69,8 +69,23 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no job folder"):
         Journal(tmp_path, read_only=True)
     (tmp_path / "journal.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 9)
-    with pytest.raises(OSError, match="not a database"):
+    with pytest.raises(UsageError, match=r"journal\.sqlite3 is no journal.*not a database.*--restart"):
         Journal(tmp_path)
+    (tmp_path / "journal.sqlite3").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"is no journal.*--restart"):
+        Journal(tmp_path, read_only=True)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_journal_that_is_removed_ends_the_job(tmp_path: Path, replaced: bool) -> None:
+    journal = Journal(tmp_path)
+    journal.commit([answer(1)])
+    for path in tmp_path.glob("journal.sqlite3*"):
+        path.unlink()
+    if replaced:
+        (tmp_path / "journal.sqlite3").write_bytes(b"")
+    with pytest.raises(UsageError, match="was removed or replaced while the job ran"):
+        journal.commit([answer(2)])
 
 
 class Events:

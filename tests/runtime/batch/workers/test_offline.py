@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from batch_kit import Record, spec, toy_worker
 from llm_kit import toy_model
+from openai.types.responses import Response
 
 from carryall import LLM
 from carryall.errors import ProviderRuntimeError
@@ -184,6 +185,32 @@ def test_a_chat_is_answered_with_tokens_counted(tmp_path: Path) -> None:
     assert [choice["index"] for choice in found["choices"]] == [0, 1]
     assert found["usage"]["completion_tokens"] == answer.completion_tokens == 8
     assert (answer.finish_reason, answer.worker) == ("length", "here")
+
+
+def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    asked = {"input": items, "instructions": "Be brief.", "max_output_tokens": 4}
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    found = answers(
+        toy_worker(tmp_path),
+        [
+            {"custom_id": "r", "url": "/v1/responses", "body": asked},
+            {"messages": chat, "max_tokens": 4},
+            {"custom_id": "s", "url": "/v1/responses",
+             "body": {"input": "x", "text": form, "max_output_tokens": 40}},
+            {"custom_id": "t", "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "y"}},
+        ],
+    )  # fmt: skip
+    response, extracted = (Response.construct(**body(found[number])) for number in (1, 3))
+    assert response.output_text == body(found[2])["choices"][0]["message"]["content"] != ""
+    assert (response.status, response.id) == ("incomplete", "resp_batch_req_1")
+    usage = body(found[2])["usage"]
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (usage["prompt_tokens"], 4)
+    assert json.loads(extracted.output_text) == {"a": 1}
+    assert found[4].code == "invalid_request"
 
 
 def test_embeddings_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

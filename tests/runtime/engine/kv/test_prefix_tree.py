@@ -141,7 +141,7 @@ def test_integrity_check_sees_damage(damage: str) -> None:
         node.slots.add(1)
     else:
         node.start += 1
-    with pytest.raises(RuntimeError, match=r"nodes for|lists|is not its child"):
+    with pytest.raises(RuntimeError, match=r"nodes for|lists|has another parent"):
         tree.check_integrity()
 
 

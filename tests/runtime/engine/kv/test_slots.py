@@ -125,13 +125,13 @@ def test_gaps_lie_between_used_slots() -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda slots: slots._free.append(0), "are not all slots once"),
-        (lambda slots: slots._free.pop(), "are not all slots once"),
+        (lambda slots: slots._free.append(0), "do not contain each of"),
+        (lambda slots: slots._free.pop(), "do not contain each of"),
         (
             lambda slots: setattr(slots, "used_tokens", 99),
-            r"\(99, 2\) used and idle tokens counted, \[5, 2\]",
+            r"\(99, 2\) used and idle tokens, the slots hold \[5, 2\]",
         ),
-        (lambda slots: setattr(slots, "max_tokens", 6), "7 tokens held, more than the budget of 6"),
+        (lambda slots: setattr(slots, "max_tokens", 6), "hold 7 tokens, the budget is 6"),
     ],
 )
 def test_integrity_check_sees_damage(damage: object, words: str) -> None:

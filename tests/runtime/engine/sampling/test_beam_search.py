@@ -141,14 +141,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PromptTooLongError, match="the prompt has 301 tokens"):
             llm.beam_search("x" * 300)
         for number in (0, 2.5):
-            with pytest.raises(InvalidSamplingError, match="must be positive whole numbers"):
+            with pytest.raises(InvalidSamplingError, match="must be whole numbers of at least 1"):
                 BeamSearchOptions(num_beams=number)  # type: ignore[arg-type]
         for penalty in (1e4, -1e4, float("nan")):
-            with pytest.raises(InvalidSamplingError, match="length_penalty must be within"):
+            with pytest.raises(InvalidSamplingError, match="length_penalty must be in"):
                 BeamSearchOptions(length_penalty=penalty)
-        with pytest.raises(InvalidSamplingError, match="early_stopping is"):
+        with pytest.raises(InvalidSamplingError, match="early_stopping must be"):
             BeamSearchOptions(early_stopping="now")  # type: ignore[arg-type]
-        with pytest.raises(InvalidSamplingError, match="early_stopping is"):
+        with pytest.raises(InvalidSamplingError, match="early_stopping must be"):
             BeamSearchOptions(early_stopping=1)  # type: ignore[arg-type]
     with LLM(toy_model(tmp_path), prefix_cache=False) as llm, pytest.raises(UsageError, match="prefix cache"):
         llm.beam_search("x")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.sampling.draw import draw
 from carryall.runtime.engine.sampling.filters import Filters
+from carryall.runtime.engine.sampling.random_sampling import sample_random
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -20,7 +20,7 @@ UNIFORMS = np.linspace(0, 1, 3000, endpoint=False)
 def drawn(probabilities: list[float], **filters: Any) -> dict[int, float]:
     """How often each token comes, over evenly spread uniforms."""
     logits = np.log(np.array(probabilities)).astype(np.float32)
-    tokens = draw([logits] * len(UNIFORMS), [Filters(**filters)] * len(UNIFORMS), UNIFORMS).token_ids
+    tokens = sample_random([logits] * len(UNIFORMS), [Filters(**filters)] * len(UNIFORMS), UNIFORMS).token_ids
     return {int(token): float(np.mean(tokens == token)) for token in np.unique(tokens)}
 
 

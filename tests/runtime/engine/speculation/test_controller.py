@@ -21,7 +21,7 @@ class Simulation:
         shared: seconds of a run, whatever is in it.
         token: seconds of each token in a run.
         noise: standard deviation of the logarithm of a step's time.
-        aftermath: what a plain step takes longer after one with proposals, as a share.
+        transition: what a plain step takes longer after one with proposals, as a share.
         evidence: how often there is something to propose.
         clock: gives, step by step, by what other work on the machine multiplies a step's time.
     """
@@ -34,7 +34,7 @@ class Simulation:
         shared: float = 1.0,
         token: float = 0.2,
         noise: float = 0.0,
-        aftermath: float = 0.0,
+        transition: float = 0.0,
         evidence: float = 1.0,
         clock: Iterator[float] | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Simulation:
         self.tokens = 0
         self.proposed = 0
         self._batched, self._shared, self._token, self._noise = batched, shared, token, noise
-        self._aftermath, self._evidence, self._clock = aftermath, evidence, clock
+        self._transition, self._evidence, self._clock = transition, evidence, clock
         self._switched = False
         self._rng = np.random.default_rng(0)
         self._oracle = Oracle()
@@ -73,7 +73,7 @@ class Simulation:
                 outcomes.append(Outcome(candidate, count, accepted, accepted < count))
         seconds = self._duration(counts) * float(np.exp(self._noise * self._rng.normal()))
         if self._switched and not outcomes:
-            seconds *= 1.0 + self._aftermath
+            seconds *= 1.0 + self._transition
         self._switched = bool(outcomes)
         self.seconds += seconds
         self.controller.learn(outcomes, rows, seconds * (next(self._clock) if self._clock else 1.0))
@@ -103,7 +103,7 @@ def test_hopeless_proposals_cost_less_than_three_percent(batched: bool, rows: in
 def test_what_proposals_cost_the_steps_after_them_counts(rows: int, rate: float, token: float) -> None:
     """As on OpenVINO with prose: some steps have proposals, each makes the next plain one dearer."""
     simulation = Simulation(
-        [rate] * rows, batched=True, token=token, noise=0.15, aftermath=0.5, evidence=0.35
+        [rate] * rows, batched=True, token=token, noise=0.15, transition=0.5, evidence=0.35
     )
     simulation.run(100)
     assert simulation.run(2000) > 0.975
@@ -143,7 +143,7 @@ def test_a_clock_that_lies_makes_nothing_dearer_than_three_percent(
 ) -> None:
     """Proposals that nearly pay or never do, and steps whose time says little."""
     liar = CLOCKS[clock](np.random.default_rng(0))
-    simulation = Simulation([rate] * rows, batched=batched, aftermath=0.3 * batched, clock=liar)
+    simulation = Simulation([rate] * rows, batched=batched, transition=0.3 * batched, clock=liar)
     assert simulation.run(800) > 0.97
 
 

@@ -160,5 +160,5 @@ def test_a_style_may_be_chosen() -> None:
     one = message_parser("no markers", tools=True, style="hermes")
     assert one is not None
     assert parsed(one, f"<tool_call>{NOW}</tool_call>")[2] == [T]
-    with pytest.raises(UsageError, match="no style of tool calls 'x', only harmony, mistral"):
+    with pytest.raises(UsageError, match="no tool call style 'x'; choose one of harmony, mistral"):
         message_parser("", tools=True, style="x")

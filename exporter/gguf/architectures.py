@@ -1,0 +1,205 @@
+"""GGUF's architectures in Hugging Face's terms: configuration keys and tensor names.
+
+Names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import CheckpointError, UnsupportedModelError
+
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
+
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Metadata of every architecture, without its prefix, and the key of config.json.
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+}
+
+
+_GEMMA3_27B_LAYERS = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """How one GGUF architecture differs from the common names.
+
+    Args:
+        model_type: the family that builds it, a module of ``exporter/models``.
+        inner: names of a layer's modules that differ from the common ones.
+        rotates_pairs: rows of q and k are ordered for a rope that rotates neighbouring elements.
+        norm_offset: was added to the weights of all norms when the file was written.
+        adapt: returns keys of config.json that follow from others and are not stored.
+    """
+
+    model_type: str
+    inner: Mapping[str, str] = field(default_factory=dict)
+    rotates_pairs: bool = False
+    norm_offset: float = 0.0
+    adapt: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+
+
+def _gemma3_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores are scaled by the size of a head; in the 27 B model by hidden size / heads."""
+    if config.get("num_hidden_layers") == _GEMMA3_27B_LAYERS:
+        return {"query_pre_attn_scalar": config["hidden_size"] / config["num_attention_heads"]}
+    return {"query_pre_attn_scalar": config["head_dim"]} if "head_dim" in config else {}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(model_type="llama", rotates_pairs=True),
+    "smollm3": Architecture(model_type="smollm3", rotates_pairs=True),
+    "qwen2": Architecture(model_type="qwen2"),
+    "qwen3": Architecture(model_type="qwen3"),
+    "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        inner={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        norm_offset=1.0,
+        adapt=_gemma3_scale,
+    ),
+}
+
+
+def architecture(metadata: Mapping[str, Any]) -> Architecture:
+    """Return the architecture that a file names.
+
+    Raises:
+        CheckpointError: it names none.
+        UnsupportedModelError: carryall cannot build it.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError("the GGUF file has no 'general.architecture'")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF files of the architecture '{name}' are not supported; these are: "
+            f"{', '.join(sorted(ARCHITECTURES))}. Take the model's safetensors checkpoint"
+        )
+    if metadata.get(f"{name}.expert_count"):
+        raise UnsupportedModelError(
+            f"GGUF files of the architecture '{name}' with a mixture of experts are not supported; "
+            "take the model's safetensors checkpoint"
+        )
+    return ARCHITECTURES[name]
+
+
+def tensor_name(name: str, known: Architecture) -> str:
+    """Return Hugging Face's name of a tensor; names that have none stay as they are."""
+    stem, dot, suffix = name.rpartition(".")
+    found = _BLOCK.fullmatch(stem)
+    if found is None:
+        return f"{_OUTER[stem]}.{suffix}" if stem in _OUTER else name
+    inner = {**_INNER, **known.inner}.get(found[2])
+    return name if inner is None else f"model.layers.{found[1]}.{inner}{dot}{suffix}"
+
+
+def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool) -> dict[str, Any]:
+    """Return the config.json that a file's metadata describes.
+
+    Args:
+        metadata: of the GGUF file.
+        tied: the file has no output matrix of its own.
+        vocab_size: rows of the embedding.
+        biased: the projections of attention have a bias.
+
+    Raises:
+        CheckpointError: a key has the wrong type.
+        UnsupportedModelError: carryall cannot build the architecture, or its rope.
+    """
+    known, prefix = architecture(metadata), metadata["general.architecture"]
+    found = {
+        key: metadata[f"{prefix}.{name}"] for name, key in _KEYS.items() if f"{prefix}.{name}" in metadata
+    }
+    config = {
+        "model_type": known.model_type,
+        **found,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tied,
+        "attention_bias": biased,
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        **_rope(metadata, prefix),
+    }
+    for key in ("num_key_value_heads", "intermediate_size"):
+        config[key] = _same_in_all_layers(config.get(key), key)
+    _check_heads(metadata, prefix)
+    config |= known.adapt(config)
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the keys of the rotary embedding; factors by frequency are tensors and come later."""
+    kind = metadata.get(f"{prefix}.rope.scaling.type", "none")
+    result: dict[str, Any] = {}
+    rotated, size = (
+        metadata.get(f"{prefix}.rope.dimension_count"),
+        metadata.get(f"{prefix}.attention.key_length"),
+    )
+    if size is None and isinstance(metadata.get(f"{prefix}.embedding_length"), int):
+        size = metadata[f"{prefix}.embedding_length"] // max(
+            1, metadata.get(f"{prefix}.attention.head_count", 1)
+        )
+    if rotated is not None and size and rotated != size:
+        result["partial_rotary_factor"] = rotated / size
+    if kind in ("linear", "yarn"):
+        original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
+        scaling = {"rope_type": kind, "factor": metadata.get(f"{prefix}.rope.scaling.factor", 1.0)}
+        result["rope_scaling"] = scaling | (
+            {} if original is None else {"original_max_position_embeddings": original}
+        )
+    elif kind not in ("none", "longrope"):
+        raise UnsupportedModelError(
+            f"the GGUF file has rope scaling '{kind}'; linear, yarn and longrope are supported"
+        )
+    return result
+
+
+def _same_in_all_layers(value: Any, key: str) -> Any:
+    """Return the number that a list by layer repeats."""
+    if not isinstance(value, list):
+        return value
+    if len(set(value)) != 1:
+        raise UnsupportedModelError(f"the GGUF file gives its layers different values of '{key}'")
+    return value[0]
+
+
+def _check_heads(metadata: Mapping[str, Any], prefix: str) -> None:
+    keys, values = (metadata.get(f"{prefix}.attention.{kind}_length") for kind in ("key", "value"))
+    if keys != values:
+        raise UnsupportedModelError(f"the GGUF file has heads of {keys} for keys and {values} for values")

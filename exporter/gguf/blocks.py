@@ -1,0 +1,181 @@
+"""Takes GGUF's blocks apart into integer levels, scales and minima, without changing a number.
+
+The ``gguf`` package decodes a block to floats. Each float is ``scale * level + minimum``, with one scale and
+one minimum for every 16 or 32 weights. A block whose scales are overwritten by 1 and whose minima by 0
+decodes to its levels. A block whose levels are overwritten by 1 decodes to its scales, and one whose levels
+are 0 to its minima.
+
+Layout of the blocks: ggml/src/ggml-common.h of https://github.com/ggml-org/llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Levels = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+
+_ONE, _FOUR, _ZERO = b"\x00\x3c", b"\x00\x44", b"\x00\x00"  # 1, 4 and 0 as little-endian float16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """What to overwrite in a block of one GGUF type.
+
+    Args:
+        bits: of the stored level: 4 or 8, the smallest ONNX type that holds all levels.
+        block_size: weights that share a scale.
+        unit_scales: bytes by offset that make every scale 1 and every minimum 0.
+        unit_levels: bytes by offset that make every level ``unit``, and every minimum 0.
+        zero_levels: bytes by offset that make every level 0; None for types without minima.
+        unit: the level that ``unit_levels`` decodes to; a power of two.
+        kept_bits: masks by offset of the bits that ``unit_scales`` keeps; ``unit_levels`` keeps the others.
+    """
+
+    bits: int
+    block_size: int = 32
+    unit_scales: Mapping[int, bytes]
+    unit_levels: Mapping[int, bytes]
+    zero_levels: Mapping[int, bytes] | None = None
+    unit: int = 1
+    kept_bits: Mapping[int, bytes] | None = None
+
+
+_SCALES_4K = b"\x01" * 4 + b"\x00" * 4 + b"\x01" * 4  # eight scales of 6 bits are 1, eight minima are 0
+_SIGNS = b"\xff\xff\xff\x0f" * 8  # of 32 bits the upper 4 are a scale
+
+LAYOUTS: dict[str, BlockLayout] = {
+    "Q4_0": BlockLayout(bits=4, unit_scales={0: _ONE}, unit_levels={2: b"\x99" * 16}),
+    "Q4_1": BlockLayout(
+        bits=4,
+        unit_scales={0: _ONE + _ZERO},
+        unit_levels={2: _ZERO + b"\x11" * 16},
+        zero_levels={4: b"\x00" * 16},
+    ),
+    "Q5_0": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\xff" * 4 + b"\x11" * 16}),
+    "Q5_1": BlockLayout(
+        bits=8,
+        unit_scales={0: _ONE + _ZERO},
+        unit_levels={2: _ZERO + b"\x00" * 4 + b"\x11" * 16},
+        zero_levels={4: b"\x00" * 20},
+    ),
+    "Q8_0": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\x01" * 32}),
+    "Q2_K": BlockLayout(
+        bits=4,
+        block_size=16,
+        unit_scales={0: b"\x01" * 16, 80: _ONE + _ZERO},
+        unit_levels={16: b"\x55" * 64, 82: _ZERO},
+        zero_levels={16: b"\x00" * 64},
+    ),
+    "Q3_K": BlockLayout(
+        bits=4,
+        block_size=16,
+        unit_scales={96: b"\x11" * 8 + b"\xaa" * 4 + _ONE},
+        unit_levels={0: b"\xff" * 32 + b"\x55" * 64},
+    ),
+    "Q4_K": BlockLayout(
+        bits=4,
+        unit_scales={0: _ONE + _ZERO + _SCALES_4K},
+        unit_levels={2: _ZERO, 16: b"\x11" * 128},
+        zero_levels={16: b"\x00" * 128},
+    ),
+    "Q5_K": BlockLayout(
+        bits=8,
+        unit_scales={0: _ONE + _ZERO + _SCALES_4K},
+        unit_levels={2: _ZERO, 16: b"\x00" * 32 + b"\x11" * 128},
+        zero_levels={16: b"\x00" * 160},
+    ),
+    "Q6_K": BlockLayout(
+        bits=8,
+        block_size=16,
+        unit_scales={192: b"\x01" * 16 + _ONE},
+        unit_levels={0: b"\x11" * 128 + b"\xaa" * 64},
+    ),
+    "IQ4_NL": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\x88" * 16}),
+    "IQ4_XS": BlockLayout(
+        bits=8,
+        unit_scales={0: _ONE + b"\xaa\xaa" + b"\x11" * 4},
+        unit_levels={8: b"\x88" * 128},
+    ),
+    "IQ3_XXS": BlockLayout(
+        bits=8,
+        unit_scales={0: _FOUR},
+        unit_levels={2: b"\x00" * 64},
+        unit=4,
+        kept_bits={66: _SIGNS},
+    ),
+    "MXFP4": BlockLayout(bits=8, unit_scales={0: b"\x80"}, unit_levels={1: b"\x11" * 16}),
+}
+
+
+class Blocks(NamedTuple):
+    """A matrix [out, in] as ``levels * scales + minima``.
+
+    Args:
+        levels: [out, in], int8 without minima, uint8 with them.
+        scales: [out, in / block_size].
+        minima: [out, in / block_size], or None.
+    """
+
+    levels: Levels
+    scales: Floats
+    minima: Floats | None
+
+
+def take_apart(data: Bytes, type_name: str) -> Blocks:
+    """Return the levels, scales and minima of rows of blocks.
+
+    Args:
+        data: [out, bytes of a row].
+        type_name: a key of ``LAYOUTS``.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    layout = LAYOUTS[type_name]
+    blocks = data.reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][1])
+    kept = layout.kept_bits or {}
+    levels = _decoded(blocks, type_name, layout.unit_scales, keep=kept)
+    scales = _decoded(blocks, type_name, layout.unit_levels, drop=kept)
+    shape = (len(data), -1)
+    stored = np.int8 if layout.zero_levels is None else np.uint8
+    first = np.s_[:: layout.block_size]
+    return Blocks(
+        cast(Levels, levels.astype(stored).reshape(shape)),
+        (scales.reshape(-1)[first] / np.float32(layout.unit)).reshape(shape),
+        None
+        if layout.zero_levels is None
+        else _decoded(blocks, type_name, layout.zero_levels).reshape(-1)[first].reshape(shape),
+    )
+
+
+def _decoded(
+    blocks: Bytes,
+    type_name: str,
+    patches: Mapping[int, bytes],
+    *,
+    keep: Mapping[int, bytes] | None = None,
+    drop: Mapping[int, bytes] | None = None,
+) -> Floats:
+    """Decode the blocks with some bytes overwritten, and some bits kept or dropped."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    patched = blocks.copy()
+    for offset, content in patches.items():
+        patched[:, offset : offset + len(content)] = _row(content)
+    for masks, invert in ((keep, False), (drop, True)):
+        for offset, mask in (masks or {}).items():
+            bits = ~_row(mask) if invert else _row(mask)
+            patched[:, offset : offset + len(mask)] &= bits
+    result: Floats = dequantize(patched, GGMLQuantizationType[type_name])
+    return result
+
+
+def _row(content: bytes | Sequence[int]) -> Bytes:
+    return np.frombuffer(bytes(content), np.uint8)

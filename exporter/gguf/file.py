@@ -1,0 +1,196 @@
+"""A GGUF file, or its shards, as the tensors of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
+from ...storage.stored_tensor import Array, Packed, StoredTensor
+from .architectures import Architecture, architecture, config_of, tensor_name
+from .blocks import LAYOUTS, take_apart
+from .header import Header, TensorInfo, damaged, read_header
+
+GGUF_SUFFIX = ".gguf"
+FLOATS: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_ROPE_FACTORS = {
+    "rope_freqs": ("short", "long"),
+    "rope_factors_short": ("short",),
+    "rope_factors_long": ("long",),
+}
+_PAIRED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+Order = npt.NDArray[np.intp]
+
+
+class GgufFile:
+    """One model in GGUF: metadata, and tensors under Hugging Face's names.
+
+    Raises:
+        MissingExtraError: the gguf package is not installed.
+        CheckpointError: a file is damaged, or a shard is missing.
+        UnsupportedModelError: carryall cannot build the architecture, or decode a tensor's type.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import gguf  # noqa: F401 -- decodes blocks
+        except ImportError as error:
+            raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf") from error
+        self.paths = shard_paths(path)
+        files = [(part, *_mapped(part)) for part in self.paths]
+        self.metadata: dict[str, Any] = files[0][2].metadata
+        self.architecture: Architecture = architecture(self.metadata)
+        self.tensors: dict[str, StoredTensor] = {}
+        self.types: set[str] = set()
+        self._factors: dict[str, list[float]] = {}
+        for part, data, header in files:
+            for info in header.tensors:
+                self._add(part, data, info)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config.json that the file describes."""
+        embedding = self.tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            raise damaged(self.paths[0], "it has no tensor 'token_embd.weight'")
+        config = config_of(
+            self.metadata,
+            tied="lm_head.weight" not in self.tensors,
+            vocab_size=embedding.shape[0],
+            biased="model.layers.0.self_attn.q_proj.bias" in self.tensors,
+        )
+        if self._factors:
+            original = self.metadata.get(
+                f"{self.metadata['general.architecture']}.rope.scaling.original_context_length",
+                config.get("max_position_embeddings"),
+            )
+            config["original_max_position_embeddings"] = original
+            attention = self.metadata.get(
+                f"{self.metadata['general.architecture']}.rope.scaling.attn_factor", 1.0
+            )
+            config["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **self._factors}
+        return config
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """How the weights are stored, for a package's record; None where all are floats."""
+        types = sorted(self.types - FLOATS.keys())
+        return {"method": "gguf", "types": types} if types else None
+
+    def _add(self, path: Path, data: memoryview, info: TensorInfo) -> None:
+        stem = info.name.removesuffix(".weight")
+        if stem in _ROPE_FACTORS:
+            factors = _array(data, info).astype(np.float64).tolist()
+            self._factors |= {f"{which}_factor": factors for which in _ROPE_FACTORS[stem]}
+            return
+        if info.type_name not in FLOATS and info.type_name not in LAYOUTS:
+            known = ", ".join([*FLOATS, *LAYOUTS])
+            raise UnsupportedModelError(
+                f"{path}: tensor '{info.name}' has type {info.type_name}; supported: {known}"
+            )
+        name = tensor_name(info.name, self.architecture)
+        if name in self.tensors:
+            raise damaged(path, f"tensor '{info.name}' occurs twice")
+        self.types.add(info.type_name)
+        offset = self.architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        self.tensors[name] = GgufTensor(path, data, info, self._order(info), offset)
+
+    def _of_architecture(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"{self.metadata['general.architecture']}.{key}", default)
+
+    def _order(self, info: TensorInfo) -> Order | None:
+        """Return the rows of q and k in Hugging Face's order: halves of a head instead of neighbours."""
+        paired = _PAIRED.fullmatch(info.name) if self.architecture.rotates_pairs else None
+        if paired is None:
+            return None
+        heads = self._of_architecture("attention.head_count")
+        if paired[1] == "k":
+            heads = self._of_architecture("attention.head_count_kv", heads)
+        rows = info.shape[0]
+        if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+            raise CheckpointError(f"tensor '{info.name}' has {rows} rows, which {heads!r} heads cannot share")
+        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+class GgufTensor:
+    """One tensor, decoded when it is read."""
+
+    def __init__(
+        self, path: Path, data: memoryview, info: TensorInfo, order: Order | None, offset: float
+    ) -> None:
+        self.path, self.shape, self.dtype = path, info.shape, np.dtype(np.float32)
+        self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
+
+    @property
+    def packed(self) -> Packed | None:
+        """The blocks of a quantized matrix; None where the tensor is stored as floats."""
+        layout = LAYOUTS.get(self._info.type_name)
+        if layout is None or len(self.shape) != 2:
+            return None
+        return Packed(
+            bits=layout.bits,
+            block_size=layout.block_size,
+            has_minima=layout.zero_levels is not None,
+            read=lambda: take_apart(self._rows(), self._info.type_name),
+        )
+
+    def read(self, view: Callable[[Array], Array]) -> Array:
+        """Return the view of the tensor, float32."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        if self._info.type_name in FLOATS:
+            array = _array(self._data, self._info).astype(np.float32)
+            array = array if self._order is None else array[self._order]
+        else:
+            array = dequantize(self._rows(), GGMLQuantizationType[self._info.type_name]).reshape(self.shape)
+        return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
+
+    def _rows(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the blocks [rows, bytes of a row], rows in Hugging Face's order."""
+        width = self._info.size * self.shape[-1] // math.prod(self.shape)
+        rows = _array(self._data, self._info, np.uint8).reshape(-1, width)
+        return rows if self._order is None else rows[self._order]
+
+
+def _array(data: memoryview, info: TensorInfo, dtype: npt.DTypeLike | None = None) -> Array:
+    dtype = np.dtype(FLOATS[info.type_name] if dtype is None else dtype)
+    flat = np.frombuffer(data, dtype, info.size // dtype.itemsize, offset=info.begin)
+    return flat if dtype == np.uint8 else flat.reshape(info.shape)
+
+
+def _mapped(path: Path) -> tuple[memoryview, Header]:
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is empty") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return data, read_header(data, path)
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """Return all shards of a model, given any of them."""
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return [path]
+    paths = [path.with_name(name) for name in _shard_names(found[1], int(found[3]))]
+    for part in paths:
+        if not part.is_file():
+            raise CheckpointError(f"shard {part.name} is missing in {part.parent}")
+    return paths
+
+
+def _shard_names(stem: str, count: int) -> Iterator[str]:
+    for number in range(1, count + 1):
+        yield f"{stem}-{number:05}-of-{count:05}.gguf"

@@ -1,0 +1,179 @@
+"""Reads the header of a GGUF file: metadata, and where each tensor lies.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The reader
+of the ``gguf`` package is not used: a damaged array length makes it loop for hours.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies in a GGUF file.
+
+    Args:
+        name: GGUF's name, such as ``blk.0.attn_q.weight``.
+        type_name: GGML's type, such as ``Q4_K``.
+        shape: outermost axis first, as in NumPy.
+        begin: offset of its first byte in the file.
+        size: bytes.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What precedes the data of a GGUF file."""
+
+    metadata: dict[str, Any]
+    tensors: tuple[TensorInfo, ...]
+
+
+class _Cursor:
+    """Reads values one after the other; no read passes the end of the file."""
+
+    def __init__(self, data: memoryview, path: Path) -> None:
+        self.data, self.path, self.position = data, path, 0
+
+    def take(self, size: int) -> memoryview:
+        end = self.position + size
+        if end > len(self.data):
+            raise damaged(self.path, f"the header needs {size} bytes at {self.position}")
+        part = self.data[self.position : end]
+        self.position = end
+        return part
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def text(self) -> str:
+        raw = bytes(self.take(self.number("<Q")))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw.decode(errors="replace")  # some vocabularies hold single bytes
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(self.number("<I"), self.number("<Q"))
+        if kind not in _SCALARS:
+            raise damaged(self.path, f"metadata of type {kind}, which GGUF does not define")
+        return self.number(_SCALARS[kind])
+
+    def _array(self, kind: int, count: int) -> list[Any]:
+        if kind in _SCALARS:
+            dtype = np.dtype(_SCALARS[kind])
+            values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+            return values
+        if kind != _STRING:
+            raise damaged(self.path, f"an array of type {kind}; carryall reads arrays of numbers and strings")
+        if count * 8 > len(self.data) - self.position:  # each string has a length of 8 bytes
+            raise damaged(self.path, f"an array of {count} strings, more than the file has room for")
+        return [self.text() for _ in range(count)]
+
+
+def read_header(data: memoryview, path: Path) -> Header:
+    """Read metadata and tensor descriptions.
+
+    Args:
+        data: the whole file, mapped.
+        path: the file's name, for messages.
+
+    Raises:
+        CheckpointError: the file is no GGUF file, or its header does not fit its size.
+    """
+    cursor = _Cursor(data, path)
+    if len(data) < len(MAGIC) or bytes(cursor.take(len(MAGIC))) != MAGIC:
+        raise CheckpointError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+    version = cursor.number("<I")
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"{path} has GGUF version {version}; carryall reads little-endian versions 2 and 3"
+        )
+    tensor_count, field_count = cursor.number("<Q"), cursor.number("<Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(field_count):
+        name = cursor.text()
+        if name in metadata:
+            raise damaged(path, f"the metadata '{name}' occurs twice")
+        metadata[name] = cursor.value(cursor.number("<I"))
+    tensors = [_tensor(cursor) for _ in range(tensor_count)]
+    names = {tensor.name for tensor in tensors}
+    if len(names) != len(tensors):
+        raise damaged(path, "a tensor's name occurs twice")
+    start = _data_start(cursor, metadata)
+    return Header(metadata, tuple(_placed(tensor, start, cursor) for tensor in tensors))
+
+
+def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise damaged(cursor.path, f"its alignment is {alignment!r}, no power of two")
+    return -(-cursor.position // alignment) * alignment
+
+
+def _tensor(cursor: _Cursor) -> TensorInfo:
+    """Read one description; ``begin`` counts from the start of the data here."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name, dimensions = cursor.text(), cursor.number("<I")
+    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        raise damaged(cursor.path, f"tensor '{name}' has {dimensions} dimensions")
+    shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]
+    number, offset = cursor.number("<I"), cursor.number("<Q")
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError:
+        raise damaged(cursor.path, f"tensor '{name}' has the type {number}, which is not known") from None
+    block, size = GGML_QUANT_SIZES[kind]
+    if shape[-1] % block:
+        raise damaged(cursor.path, f"tensor '{name}' has rows of {shape[-1]}, no multiple of {block}")
+    return TensorInfo(name, kind.name, shape, offset, math.prod(shape) // block * size)
+
+
+def _placed(tensor: TensorInfo, start: int, cursor: _Cursor) -> TensorInfo:
+    begin = start + tensor.begin
+    if begin + tensor.size > len(cursor.data):
+        end = begin + tensor.size
+        raise damaged(cursor.path, f"tensor '{tensor.name}' ends at byte {end} of {len(cursor.data)}")
+    return TensorInfo(tensor.name, tensor.type_name, tensor.shape, begin, tensor.size)
+
+
+def damaged(path: Path, what: str) -> CheckpointError:
+    """The error of a file that contradicts itself."""
+    return CheckpointError(f"{path} is damaged: {what}; download it again")

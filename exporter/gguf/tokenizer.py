@@ -1,0 +1,198 @@
+"""Builds Hugging Face's tokenizer files from the metadata of a GGUF file.
+
+Two kinds are read: byte-level BPE (``gpt2``) and SentencePiece's BPE with byte fallback (``llama``). Names of
+pre-tokenizers and their patterns: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from ...errors import CheckpointError, UnsupportedModelError
+
+_SPACE = "\u2581"  # SentencePiece's mark of a space
+_UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_PATTERNS: dict[str, str] = {
+    **dict.fromkeys(("gpt-2", "gpt2", "default", "phi-2", "jina-en", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("llama3", "llama-bpe", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4", "o200k"), _O200K),
+    "tekken": _TEKKEN,
+}
+# Each digit is a piece of its own, then GPT-2's pattern.
+_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
+
+
+def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, str]:
+    """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json by name.
+
+    Args:
+        metadata: of the GGUF file.
+        vocab_size: rows of the embedding; more tokens are an error.
+
+    Raises:
+        CheckpointError: the vocabulary is missing or damaged.
+        UnsupportedModelError: the tokenizer is of a kind that is not read.
+    """
+    tokens, types = _vocabulary(metadata, vocab_size)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level(metadata, tokens)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(metadata, tokens)
+    else:
+        raise UnsupportedModelError(
+            f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE) and llama "
+            "(SentencePiece's BPE) are supported"
+        )
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (_CONTROL, _USER)
+    ]
+    tokenizer.add_tokens(added)
+    bos = _token(metadata, tokens, "bos")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+        number = tokens.index(bos)
+        template = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, number)]
+        )
+        tokenizer.post_processor = template
+    return {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
+        "generation_config.json": json.dumps(_ends(metadata, tokens)),
+    }
+
+
+def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.tokens'")
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens) or len(tokens) > vocab_size:
+        raise CheckpointError(
+            f"the GGUF file has {len(tokens)} tokens, which need as many token types and no more than the "
+            f"{vocab_size} rows of the embedding"
+        )
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError("the GGUF file's vocabulary holds a token twice")
+    return tokens, types
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE with the file's merges."""
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
+        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    model = _bpe(tokens, pairs, ignore_merges=metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "tekken"))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if name in _SINGLE_DIGITS:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name not in _PATTERNS:
+        known = ", ".join(sorted({*_PATTERNS, *_SINGLE_DIGITS}))
+        raise UnsupportedModelError(
+            f"the GGUF file has the pre-tokenizer '{name}', which is not known; these are: {known}"
+        )
+    split = pre_tokenizers.Split(Regex(_PATTERNS[name]), behavior="isolated")
+    return pre_tokenizers.Sequence([split, bytes_only])
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    """SentencePiece's BPE: a pair is merged by the score of the token that it makes."""
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.scores' for its tokens")
+    unknown = _token(metadata, tokens, "unknown")
+    tokenizer = Tokenizer(
+        _bpe(tokens, _merges(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    spaces = [normalizers.Replace(" ", _SPACE)]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefix else spaces)
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return all pairs of tokens that make a token, best score first."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    merges = []
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                merges.append((-score, ids[token], ids[left], left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]
+
+
+def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, **options)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"the GGUF file's tokenizer is damaged: {error}") from error
+
+
+def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> str | None:
+    number = metadata.get(f"tokenizer.ggml.{which}_token_id")
+    if number is None:
+        return None
+    if not isinstance(number, int) or not 0 <= number < len(tokens):
+        raise CheckpointError(
+            f"the GGUF file's {which} token is {number!r}, outside of its {len(tokens)} tokens"
+        )
+    return tokens[number]
+
+
+def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    found = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _token(metadata, tokens, "bos"),
+        "eos_token": _token(metadata, tokens, "eos"),
+        "unk_token": _token(metadata, tokens, "unknown"),
+        "pad_token": _token(metadata, tokens, "padding"),
+        "chat_template": metadata.get("tokenizer.chat_template"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """Return the token that begins a text and those that end one or a turn."""
+    ends = [_token(metadata, tokens, which) for which in ("eos", "eot", "eom")]
+    numbers = list(dict.fromkeys(tokens.index(token) for token in ends if token is not None))
+    bos = _token(metadata, tokens, "bos")
+    found = {"bos_token_id": None if bos is None else tokens.index(bos), "eos_token_id": numbers or None}
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,78 @@
+"""Writes a weight that its checkpoint stores quantized as standard nodes, number for number.
+
+``DequantizeLinear(values, scales, [zero_points])`` with blocks along the inputs. No integer zero point
+expresses the minimum of a block, so it is added between two reshapes to [blocks, block_size, outputs]:
+``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The zero points are 0 then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graph_opt.graph.lazy import SharedComputation, lazy, pack_nibbles
+from ..storage.stored_tensor import Array, Packed
+from .graph import GraphWriter
+from .weights import shape_through
+
+View = Callable[[Array], Array]
+
+
+def packed_weight(
+    graph: GraphWriter, packed: Packed, shape: tuple[int, int], view: View, name: str
+) -> ir.Value:
+    """Write a weight, a view of the stored matrix, and return its float values.
+
+    Args:
+        graph: the graph to write to.
+        packed: the stored matrix.
+        shape: its shape [out, in].
+        view: a selection of its outputs, or its transposition, or both.
+        name: of the weight.
+    """
+    values = shape_through(view, shape, np.float32)
+    small = shape_through(view, (shape[0], shape[1] // packed.block_size), np.float32)
+    axis = 0 if small[1] == values[1] else 1
+
+    def compute() -> tuple[Array, ...]:
+        parts = packed.read()
+        levels = np.ascontiguousarray(view(parts.levels))
+        arrays = [
+            pack_nibbles(levels) if packed.bits == 4 else levels,
+            np.ascontiguousarray(view(parts.scales)),
+        ]
+        if parts.minima is not None:
+            arrays.append(np.ascontiguousarray(np.expand_dims(view(parts.minima), axis + 1)))
+        return tuple(arrays)
+
+    shared = SharedComputation(compute)
+    dtype = ir.DataType[f"{'UINT' if packed.has_minima else 'INT'}{packed.bits}"]
+    operands = [
+        graph.initializer(_named(lazy(lambda: shared.part(0), dtype, values), f"{name}.values")),
+        graph.initializer(_named(lazy(lambda: shared.part(1), ir.DataType.FLOAT, small), f"{name}.scales")),
+    ]
+    attributes = {"axis": axis, "block_size": packed.block_size}
+    with graph.unscoped(name):
+        if not packed.has_minima:
+            return graph.op("DequantizeLinear", *operands, **attributes)
+        zeros = lazy(lambda: _zeros(small, packed.bits), dtype, small)
+        operands.append(graph.initializer(_named(zeros, f"{name}.zero_points")))
+        blocks = (*values[:axis], small[axis], packed.block_size, *values[axis + 1 :])
+        offsets = (*small[: axis + 1], 1, *small[axis + 1 :])
+        minima = lazy(lambda: shared.part(2), ir.DataType.FLOAT, offsets)
+        dequantized = graph.op("DequantizeLinear", *operands, **attributes)
+        apart = graph.op("Reshape", dequantized, graph.ints(*blocks))
+        added = graph.op("Add", apart, graph.initializer(_named(minima, f"{name}.minima")))
+        return graph.op("Reshape", added, graph.ints(*values))
+
+
+def _zeros(shape: tuple[int, ...], bits: int) -> Array:
+    zeros = np.zeros(shape, np.uint8)
+    return pack_nibbles(zeros) if bits == 4 else zeros
+
+
+def _named(tensor: ir.LazyTensor, name: str) -> ir.LazyTensor:
+    tensor.name = name
+    return tensor

@@ -1,0 +1,33 @@
+"""What the providers of NVIDIA devices share: which libraries they need, and how devices are found."""
+
+from __future__ import annotations
+
+from ...errors import CarryallError
+from ..ort.provider import OrtProvider
+from . import libraries, nvidia
+from .libraries import Library
+
+
+class NvidiaProvider(OrtProvider):
+    """A CUDA device through an execution provider of ONNX Runtime."""
+
+    device_name = "cuda"
+
+    def available(self) -> str | None:
+        """None if this provider can run here, else what is missing and what to do about it."""
+        lacking = super().available() or libraries.complaint(libraries.missing(self.libraries()))
+        if lacking is not None:
+            return lacking
+        try:
+            count = nvidia.device_count()
+        except CarryallError as error:
+            return str(error)
+        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+
+    def libraries(self) -> list[Library]:
+        """What must be loadable."""
+        return nvidia.cuda_libraries()
+
+    def device_names(self) -> list[str]:
+        """Numbers of the CUDA devices."""
+        return [str(index) for index in range(nvidia.device_count())]

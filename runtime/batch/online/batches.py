@@ -1,0 +1,397 @@
+"""Batches of requests in uploaded files: a queue that outlives its process, worked off one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....errors import RequestError, UnknownObjectError, UsageError
+from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, parse_row
+from ..inputs.sources import Source
+from ..inputs.templates import PromptTemplate
+from ..jobs.job import Job, JobPaths, open_job
+from ..jobs.journal import Journal, Totals
+from ..jobs.output import export
+from ..run import BatchRun, Executor
+from ..workers.offline import failed
+from .files import BATCH_OUTPUT, FileStore, expiry_seconds
+from .records import Record, Records
+
+Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+ENDPOINTS = (RESPONSES, CHAT, EMBEDDINGS, COMPLETIONS)
+KNOWN = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+_WINDOW = re.compile(r"(\d{1,4})(m|h|d)")
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400}
+_MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
+EXPIRED = "batch_expired"  # code of the lines that a batch that expired left
+_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+_COMMIT_LINES = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch(Record):
+    """A batch; see https://platform.openai.com/docs/api-reference/batch/object.
+
+    Args:
+        models: which models its owner may use; empty is all.
+        output_expires_after: seconds from the end until the output is deleted; None keeps it.
+        times: Unix times by name, such as ``completed_at``.
+    """
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    expires_at: int
+    models: list[str] = field(default_factory=list)
+    metadata: dict[str, str] | None = None
+    output_expires_after: int | None = None
+    status: str = "validating"
+    errors: list[Json] = field(default_factory=list)
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    model: str | None = None
+    created_at: int = 0
+    times: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: {"total": 0, "completed": 0, "failed": 0})
+    tokens: list[int] = field(default_factory=lambda: [0, 0, 0])  # of prompts, cached, generated
+
+    @property
+    def open(self) -> bool:
+        """Whether something is left to be done."""
+        return self.status in _OPEN
+
+    def to_json(self) -> Json:
+        """OpenAI's batch object."""
+        prompt, cached, generated = self.tokens
+        names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": self.model,
+            "errors": {"object": "list", "data": self.errors} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{name}_at": self.times.get(f"{name}_at") for name in names},
+            "request_counts": self.counts,
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": cached},
+                "output_tokens": generated,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + generated,
+            },
+            "metadata": self.metadata,
+        }
+
+
+class BatchQueue:
+    """Takes batches and works them off, one after the other, in a thread of its own.
+
+    Whatever stops the process, the next ``start`` goes on: answers are in a batch's journal.
+
+    Args:
+        folder: where batches lie.
+        files: their inputs and outputs.
+        open_executor: gives what answers the lines of a batch.
+
+    Raises:
+        UsageError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, files: FileStore, open_executor: Callable[[Batch], Executor]) -> None:
+        self._records = Records(folder / "batches", lambda data: Batch(**data), "batch")
+        self._files = files
+        self._open_executor = open_executor
+        self._news = threading.Condition()
+        self._closing = False
+        self._running: tuple[str, threading.Event] | None = None  # guarded by _news
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread = threading.Thread(target=self._work, name="carryall-batches", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop working; what is answered is kept, and the next ``start`` goes on."""
+        with self._news:
+            self._closing = True
+            if self._running is not None:
+                self._running[1].set()
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def create(self, body: Mapping[str, Any], owner: str | None, models: tuple[str, ...] = ()) -> Json:
+        """Queue a batch.
+
+        Args:
+            body: of the request.
+            owner: who asks.
+            models: which models the owner may use; empty is all.
+
+        Raises:
+            RequestError: something in the body is wrong.
+            UnknownObjectError: the owner has no such file.
+        """
+        endpoint, name = body.get("endpoint"), body.get("input_file_id")
+        if endpoint not in ENDPOINTS:
+            raise RequestError(f"'endpoint' must be one of {', '.join(ENDPOINTS)}, not {endpoint!r}")
+        if not isinstance(name, str):
+            raise RequestError(f"'input_file_id' must be the id of an uploaded file, not {name!r}")
+        window = body.get("completion_window", "24h")
+        seconds = _window_seconds(window)
+        self._files.content(name, owner)
+        now = int(time.time())
+        batch = Batch(
+            id=f"batch_{secrets.token_hex(12)}",
+            owner=owner,
+            made=self._records.moment(),
+            input_file_id=name,
+            endpoint=endpoint,
+            completion_window=window,
+            expires_at=now + seconds,
+            models=list(models),
+            metadata=_metadata(body.get("metadata")),
+            output_expires_after=expiry_seconds("output_expires_after", body.get("output_expires_after")),
+            created_at=now,
+        )
+        with self._news:
+            self._records.put(batch)
+            self._news.notify_all()
+        return batch.to_json()
+
+    def get(self, name: str, owner: str | None) -> Json:
+        """A batch.
+
+        Raises:
+            UnknownObjectError: there is none of this id.
+        """
+        return self._records.get(name, owner).to_json()
+
+    def page(
+        self, owner: str | None, *, after: str | None = None, limit: int = 20
+    ) -> tuple[list[Json], bool]:
+        """A piece of the list of batches, the newest first, and whether there are more."""
+        found, more = self._records.page(owner, after=after, limit=limit)
+        return [batch.to_json() for batch in found], more
+
+    def cancel(self, name: str, owner: str | None) -> Json:
+        """Ask for a batch to end; what is answered becomes its output.
+
+        Raises:
+            UnknownObjectError: there is none of this id.
+            RequestError: it has ended.
+        """
+        with self._news:
+            batch = self._records.get(name, owner)
+            if batch.status == "cancelling":
+                return batch.to_json()
+            if batch.status not in ("validating", "in_progress"):
+                raise RequestError(f"a batch that is {batch.status} cannot be cancelled")
+            batch = self._change(batch, "cancelling")
+            if self._running is not None and self._running[0] == name:
+                self._running[1].set()
+            self._news.notify_all()
+        return batch.to_json()
+
+    # What follows runs in the queue's thread.
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            stop = threading.Event()
+            with self._news:
+                self._running = batch.id, stop
+                if self._closing or batch.status == "cancelling":
+                    stop.set()
+            late = threading.Timer(max(0.0, batch.expires_at - time.time()), stop.set)
+            late.daemon = True
+            late.start()
+            try:
+                self._run(batch, stop)
+            except Exception as error:  # noqa: BLE001 -- the service goes on; so does the next batch
+                _log.exception("batch %s failed", batch.id)
+                self._fail(batch.id, "server_error", str(error))
+            finally:
+                late.cancel()
+                with self._news:
+                    self._running = None
+
+    def _next(self) -> Batch | None:
+        """The oldest batch that is not finished; None once the queue is to stop."""
+        with self._news:
+            while not self._closing:
+                waiting = next((batch for batch in self._records.all() if batch.open), None)
+                if waiting is not None:
+                    return waiting
+                self._news.wait()
+        return None
+
+    def _run(self, batch: Batch, stop: threading.Event) -> None:
+        try:
+            path = str(self._files.content(batch.input_file_id, batch.owner))
+            source = Source([path])
+            content = source.content()
+        except UnknownObjectError as error:
+            self._fail(batch.id, "invalid_file", str(error))
+            return
+        except UsageError as error:
+            self._fail(batch.id, "invalid_file", str(error).replace(path, batch.input_file_id))
+            return
+        if not content.rows:
+            self._fail(batch.id, "empty_file", "the input file has no line")
+            return
+        with self._opened(batch, dataclasses.asdict(content)) as job:
+            self._note(self._find(batch.id), job.journal.totals(), content.rows)
+            self._progress(batch.id)
+            run = BatchRun(
+                job,
+                source,
+                PromptTemplate(),
+                tell=lambda event, facts: self._tell(batch.id, event, facts, content.rows),
+                stop=stop,
+                endpoint=batch.endpoint,
+            )
+            with contextlib.closing(self._open_executor(batch)) as executor:
+                run.run(executor)
+            self._end(batch, job, source, content.rows)
+
+    @contextlib.contextmanager
+    def _opened(self, batch: Batch, content: Json) -> Iterator[Job]:
+        folder = self._records.folder(batch.id)
+        paths = JobPaths(
+            str(folder / "output.jsonl"), str(folder / "output.errors.jsonl"), folder / "output.jsonl.job"
+        )
+        with open_job(paths, {"input": content}, {}, restart=False) as job:
+            yield job
+
+    def _end(self, batch: Batch, job: Job, source: Source, rows: int) -> None:
+        """Hand over what is answered, unless the service stops and the batch is to go on later."""
+        now = dataclasses.replace(self._find(batch.id), model=job.journal.fact("model"))
+        if job.finished:
+            final = "expired" if EXPIRED in job.journal.totals().errors else "completed"
+        elif now.status == "cancelling":
+            final = "cancelled"
+        elif time.time() >= batch.expires_at:
+            final = "expired"
+            _answer_expired(job.journal, source, batch.endpoint)
+        else:
+            return
+        if final != "cancelled":
+            now = self._change(now, "finalizing")
+        if final != "completed":
+            export(job.journal, job.paths.output, job.paths.errors)
+        self._note(now, job.journal.totals(), rows)
+        outputs = {
+            "output_file_id": self._hand_over(batch, job.paths.output, "output"),
+            "error_file_id": self._hand_over(batch, job.paths.errors, "error"),
+        }
+        self._change(now, final, **outputs)
+        shutil.rmtree(job.paths.folder, ignore_errors=True)
+
+    def _hand_over(self, batch: Batch, path: str, kind: str) -> str | None:
+        """Make a file of the store of an output; the same one, if the process ended in between."""
+        name = f"file-{batch.id.removeprefix('batch_')}-{kind}"
+        if not Path(path).exists() or not Path(path).stat().st_size:
+            with contextlib.suppress(UnknownObjectError):
+                return self._files.get(name, batch.owner).id
+            return None
+        return self._files.add(
+            Path(path),
+            filename=f"{batch.id}_{kind}.jsonl",
+            purpose=BATCH_OUTPUT,
+            owner=batch.owner,
+            name=name,
+            expires_after=batch.output_expires_after,
+        ).id
+
+    def _progress(self, name: str) -> None:
+        with self._news:
+            batch = self._find(name)
+            if batch.status == "validating":
+                self._change(batch, "in_progress")
+
+    def _tell(self, name: str, event: str, facts: Json, rows: int) -> None:
+        if event == "progress":
+            self._note(self._find(name), facts["totals"], rows)
+        elif event == "paused":
+            _log.warning("batch %s waits: %s", name, facts["reason"])
+
+    def _note(self, batch: Batch, totals: Totals, rows: int) -> None:
+        """Take over the sums of a journal, which keeps them; they need not be on the disk twice."""
+        batch.counts = {"total": rows, "completed": totals.completed, "failed": totals.failed}
+        batch.tokens = [totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens]
+
+    def _fail(self, name: str, code: str, message: str) -> None:
+        with self._news:
+            error = {"code": code, "message": message, "param": None, "line": None}
+            self._change(self._find(name), "failed", errors=[error])
+
+    def _find(self, name: str) -> Batch:
+        return next(batch for batch in self._records.all() if batch.id == name)
+
+    def _change(self, batch: Batch, status: str, **fields: Any) -> Batch:
+        """Note a new status, with the time."""
+        with self._news:
+            times = {**batch.times, f"{status}_at": int(time.time())}
+            changed = dataclasses.replace(batch, status=status, times=times, **fields)
+            self._records.put(changed)
+        return changed
+
+
+def _answer_expired(journal: Journal, source: Source, endpoint: str) -> None:
+    """Fail the lines that have no answer."""
+    answers = []
+    for row in source:
+        if row.number in journal.finished(row.number, row.number):
+            continue
+        line: Any = parse_row(row, PromptTemplate(), endpoint)
+        message = "the batch expired before this line was answered"
+        answers.append(failed(line, EXPIRED, message))
+        if len(answers) >= _COMMIT_LINES:
+            journal.commit(answers)
+            answers = []
+    if answers:
+        journal.commit(answers)
+
+
+def _window_seconds(window: Any) -> int:
+    found = _WINDOW.fullmatch(window) if isinstance(window, str) else None
+    if found is None or not int(found[1]):
+        raise RequestError(f"'completion_window' must be a time such as '24h', '90m' or '7d', not {window!r}")
+    return int(found[1]) * _UNIT_SECONDS[found[2]]
+
+
+def _metadata(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    if (
+        not isinstance(given, dict)
+        or len(given) > _MOST_METADATA
+        or not all(isinstance(value, str) and len(value) <= _MOST_VALUE for value in given.values())
+        or any(len(key) > _MOST_KEY for key in given)
+    ):
+        raise RequestError(
+            f"'metadata' must be an object of at most {_MOST_METADATA} texts of at most {_MOST_VALUE} "
+            f"characters, with names of at most {_MOST_KEY}"
+        )
+    return given

@@ -1,0 +1,139 @@
+"""A folder of small JSON documents that are read once and written whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ....errors import RequestError, UnknownObjectError, UsageError
+from ....plain_json import plain_json
+from ..inputs.files import replacing
+
+MOST_LISTED = 100
+_FILE = "record.json"
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What is kept of an object.
+
+    Args:
+        id: unique.
+        owner: name of the API key that made it; None where none is needed. Others do not see it.
+        made: when, in ns; orders lists.
+    """
+
+    id: str
+    owner: str | None
+    made: int
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Records(Generic[R]):
+    """Records by id, each in a folder of its own, where its files lie too. Thread-safe.
+
+    Args:
+        folder: of all of them; made if it does not exist.
+        read: makes a record of its JSON document.
+        what: they are, for messages.
+
+    Raises:
+        UsageError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, read: Callable[[dict[str, Any]], R], what: str) -> None:
+        self._folder = folder
+        self._what = what
+        self._lock = threading.RLock()
+        self._last = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            found = [read(json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob(f"*/{_FILE}")]
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"the folder {folder} cannot be used: {error}") from error
+        self._records = {record.id: record for record in sorted(found, key=lambda record: record.made)}
+
+    def folder(self, name: str) -> Path:
+        """Where the files of a record lie."""
+        return self._folder / name
+
+    def all(self) -> list[R]:
+        """All records, the oldest first."""
+        with self._lock:
+            return list(self._records.values())
+
+    def moment(self) -> int:
+        """The time in ns, later than any before."""
+        with self._lock:
+            self._last = max(self._last + 1, time.time_ns())
+            return self._last
+
+    def put(self, record: R) -> None:
+        """Keep a record, or its new state; it is on the disk when this returns."""
+        with self._lock:
+            self.folder(record.id).mkdir(exist_ok=True)
+            with replacing(str(self.folder(record.id) / _FILE)) as stream:
+                stream.write(plain_json(asdict(record)).encode())
+            self._records[record.id] = record
+
+    def get(self, name: str, owner: str | None) -> R:
+        """A record.
+
+        Raises:
+            UnknownObjectError: there is none of this id that its owner made.
+        """
+        with self._lock:
+            record = self._records.get(name)
+        if record is None or record.owner != owner:
+            raise UnknownObjectError(f"there is no {self._what} '{name}'")
+        return record
+
+    def remove(self, name: str) -> None:
+        """Delete a record with its files."""
+        with self._lock:
+            self._records.pop(name, None)
+            self.folder(name).joinpath(_FILE).unlink(missing_ok=True)  # first: the rest is dead without it
+            shutil.rmtree(self.folder(name), ignore_errors=True)
+
+    def page(
+        self, owner: str | None, *, after: str | None, limit: int, newest_first: bool = True
+    ) -> tuple[list[R], bool]:
+        """A piece of the list, and whether there are more.
+
+        Args:
+            owner: whose records.
+            after: id of the record before the piece; None begins with the first.
+            limit: of the piece's length.
+            newest_first: the order.
+
+        Raises:
+            RequestError: the limit is out of range.
+            UnknownObjectError: there is no record ``after``.
+        """
+        if limit < 1:
+            raise RequestError(f"'limit' must be at least 1, not {limit}")
+        listed = [record for record in self.all() if record.owner == owner]
+        if newest_first:
+            listed.reverse()
+        if after is not None:
+            listed = listed[listed.index(self.get(after, owner)) + 1 :]
+        return listed[:limit], len(listed) > limit
+
+
+def page_json(objects: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    """A piece of a list as OpenAI's API gives it."""
+    return {
+        "object": "list",
+        "data": objects,
+        "first_id": objects[0]["id"] if objects else None,
+        "last_id": objects[-1]["id"] if objects else None,
+        "has_more": more,
+    }

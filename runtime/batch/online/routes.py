@@ -1,0 +1,210 @@
+"""OpenAI's files and batches endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from ....errors import RequestError
+from ...service.core.admission import Admission
+from ...service.core.config import ServerConfig
+from ...service.core.repository import ModelRepository
+from ...service.http.service import caller_of, json_response, service_of
+from .batches import KNOWN, Batch, BatchQueue
+from .files import BATCH, FileStore, StoredFile, expiry_seconds
+from .records import MOST_LISTED, page_json
+from .served import ServedExecutor
+
+_COPY_BYTES = 2**20
+_MOST_NAME = 255
+# Read of a file that is too large: many clients understand an answer only after they have sent everything.
+_PASSED_OVER_BYTES = 16 * 2**20
+
+
+class BatchService:
+    """The endpoints, and the queue behind them.
+
+    Args:
+        folder: where files and batches are kept.
+        models: that are served; they answer the batches too.
+        config: of the service.
+
+    Raises:
+        UsageError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, models: ModelRepository, config: ServerConfig) -> None:
+        self._models = models
+        self._config = config
+        self._admission = Admission(models, config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = FileStore(folder)
+        self._batches = BatchQueue(folder, self._files, self._executor)
+
+    async def start(self) -> None:
+        """Go on with the batches there are."""
+        self._loop = asyncio.get_running_loop()
+        self._batches.start()
+
+    async def stop(self) -> None:
+        """Stop working; the next process goes on."""
+        await asyncio.to_thread(self._batches.stop)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/v1/files", self._upload, methods=["POST"]),
+            Route("/v1/files", self._list_files),
+            Route("/v1/files/{id}", self._get_file),
+            Route("/v1/files/{id}", self._delete_file, methods=["DELETE"]),
+            Route("/v1/files/{id}/content", self._content),
+            Route("/v1/batches", self._create, methods=["POST"]),
+            Route("/v1/batches", self._list),
+            Route("/v1/batches/{id}", self._get),
+            Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
+        ]
+
+    def _executor(self, batch: Batch) -> ServedExecutor:
+        if self._loop is None:
+            raise RuntimeError("the service was not started")
+        return ServedExecutor(
+            self._models, self._loop, batch, any_model_name=self._config.any_model_name,
+            check=self._admission.check,
+        )  # fmt: skip
+
+    async def _upload(self, request: Request) -> Response:
+        """``POST /v1/files``."""
+        async with _form(request, self._config.max_file_bytes) as form:
+            sent, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(sent, UploadFile):
+                raise RequestError("the form has no part 'file' with a file")
+            if purpose != BATCH:
+                raise RequestError(f"'purpose' must be 'batch', not {purpose!r}")
+            parts = {name: form.get(f"expires_after[{name}]") for name in ("anchor", "seconds")}
+            seconds = expiry_seconds("expires_after", parts if any(parts.values()) else None)
+            stored = await asyncio.to_thread(self._add, sent, seconds, _owner(request))
+        return json_response(stored.to_json())
+
+    def _add(self, sent: UploadFile, seconds: int | None, owner: str | None) -> StoredFile:
+        path = self._files.upload_path()
+        try:
+            with path.open("wb") as stream:
+                while piece := sent.file.read(_COPY_BYTES):
+                    stream.write(piece)
+            name = (sent.filename or "input.jsonl")[:_MOST_NAME]
+            return self._files.add(path, filename=name, purpose=BATCH, owner=owner, expires_after=seconds)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _list_files(self, request: Request) -> Response:
+        """``GET /v1/files``."""
+        asked = request.query_params
+        if (order := asked.get("order", "desc")) not in ("asc", "desc"):
+            raise RequestError(f"'order' must be asc or desc, not {order!r}")
+        found = self._files.page(
+            _owner(request),
+            after=asked.get("after"),
+            limit=_limit(request, 10_000),
+            newest_first=order == "desc",
+            purpose=asked.get("purpose"),
+        )
+        return json_response(page_json(*found))
+
+    async def _get_file(self, request: Request) -> Response:
+        """``GET /v1/files/{id}``."""
+        return json_response(self._files.get(request.path_params["id"], _owner(request)).to_json())
+
+    async def _delete_file(self, request: Request) -> Response:
+        """``DELETE /v1/files/{id}``."""
+        name = request.path_params["id"]
+        await asyncio.to_thread(self._files.delete, name, _owner(request))
+        return json_response({"id": name, "object": "file", "deleted": True})
+
+    async def _content(self, request: Request) -> Response:
+        """``GET /v1/files/{id}/content``."""
+        name = request.path_params["id"]
+        file = self._files.get(name, _owner(request))
+        path = self._files.content(name, _owner(request))
+        return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+
+    async def _create(self, request: Request) -> Response:
+        """``POST /v1/batches``."""
+        body, headers = await service_of(request).known_body(request, KNOWN)
+        caller = caller_of(request)
+        models = () if caller is None else caller.models
+        made = await asyncio.to_thread(self._batches.create, body, _owner(request), models)
+        return json_response(made, headers)
+
+    async def _list(self, request: Request) -> Response:
+        """``GET /v1/batches``."""
+        after = request.query_params.get("after")
+        found = self._batches.page(_owner(request), after=after, limit=_limit(request, 20, MOST_LISTED))
+        return json_response(page_json(*found))
+
+    async def _get(self, request: Request) -> Response:
+        """``GET /v1/batches/{id}``."""
+        return json_response(self._batches.get(request.path_params["id"], _owner(request)))
+
+    async def _cancel(self, request: Request) -> Response:
+        """``POST /v1/batches/{id}/cancel``."""
+        name, owner = request.path_params["id"], _owner(request)
+        return json_response(await asyncio.to_thread(self._batches.cancel, name, owner))
+
+
+def _owner(request: Request) -> str | None:
+    caller = caller_of(request)
+    return None if caller is None else caller.name
+
+
+def _limit(request: Request, usual: int, most: int | None = None) -> int:
+    given = request.query_params.get("limit", str(usual))
+    most = usual if most is None else most
+    if not given.isdecimal() or not 1 <= int(given) <= most:
+        raise RequestError(f"'limit' must be a whole number from 1 to {most}, not {given!r}")
+    return int(given)
+
+
+@contextlib.asynccontextmanager
+async def _form(request: Request, most: int) -> AsyncGenerator[Any, None]:
+    """A form with one file, whose content is on the disk.
+
+    Raises:
+        RequestError: the body is no such form.
+        HTTPException: it has more than ``most`` bytes (413).
+    """
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise RequestError("the body must be a form (multipart/form-data) with 'file' and 'purpose'")
+    too_large = HTTPException(413, f"the file has more than {most} bytes", {"Connection": "close"})
+
+    async def limited() -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > most + _PASSED_OVER_BYTES:
+                raise too_large
+            if size <= most:
+                yield piece
+        if size > most:
+            raise too_large
+
+    try:
+        form = await MultiPartParser(request.headers, limited(), max_files=1, max_fields=16).parse()
+    except MultiPartException as error:
+        raise RequestError(f"the form cannot be read: {error.message}") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the connection ended within the body") from error
+    try:
+        yield form
+    finally:
+        await form.close()

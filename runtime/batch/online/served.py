@@ -1,0 +1,148 @@
+"""Lines answered by the engine that serves, behind everybody who waits for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ....errors import (
+    CarryallError,
+    EngineClosedError,
+    QueueFullError,
+    ServiceUnavailableError,
+    UnknownModelError,
+)
+from ...service.core.deltas import collect
+from ...service.core.handler import LLMHandler
+from ...service.core.repository import ModelRepository
+from ...service.http.openai.embeddings import embeddings_response, read_embeddings
+from ...types.sampling_params import SamplingParams
+from ..inputs.lines import EMBEDDINGS, BatchLine
+from ..jobs.journal import Answer
+from ..workers.endpoints import read_generation
+from ..workers.offline import completed, error_code, failed
+from .batches import Batch
+
+# Numbers of requests that people wait for are lower, whatever a line says.
+LOW_PRIORITY = 1_000_000
+_POLL_SECONDS = 0.1
+_RETRY_SECONDS = 0.5
+# What another attempt may find changed.
+_TRANSIENT = (QueueFullError, ServiceUnavailableError, EngineClosedError)
+
+
+class ServedExecutor:
+    """Answers the lines of a batch; a quarter of a model's slots is left to those who wait for answers.
+
+    Args:
+        models: that are served.
+        loop: where they live.
+        batch: whose lines these are.
+        any_model_name: answer lines that name no served model with the default one.
+        check: raises for options beyond the service's limits.
+    """
+
+    def __init__(
+        self,
+        models: ModelRepository,
+        loop: asyncio.AbstractEventLoop,
+        batch: Batch,
+        *,
+        any_model_name: bool = False,
+        check: Callable[[SamplingParams], None] = lambda params: None,
+    ) -> None:
+        self._models = models
+        self._loop = loop
+        self._batch = batch
+        self._any_model_name = any_model_name
+        self._check = check
+        self._most = 1
+        self._model: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The model that answered."""
+        return {"model": self._model} if self._model else {}
+
+    def close(self) -> None:
+        """Leave the models to the service."""
+
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+        """Yield one answer a line, in the order of finishing; end early once ``stop`` is set."""
+        ended: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
+        running: set[concurrent.futures.Future[Answer]] = set()
+        more = True
+        try:
+            while (more or running) and not stop.is_set():
+                while more and len(running) < self._most:
+                    line = next(lines, None)
+                    if line is None:
+                        more = False
+                        break
+                    future = asyncio.run_coroutine_threadsafe(self._answer(line), self._loop)
+                    running.add(future)
+                    future.add_done_callback(ended.put)
+                with contextlib.suppress(queue.Empty):
+                    future = ended.get(timeout=_POLL_SECONDS)
+                    running.discard(future)
+                    yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    async def _answer(self, line: BatchLine) -> Answer:
+        """What becomes of a line; it waits while the model is loaded or too many requests wait."""
+        while True:
+            try:
+                with self._handler(line) as handler:
+                    return await self._once(handler, line)
+            except _TRANSIENT:
+                await asyncio.sleep(_RETRY_SECONDS)
+            except CarryallError as error:
+                return failed(line, error_code(error), str(error), worker="service")
+
+    @contextlib.contextmanager
+    def _handler(self, line: BatchLine) -> Iterator[LLMHandler]:
+        name = line.body.get("model")
+        try:
+            handler = self._models.llm(name if isinstance(name, str) else None)
+        except UnknownModelError:
+            if not self._any_model_name:
+                raise
+            handler = self._models.llm(None)
+        info = handler.model.info
+        if self._batch.models and info.model not in self._batch.models:
+            raise UnknownModelError(f"there is no model '{name}' that this API key may use")
+        self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
+        self._model = info.model
+        yield handler
+
+    async def _once(self, handler: LLMHandler, line: BatchLine) -> Answer:
+        begin, model = time.monotonic(), handler.model.info.model
+        if line.url == EMBEDDINGS:
+            ask = read_embeddings(line.body)
+            found = await handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+            body, reason = embeddings_response(ask, found, model), "stop"
+            tokens = (found.prompt_tokens, 0, 0)
+        else:
+            asked = read_generation(line, handler.model.defaults, 0)
+            self._check(asked.request.params)
+            request = dataclasses.replace(
+                asked.request,
+                priority=LOW_PRIORITY,
+                tenant=self._batch.owner or asked.request.tenant,
+                request_id=f"{self._batch.id}-{line.number}-{time.monotonic_ns()}",
+            )
+            result = await collect(handler.generate(request))
+            result = dataclasses.replace(result, request_id=f"batch_req_{line.number}")
+            body = asked.body(result, model, self._batch.created_at)
+            reason = result.choices[0].finish_reason
+            usage = result.usage
+            tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        return completed(line, body, reason, tokens, seconds=time.monotonic() - begin, worker="service")

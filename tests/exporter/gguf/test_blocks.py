@@ -1,0 +1,61 @@
+"""Levels, scales and minima give back the floats of the gguf package, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carryall.exporter.gguf.blocks import LAYOUTS, take_apart
+
+# Offsets of float16 numbers in a block, and of MXFP4's exponent.
+FLOATS = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+
+
+def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
+    """Blocks of random bytes whose scales are finite."""
+    rng = np.random.default_rng(seed)
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][1]
+    blocks = rng.integers(0, 256, (count, size), np.uint8)
+    for offset in FLOATS.get(type_name, ()):
+        scales = (rng.standard_normal((count, 1)) * 10.0 ** rng.integers(-4, 3)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(100, 150, count)
+    return blocks
+
+
+@pytest.mark.parametrize("type_name", LAYOUTS)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_parts_give_the_same_floats(type_name: str, seed: int) -> None:
+    rows, blocks_per_row = 6, 3
+    blocks = random_blocks(type_name, rows * blocks_per_row, seed)
+    data = blocks.reshape(rows, -1)
+    parts, size = take_apart(data, type_name), LAYOUTS[type_name].block_size
+
+    rebuilt = parts.levels.astype(np.float32) * np.repeat(parts.scales, size, axis=1)
+    if parts.minima is not None:
+        rebuilt += np.repeat(parts.minima, size, axis=1)
+
+    expected = dequantize(data, GGMLQuantizationType[type_name])
+    np.testing.assert_array_equal(rebuilt, expected)
+
+
+@pytest.mark.parametrize("type_name", LAYOUTS)
+def test_levels_fit_the_stored_type(type_name: str) -> None:
+    layout = LAYOUTS[type_name]
+    levels = take_apart(random_blocks(type_name, 2000, 0), type_name).levels.astype(int)
+    low = 0 if layout.zero_levels is not None else -(1 << (layout.bits - 1))
+    assert low <= levels.min()
+    assert levels.max() < low + (1 << layout.bits)
+    assert len(np.unique(levels)) > 3

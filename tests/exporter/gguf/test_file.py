@@ -1,0 +1,155 @@
+"""Models exported from GGUF compute what the same weights compute from safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pytest
+from safetensors.numpy import save_file
+from tiny_gguf import write_gguf
+from tiny_models import write_tiny
+
+from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.exporter.export import export_package
+from carryall.exporter.gguf.file import GgufFile
+
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": None}
+TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+def logits(package: Path, length: int = 7) -> npt.NDArray[np.float32]:
+    options = ort.SessionOptions()
+    # Optimized, onnxruntime multiplies int4 weights with activations of 8 bits.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(package / "model.onnx", options, providers=["CPUExecutionProvider"])
+    feeds = {
+        "input_ids": np.random.default_rng(1).integers(0, 256, (2, length)),
+        "attention_mask": np.ones((2, length), np.int64),
+        "position_ids": np.tile(np.arange(length), (2, 1)),
+    }
+    for entry in session.get_inputs():
+        if entry.name not in feeds:
+            feeds[entry.name] = np.zeros((2, entry.shape[1], 0, entry.shape[3]), np.float32)
+    result: npt.NDArray[np.float32] = session.run(["logits"], feeds)[0]
+    return result
+
+
+def compare(tmp_path: Path, model_type: str, types: Any = "F32", **overrides: Any) -> None:
+    """Export from both formats and compare the logits."""
+    extra = overrides.pop("extra", None)
+    held = write_gguf(model_type, tmp_path / "m.gguf", types=types, extra=extra, **overrides)
+    reference = write_tiny(model_type, tmp_path / "reference", **overrides)
+    tensors = {name: np.ascontiguousarray(array) for name, array in held.items()}
+    save_file(tensors, reference / "model.safetensors")
+    expected = logits(export_package(reference, tmp_path / "expected").path)
+    found = logits(export_package(tmp_path / "m.gguf", tmp_path / "found").path)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0}}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("smollm3", {"no_rope_layers": None}),
+        ("gemma3_text", {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 8}),
+    ],
+)
+def test_every_architecture(tmp_path: Path, model_type: str, overrides: dict[str, Any]) -> None:
+    compare(tmp_path, model_type, **overrides)
+
+
+def test_rope_factors_are_tensors(tmp_path: Path) -> None:
+    factors = {"rope_factors_short.weight": [1.0, 1.2], "rope_factors_long.weight": [1.5, 3.0]}
+    extra = {name: np.array(values, np.float32) for name, values in factors.items()}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.2],
+        "long_factor": [1.5, 3.0],
+        "attention_factor": 1.0,
+    }
+    compare(tmp_path, "phi3", extra=extra, rope_parameters=rope)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_type_keeps_its_numbers(tmp_path: Path, kind: str, tied: bool) -> None:
+    compare(tmp_path, "llama", kind, tie_word_embeddings=tied, **WIDE)
+
+
+def test_weights_stay_as_small_as_they_were(tmp_path: Path) -> None:
+    write_gguf("llama", tmp_path / "m.gguf", types="Q4_0", **WIDE)
+    package = export_package(tmp_path / "m.gguf", tmp_path / "out")
+    graph = package.graph.graph
+    dtypes = {
+        str(value.dtype) for value in graph.initializers.values() if str(value.name).endswith(".values")
+    }
+    assert dtypes == {"INT4"}
+    assert package.record.quantization == {"method": "gguf", "types": ["Q4_0"]}
+
+
+def test_shards_are_found_from_any_of_them(tmp_path: Path) -> None:
+    held = write_gguf("llama", tmp_path / "m.gguf", split=5)
+    paths = sorted(tmp_path.glob("*.gguf"))
+    assert len(paths) > 2
+    for path in paths:
+        assert set(GgufFile(path).tensors) == set(held)
+    paths[1].unlink()
+    with pytest.raises(CheckpointError, match=f"shard {paths[1].name} is missing"):
+        GgufFile(paths[0])
+
+
+def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    write_gguf("llama", tmp_path / "m.gguf")
+    folder = export_package(tmp_path / "m.gguf", tmp_path / "out").path
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoded = tokenizer.encode("the é</s>")
+    assert encoded.tokens == ["th", "e", "Ġ", "Ã", "©", "</s>"]
+    assert tokenizer.decode(encoded.ids) == "the é"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (settings["bos_token"], settings["eos_token"]) == ("<s>", "</s>")
+    assert "message.role" in settings["chat_template"]
+    assert json.loads((folder / "generation_config.json").read_text()) == {
+        "bos_token_id": 256,
+        "eos_token_id": [257],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: gemma3"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.attention.value_length": 4}, "heads of 8 for keys and 4 for values"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from carryall.exporter.gguf import file, header
+
+    write_gguf("llama", tmp_path / "m.gguf")
+    original = header.read_header
+
+    def changed(data: memoryview, path: Path) -> header.Header:
+        found = original(data, path)
+        return header.Header({**found.metadata, **changes}, found.tensors)
+
+    monkeypatch.setattr(file, "read_header", changed)
+    with pytest.raises(UnsupportedModelError, match=message):
+        _ = GgufFile(tmp_path / "m.gguf").config
+    with pytest.raises(UnsupportedModelError, match=message):
+        export_package(tmp_path / "m.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,81 @@
+"""Damaged GGUF files are refused with one line, whatever is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_gguf import write_gguf
+
+from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.exporter.gguf.file import GgufFile
+from carryall.exporter.gguf.header import read_header
+from carryall.exporter.gguf.tokenizer import tokenizer_files
+
+PATH = Path("m.gguf")
+PADDING = 32  # at most so many bytes after the last tensor
+QUIET = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write_gguf("llama", path, types="Q8_0", hidden_size=64, intermediate_size=96)
+    return path
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+@QUIET
+def test_every_truncation_is_noticed(valid: Path, share: float) -> None:
+    content = valid.read_bytes()
+    with pytest.raises(CheckpointError, match=r"m\.gguf"):
+        read_header(memoryview(content[: int((len(content) - PADDING) * share)]), PATH)
+
+
+@given(data=st.data())
+@QUIET
+def test_changed_bytes_are_read_or_refused(
+    valid: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content, header = bytearray(valid.read_bytes()), 6000
+    for _ in range(data.draw(st.integers(1, 4))):
+        begin = data.draw(st.integers(0, header))
+        patch = data.draw(st.sampled_from([b"\xff" * 8, b"\x00" * 8, b"\xff", b"\x00", b"\x80", b"\x09"]))
+        content[begin : begin + len(patch)] = patch
+    path = tmp_path_factory.getbasetemp() / "changed.gguf"
+    path.write_bytes(content)
+    with contextlib.suppress(CheckpointError, UnsupportedModelError):
+        file = GgufFile(path)
+        config = file.config
+        tokenizer_files(file.metadata, config["vocab_size"])
+        for tensor in file.tensors.values():
+            assert tensor.read(lambda array: array).shape == tensor.shape
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04" + b"\x00" * 64, "does not begin with 'GGUF'"),
+        (b"GGUF\x00\x00\x00\x03" + b"\x00" * 64, "versions 2 and 3"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, "damaged"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        GgufFile(path)
+
+
+def test_a_huge_array_is_refused_at_once() -> None:
+    key = b"tokenizer.ggml.tokens"
+    field = np.uint64(len(key)).tobytes() + key + np.uint32(9).tobytes() + np.uint32(8).tobytes()
+    counts = np.array([0, 1], np.uint64).tobytes()
+    content = b"GGUF\x03\x00\x00\x00" + counts + field + np.uint64(2**60).tobytes() + b"\x00" * 99
+    with pytest.raises(CheckpointError, match="more than the file has room for"):
+        read_header(memoryview(content), PATH)

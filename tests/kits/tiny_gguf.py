@@ -1,0 +1,147 @@
+"""Tiny random checkpoints as GGUF files, written with the gguf package and its own table of names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from tiny_models import BOS, CHAT_TEMPLATE, EOS, PAD, random_weights, tiny_config
+from tokenizers import pre_tokenizers
+
+ARCHITECTURES = {"gemma3_text": "gemma3"}  # where GGUF's name is another
+ROTATES_PAIRS = ("llama", "smollm3")
+
+
+def write_gguf(
+    model_type: str,
+    path: Path,
+    *,
+    types: dict[str, str] | str = "F32",
+    split: int = 0,
+    extra: dict[str, npt.NDArray[Any]] | None = None,
+    **overrides: Any,
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Write a random checkpoint.
+
+    Args:
+        model_type: as for ``write_tiny``.
+        path: of the file; of the first shard where ``split`` is given.
+        types: GGML's type of all matrices, or by a part of their name.
+        split: most tensors of a shard.
+        extra: tensors beside the checkpoint's, under GGUF's names.
+        overrides: of config.json.
+
+    Returns:
+        The weights under Hugging Face's names, as the file holds them.
+    """
+    config = tiny_config(model_type, **overrides)
+    name = ARCHITECTURES.get(model_type, model_type)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
+    _write_config(writer, config, name)
+    _write_tokenizer(writer, config["vocab_size"])
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name),
+        config["num_hidden_layers"],
+    )
+    held = {}
+    for hf_name, weight in random_weights(config, dtype=np.float32).items():
+        if config["tie_word_embeddings"] and hf_name == "lm_head.weight":
+            continue
+        matrix = _rotating_pairs(weight, hf_name, config) if model_type in ROTATES_PAIRS else weight
+        stored = matrix + 1 if name == "gemma3" and hf_name.endswith("norm.weight") else matrix
+        target = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, hf_name
+        floats = _add(writer, target, stored, _type_of(hf_name, weight.ndim, types))
+        held[hf_name] = _halves(floats, hf_name, config) if model_type in ROTATES_PAIRS else floats
+        if stored is not matrix:
+            held[hf_name] = floats - np.float32(1)
+    for target, array in (extra or {}).items():
+        writer.add_tensor(target, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def _type_of(name: str, rank: int, types: dict[str, str] | str) -> str:
+    if rank < 2:
+        return "F32"
+    if isinstance(types, str):
+        return types
+    return next((kind for part, kind in types.items() if part in name), "F32")
+
+
+def _add(writer: gguf.GGUFWriter, name: str, array: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
+    qtype = GGMLQuantizationType[kind]
+    data = quantize(array.astype(np.float32), qtype)
+    writer.add_tensor(name, data, raw_dtype=qtype)
+    return gguf.quants.dequantize(data, qtype).reshape(array.shape).astype(np.float32)
+
+
+def _rotating_pairs(weight: npt.NDArray[Any], name: str, config: dict[str, Any]) -> npt.NDArray[Any]:
+    """Rows of q and k as llama.cpp orders them: the halves of each head interleaved."""
+    heads = _heads(name, config)
+    if not heads:
+        return weight
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _halves(weight: npt.NDArray[Any], name: str, config: dict[str, Any]) -> npt.NDArray[Any]:
+    heads = _heads(name, config)
+    if not heads:
+        return weight
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _heads(name: str, config: dict[str, Any]) -> int:
+    if "q_proj" in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if "k_proj" in name else 0
+
+
+def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> None:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    rope = config.get("rope_parameters", {})
+    rope = rope.get("full_attention", rope)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if "original_max_position_embeddings" in config:
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """The tokenizer of ``tiny_models.write_tokenizer``, and one merge."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<s>", "</s>", "<pad>", "th"]
+    kinds = [1] * 256 + [3] * 3 + [1]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens[:vocab_size])
+    writer.add_token_types(kinds[:vocab_size])
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+    writer.add_chat_template(CHAT_TEMPLATE)
