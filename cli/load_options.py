@@ -23,6 +23,7 @@ from ..errors import UsageError
 from ..options import Option, check_names, declared
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
+from ..storage.texts import read_text
 from .declared_options import declared_option
 
 Command = Callable[..., Any]
@@ -108,8 +109,8 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
         UsageError: it cannot be read, or a table, a key or a value is not one that there is.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
     check_names(content, TABLES, str(path))
     found: dict[str, dict[str, Any]] = {}

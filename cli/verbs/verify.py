@@ -8,7 +8,7 @@ import click
 
 from ...errors import UsageError
 from ...graph_opt.compare.bars import Bars
-from ...runtime.tasks.verify import verify
+from ...runtime.tasks.verify import MOST_STEPS, verify
 from ..integrity import check_integrity
 from ..options import json_option
 from ..progress import phases
@@ -21,7 +21,11 @@ from ..verify_options import bars_options, inputs_option
 @click.option("--prompt", help="Text to compare on, by A's tokenizer. Default: random tokens.")
 @inputs_option
 @click.option(
-    "--steps", default=16, show_default=True, type=click.IntRange(1, 100_000), help="Tokens after the prompt."
+    "--steps",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, MOST_STEPS),
+    help="Tokens after the prompt.",
 )
 @bars_options
 @click.option(

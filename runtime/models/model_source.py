@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import SEQLENS_K
-from ...errors import GraphError, ModelNotFoundError, PackageError, UsageError
+from ...errors import CarryallWarning, GraphError, ModelNotFoundError, PackageError, UsageError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.export import export_package
@@ -33,6 +33,7 @@ from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
 from ...storage.hashes import content_key
+from ...storage.paths import check_name
 from .cache import cache_key, cached_folder
 
 _LOWERED_INPUTS = (SEQLENS_K, "block_indices")
@@ -195,9 +196,11 @@ def locate_model(model: str | Path) -> Path:
         MissingExtraError: it is a hub id, and huggingface_hub is not installed.
     """
     name, path = str(model), Path(model).expanduser()
+    check_name(path)
     if isinstance(model, str) and name in _EMBEDDED:
         if path.exists():
-            warnings.warn(f"'{name}' is the embedded model; write ./{name} for the folder", stacklevel=2)
+            text = f"'{name}' is the embedded model; write ./{name} for the folder"
+            warnings.warn(text, CarryallWarning, stacklevel=2)
         return demo_path(_EMBEDDED[name])
     if path.suffix.lower() == ".gguf":
         raise UsageError(f"{name}: GGUF files are not supported yet; take the model's safetensors checkpoint")

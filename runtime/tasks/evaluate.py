@@ -13,11 +13,13 @@ import numpy as np
 from ...errors import UsageError
 from ...progress import Progress, phase
 from ...providers.base import Runner
-from ..evaluate.calibration import read_text
+from ...storage.texts import read_text
+from ..evaluate.calibration import MOST_TEXT
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
+from ..types.arguments import checked_arguments
 from ..types.report import Report
 
 _LONGEST_WINDOW = 1024
@@ -79,6 +81,7 @@ class EvaluationReport(Report):
         return [*rows, ("reading", f"{found.tokens_per_second:.0f} tokens/s")]
 
 
+@checked_arguments
 def evaluate(
     model: str | Path | ModelConfig,
     text: str | Path | None = None,
@@ -164,7 +167,7 @@ def _content(text: str | Path | None, models: list[str]) -> str:
     path = text or held_out_text(*models)
     if path is None:
         raise UsageError("give a text to predict: --text FILE")
-    return read_text(path)
+    return read_text(path, most=MOST_TEXT)
 
 
 def _tokens(model: LoadedModel, text: str) -> Tokens:

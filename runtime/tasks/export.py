@@ -22,6 +22,7 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ..models.model_source import locate_model
+from ..types.arguments import checked_arguments
 from ..types.report import Report, human_bytes
 from .quantize import quantized_record, warn_of_much_float
 
@@ -80,6 +81,7 @@ class ExportReport(Report):
         return self.left_float is not None and self.left_float.weights > 0
 
 
+@checked_arguments
 def export(
     source: str | Path,
     out: str | Path,

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import UsageError
+from ...errors import CarryallWarning, UsageError
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.report import Report as PassesReport
@@ -27,11 +27,12 @@ from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
+from ..types.arguments import checked_arguments
 from ..types.report import Report, human_bytes
 from .report_file import check_report, left_without_report, write_report
 
 
-class QuantizationWarning(UserWarning):
+class QuantizationWarning(CarryallWarning):
     """A model was quantized in part only."""
 
 
@@ -107,6 +108,7 @@ class QuantizeReport(Report):
         return ", ".join(done)
 
 
+@checked_arguments
 def quantize(
     model: str | Path,
     out: str | Path,
@@ -195,7 +197,7 @@ def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> No
     """Warn if a large part of the weights stays float that the recipe did not exempt."""
     if left.much and left.reasons:
         text = f"{name} is {record['method']} in part only: {left}"
-        warnings.warn(text, QuantizationWarning, stacklevel=3)
+        warnings.warn(text, QuantizationWarning, stacklevel=4)
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:

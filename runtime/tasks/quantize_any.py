@@ -18,8 +18,11 @@ from ...graph_opt.quantize.any_model.quantize import convert_half, quantize_dyna
 from ...graph_opt.quantize.any_model.report import GraphQuantizationReport
 from ...graph_opt.quantize.any_model.samples import GeneratedSamplesWarning, Samples, read_samples
 from ...progress import Progress, phase
+from ...storage.writing import write_whole
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_single_file
+from ..types.arguments import checked_arguments
+from .report_file import check_report, left_without_report
 
 METHODS = ("int8-static", "int8-dynamic", "fp16", "bf16")
 
@@ -30,6 +33,7 @@ def is_any_model(source: str | Path, method: str) -> bool:
     return method in METHODS and path.is_file() and not is_decoder(read_model(path).graph)
 
 
+@checked_arguments
 def quantize_any(
     source: str | Path,
     out: str | Path,
@@ -68,6 +72,7 @@ def quantize_any(
         raise UsageError("the report of a model that is no decoder is JSON: call it something.json")
     if calibration is None and images is not None:
         raise UsageError("--image options describe images of --calibration, and there is none")
+    check_report(file)
     check_output(path, out)
     model = read_model(path)
     samples = None if calibration is None else read_samples(model.graph, Path(calibration), images=images)
@@ -78,7 +83,8 @@ def quantize_any(
     found.bytes_after = write_single_file(result, out, at_most=found.bytes_before)
     found.path, found.seconds = str(out), round(time.perf_counter() - start, 3)
     if file is not None:
-        file.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False), encoding="utf-8")
+        with left_without_report(out, file):
+            write_whole(file, json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import jinja2
 
-from ...errors import ChatTemplateError, PromptTooLongError, UsageError
+from ...errors import ChatTemplateError, PackageError, PromptTooLongError
+from ...storage.texts import read_text
 from .template_budget import MAX_SIZE
 from .template_sandbox import SANDBOX
 from .tokenizer import read_optional_json
@@ -55,10 +56,7 @@ class ChatTemplate:
         Raises:
             UsageError: the file cannot be read, or holds no text.
         """
-        try:
-            return cls({_DEFAULT: path.read_text(encoding="utf-8")}, special_tokens)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"the chat template {path} cannot be read: {error}") from error
+        return cls({_DEFAULT: read_text(path)}, special_tokens)
 
     @property
     def names(self) -> list[str]:
@@ -174,7 +172,7 @@ def _read_templates(folder: Path) -> dict[str, str]:
         elif isinstance(entry, list):
             templates.update({item["name"]: item["template"] for item in entry})
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = read_text(path, PackageError)
     if (folder / "chat_template.jinja").is_file():
-        templates[_DEFAULT] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        templates[_DEFAULT] = read_text(folder / "chat_template.jinja", PackageError)
     return templates

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
+from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
 from .token_coverage import Coverage, coverage
 
@@ -128,8 +129,8 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(read_text(path, PackageError))
+    except (ValueError, RecursionError) as error:
         raise PackageError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise PackageError(f"{path} holds a {type(content).__name__}, not an object")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from ....errors import InvalidSamplingError
+from ....options import shown
 
 _MOST_PENALTY = 50.0  # a million tokens to this power are still a number
 
@@ -36,14 +38,20 @@ class BeamSearchOptions:
     def __post_init__(self) -> None:
         counts = self.num_beams, self.max_tokens
         if not all(isinstance(count, int) and count > 0 for count in counts):
-            raise InvalidSamplingError(f"num_beams and max_tokens must be positive whole numbers, not {self}")
-        if not -_MOST_PENALTY <= self.length_penalty <= _MOST_PENALTY:
+            wrong = ", ".join(map(shown, counts))
             raise InvalidSamplingError(
-                f"length_penalty must be within {_MOST_PENALTY}, not {self.length_penalty!r}"
+                f"num_beams and max_tokens must be positive whole numbers, not {wrong}"
+            )
+        if (
+            not isinstance(self.length_penalty, Real)
+            or not -_MOST_PENALTY <= self.length_penalty <= _MOST_PENALTY
+        ):
+            raise InvalidSamplingError(
+                f"length_penalty must be within {_MOST_PENALTY}, not {shown(self.length_penalty)}"
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidSamplingError(
-                f"early_stopping is True, False or 'never', not {self.early_stopping!r}"
+                f"early_stopping is True, False or 'never', not {shown(self.early_stopping)}"
             )
 
 
