@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from ...errors import ChatTemplateError, PackageError, PromptTooLongError
+from ...options import shown
 from ...storage.texts import read_text
 from .template_budget import MAX_SIZE
 from .template_sandbox import SANDBOX
@@ -163,6 +164,14 @@ def _plain(message: Message) -> dict[str, Any]:
     return dict(message)
 
 
+def _named(entry: object, path: Path) -> tuple[str, str]:
+    """One of several templates: an object with a ``name`` and a ``template``."""
+    name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(source, str):
+        raise PackageError(f"{path}: a chat template of several needs a name and a text, not {shown(entry)}")
+    return name, source
+
+
 def _read_templates(folder: Path) -> dict[str, str]:
     templates: dict[str, str] = {}
     for path in (folder / "tokenizer_config.json", folder / "chat_template.json"):
@@ -170,7 +179,7 @@ def _read_templates(folder: Path) -> dict[str, str]:
         if isinstance(entry, str):
             templates[_DEFAULT] = entry
         elif isinstance(entry, list):
-            templates.update({item["name"]: item["template"] for item in entry})
+            templates.update(_named(item, path) for item in entry)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = read_text(path, PackageError)
     if (folder / "chat_template.jinja").is_file():

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
+from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
 from .token_coverage import Coverage, coverage
@@ -139,4 +140,6 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 def _text(token: Any) -> str:
     """A special token is written as its text or as an object with a ``content``."""
+    if isinstance(token, dict) and "content" not in token:
+        raise PackageError(f"a special token without content: {shown(token)}")
     return str(token["content"] if isinstance(token, dict) else token)

@@ -15,7 +15,7 @@ from fuzzing import damaged, fuzz, seeds
 from hostile_json import VALUES
 from hypothesis import strategies as st
 
-from carryall.errors import CarryallError, RequestError
+from carryall.errors import CarryallError, PackageError, RequestError
 from carryall.exporter.demo import demo_path
 from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.text.grammars import GrammarCompiler
@@ -141,6 +141,14 @@ CONFIGS = st.dictionaries(
     VALUES | st.lists(st.dictionaries(st.sampled_from(["name", "template"]), VALUES, max_size=2), max_size=2),
     max_size=3,
 )
+
+
+@pytest.mark.parametrize("seed", seeds("tokenizer_config"), ids=lambda path: path.name)
+def test_kept_tokenizer_configurations(seed: Path, tmp_path: Path) -> None:
+    shutil.copy(demo_path("draft") / "tokenizer.json", tmp_path)
+    shutil.copy(seed, tmp_path / "tokenizer_config.json")
+    with pytest.raises(PackageError):
+        ChatTemplate.from_folder(tmp_path, Tokenizer(tmp_path).special_tokens)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-CORPORA = Path(__file__).resolve().parent.parent / "corpora"
+CORPORA = Path(__file__).resolve().parents[2] / "corpora"
 SLOW_TESTS = 5
 _PIECE = 100  # examples between two looks at the clock
 TEXTS = st.text(max_size=12) | st.sampled_from(["", "a", "\0", "é中", "\u202e", "x" * 5000])
