@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "families": "List the model families that can be exported.",
     },
 }
+_LONGEST_WORD, _KEPT = 1000, 60  # characters of a word in a message, and of each end of a longer one
 SUMMARIES = {verb: summary for verbs in SECTIONS.values() for verb, summary in verbs.items()}
 
 
@@ -94,12 +95,21 @@ def _fail(message: str, code: int) -> NoReturn:
     """Print one line to stderr (and the traceback, if CARRYALL_DEBUG is set), then exit."""
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    click.echo("error: " + " ".join(message.split()), err=True)
+    click.echo("error: " + _one_line(message), err=True)
     sys.exit(code)
 
 
+def _one_line(message: str) -> str:
+    """The words of a message; of a value of thousands of characters, its beginning and its end."""
+    words = (
+        word if len(word) <= _LONGEST_WORD else f"{word[:_KEPT]}...{word[-_KEPT:]}"
+        for word in message.split()
+    )
+    return " ".join(words)
+
+
 def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo("warning: " + " ".join(str(message).split()), err=True)
+    click.echo("warning: " + _one_line(str(message)), err=True)
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

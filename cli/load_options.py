@@ -26,6 +26,7 @@ from ..options import Option, check_names, declared
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
 from ..runtime.service.core.config import ServerConfig
+from ..storage.texts import read_text
 from .declared_options import declared_option
 
 Command = Callable[..., Any]
@@ -131,8 +132,8 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
         UsageError: the file cannot be read, or a table, key or value is unknown or invalid.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
     check_names(content, SERVER_TABLES, str(path))
     found: dict[str, dict[str, Any]] = {}

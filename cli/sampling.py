@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import UsageError
 from ..options import declared
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
+from ..storage.texts import read_text
 from .declared_options import declared_option
 from .sections import SectionOption
 
@@ -75,15 +75,8 @@ def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams
     }
     form = {name: stated.pop(name) for name in _FORMS if name in stated}
     form = {
-        name: _content(value) if isinstance(value, Path) else value for name, value in form.items() if value
+        name: read_text(value) if isinstance(value, Path) else value for name, value in form.items() if value
     }
     if form:
         stated["structured_output"] = form
     return SamplingParams.from_dict({**own, **stated})
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text, see byte {error.start}") from error

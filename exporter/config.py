@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..storage.texts import read_text
 
 RawConfig = Mapping[str, Any]
 
@@ -133,9 +134,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # reading a pipe would block
         raise CheckpointError(f"cannot read {path}: it is not a regular file")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        content = json.loads(read_text(path, CheckpointError))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):

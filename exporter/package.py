@@ -19,6 +19,7 @@ from ..errors import CheckpointError, OutputExistsError, PackageError
 from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, find_damage, make_manifest
+from ..storage.paths import check_name
 from ..storage.writing import hide_scratch, writing
 from .config import RawConfig, context_lengths, read_config, read_json
 from .gguf.file import shard_paths
@@ -234,6 +235,7 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
         ModelNotFoundError: ``source`` is not a checkpoint.
         CheckpointError: ``source`` has no tokenizer, or its configuration is invalid.
     """
+    check_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
     config = read_config(source) if config is None else config

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .paths import check_target
+
 _PROBE_BYTES = 1 << 20
 
 
@@ -54,3 +56,23 @@ def _probe(folder: Path) -> int:
     finally:
         path.unlink(missing_ok=True)
     return errno.EIO
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text so that ``path`` is as before, or missing, if that fails; the error names ``path``.
+
+    Raises:
+        UsageError: it is a device or another thing that is no regular file.
+        OSError: it cannot be written.
+    """
+    check_target(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with writing(path):
+            scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
+            scratch.replace(path)
+    except OSError as error:
+        hide_scratch(error, scratch, path)
+        raise
+    finally:
+        scratch.unlink(missing_ok=True)

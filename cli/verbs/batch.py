@@ -20,6 +20,7 @@ from ...runtime.batch.inputs.files import STREAM
 from ...runtime.batch.inputs.lines import URLS
 from ...runtime.batch.spec import BatchSpec
 from ...runtime.batch.stream import stream
+from ...storage.texts import read_text
 from ..batch_progress import BatchProgress
 from ..load_options import Chosen, chosen_fields, config_options
 from ..options import print_json, quiet_option
@@ -195,10 +196,7 @@ def _sampling(
 def _text_or_file(name: str, value: str | None) -> str | None:
     if value is None or not value.startswith("@"):
         return value
-    try:
-        return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--{name} {value}: {error}") from error
+    return read_text(Path(value[1:]))
 
 
 def _show(spec: BatchSpec, outcome: Outcome, display: BatchProgress, *, as_json: bool, quiet: bool) -> None:
@@ -222,5 +220,5 @@ def _show(spec: BatchSpec, outcome: Outcome, display: BatchProgress, *, as_json:
         else:
             seconds, rate = facts["seconds"], facts["tokens_per_second"]
             click.echo(f"{lines}; {seconds:.1f} s, {rate:.0f} tokens/s", err=True)
-    if totals.failed and not quiet and not as_json:
+    if totals.failed:  # also when quiet: it is why the exit code is 1
         click.echo(f"failed lines are in {spec.paths.errors}", err=True)

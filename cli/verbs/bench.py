@@ -6,7 +6,7 @@ import math
 
 import click
 
-from ...runtime.tasks.benchmark import benchmark
+from ...runtime.tasks.benchmark import MOST_REPEATS, benchmark
 from ..bench_report import show
 from ..load_options import Chosen, config_options
 from ..options import json_option, quiet_option, tell_notes
@@ -44,7 +44,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, MOST_REPEATS),
     default=5,
     show_default=True,
     help="Timed runs, after a warm-up.",

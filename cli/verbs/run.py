@@ -15,6 +15,7 @@ from ...runtime.api.llm import LLM
 from ...runtime.api.requests import ChatPrompt, Prompt, RequestFactory
 from ...runtime.models.loading import LoadedModel
 from ...runtime.types.outputs import CompletionOutput, RequestOutput
+from ...storage.texts import read_text
 from .. import generation
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import json_option, print_json, quiet_option
@@ -110,8 +111,8 @@ def _written(loaded: LoadedModel, message: str, tools: Path | None) -> ChatPromp
 
 def _functions(path: Path) -> list[dict[str, Any]]:
     try:
-        functions = json.loads(path.read_text())
-    except ValueError as error:
+        functions = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(functions, list) or not all(isinstance(each, dict) for each in functions):
         raise UsageError(f"{path} must hold a list of objects, one per function")

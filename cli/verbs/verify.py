@@ -8,7 +8,7 @@ import click
 
 from ...errors import UsageError
 from ...graph_opt.compare.bars import Bars
-from ...runtime.tasks.verify import verify
+from ...runtime.tasks.verify import MOST_STEPS, verify
 from ..integrity import check_integrity
 from ..options import json_option
 from ..progress import phases
@@ -24,7 +24,7 @@ from ..verify_options import bars_options, inputs_option
     "--steps",
     default=16,
     show_default=True,
-    type=click.IntRange(1, 100_000),
+    type=click.IntRange(1, MOST_STEPS),
     help="Number of greedy tokens after the prompt.",
 )
 @bars_options

@@ -30,6 +30,7 @@ from ...contract import (
     present_of,
 )
 from ...errors import GraphError, MissingExtraError, UsageError
+from ...storage.paths import check_utf8
 from ..graph.lazy import Array
 from ..graph.load import load_model, read_model
 from ..passes.importing.lift_attention import attended_sizes
@@ -63,6 +64,7 @@ def open_session(model: Path, name: str | None = None) -> Any:
         import onnxruntime
     except ImportError as error:
         raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
+    check_utf8(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised too
     if not any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes()):

@@ -18,6 +18,7 @@ from ...errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
+from ...storage.paths import check_utf8
 from ..placement import (
     RECORD,
     Placement,
@@ -193,6 +194,8 @@ def open_session(
     onnxruntime = load_onnxruntime(execution_provider)
     if isinstance(model, Path) and not model.is_file():
         raise ModelNotFoundError(f"there is no model file {model}")
+    if isinstance(model, Path):
+        check_utf8(model)
     options = options if options is not None else session_options()
     asked: dict[str, Any] = {}
     if devices:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
+from ...options import shown
+from ..types.arguments import checked_arguments
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 Results = dict[str, npt.NDArray[Any]]
@@ -49,11 +51,14 @@ class DynamicBatcher:
         UsageError: an input or output has no free first axis, or an option is out of range.
     """
 
+    @checked_arguments
     def __init__(
         self, session: Any, *, max_batch_size: int = 32, max_delay: float = 0.002, max_queue: int = 1024
     ) -> None:
-        if max_batch_size < 1 or max_queue < 1 or max_delay < 0:
+        if max_batch_size < 1 or max_queue < 1 or not 0 <= max_delay <= threading.TIMEOUT_MAX:
             raise UsageError("max_batch_size and max_queue must be at least 1, max_delay at least 0")
+        if not hasattr(session, "get_inputs"):
+            raise UsageError(f"session of DynamicBatcher must be an InferenceSession, not {shown(session)}")
         self._inputs = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
         _check_batch_axis([*session.get_inputs(), *session.get_outputs()])

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from ...errors import ModelNotFoundError, UsageError
+from ...options import shown
 from ...providers import get_provider, has_argument
 from ...providers.ort import ort
 from ...providers.placement import (
@@ -29,6 +30,8 @@ from ...providers.placement import (
     summarise,
     weight_bytes_by_node,
 )
+from ...storage.paths import check_name, check_utf8
+from ..types.arguments import fits
 
 ort.load_onnxruntime("InferenceSession")  # reports a missing or duplicate wheel with the remedy
 import onnxruntime  # noqa: E402
@@ -71,13 +74,22 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         allow_fallback: bool = False,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(providers, str) and not fits(providers, Providers | None):
+            raise UsageError(f"providers must be names, each alone or with a dict, not {shown(providers)}")
+        if not isinstance(path_or_bytes, str | bytes | os.PathLike | onnx.ModelProto | ir.Model):
+            raise UsageError(f"a model is a file, bytes or a model object, not {shown(path_or_bytes)}")
         self._allow_fallback = allow_fallback
         self._source = ort.model_name(path_or_bytes)
+        if isinstance(path_or_bytes, str | os.PathLike):
+            check_name(Path(path_or_bytes))
+            check_utf8(Path(path_or_bytes))
         if isinstance(path_or_bytes, str | os.PathLike) and not Path(path_or_bytes).is_file():
             raise ModelNotFoundError(f"there is no model file {self._source}")
         if not allow_fallback:
             kwargs["enable_fallback"] = 0
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        if not isinstance(options, onnxruntime.SessionOptions):
+            raise UsageError(f"sess_options must be onnxruntime.SessionOptions, not {shown(options)}")
         options.add_session_config_entry(RECORD, "1")
         plugin, devices = _plugin(providers)
         if devices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import tempfile
 import threading
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...options import shown
+from ..types.arguments import checked_arguments
 from .execute import OpenExecutor, Outcome, execute
 from .execute import retry_failed as drop_failed
 from .inputs.files import replacing
-from .jobs.job import JobPaths
+from .jobs.job import INPUT_FILE, JobPaths
 from .jobs.journal import Journal, Totals
 from .jobs.merge import merge_jobs as merge
 from .jobs.output import record_line
@@ -180,6 +183,7 @@ class BatchJob:
         self._news.set()
 
 
+@checked_arguments
 def run(
     source: str | Path | Iterable[str | Path | Mapping[str, Any]],
     output: str | Path | None = None,
@@ -208,17 +212,20 @@ def run(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="carryall-batch-"))
             output = Path(folder) / "results.jsonl"
         paths = JobPaths.of(str(output), options.get("errors"), options.get("job"))
-        inputs = _inputs(source, paths.folder)
+        names, requests = _inputs(source, paths.folder)
         try:
-            spec = BatchSpec(inputs=inputs, output=str(output), model=str(model), **options)
+            spec = BatchSpec(inputs=names, output=str(output), model=str(model), **options)
         except TypeError as error:
             raise UsageError(f"carryall.batch.run: {error}") from error
+        if requests is not None:
+            _write_requests(requests, Path(names[0]))
     except BaseException:
         stack.close()
         raise
     return BatchJob(spec, restart=restart, open_executor=open_executor, cleanup=stack)
 
 
+@checked_arguments
 def retry_failed(job: str | Path) -> BatchJob:
     """Answer the failed lines of a job again.
 
@@ -232,21 +239,26 @@ def retry_failed(job: str | Path) -> BatchJob:
     return BatchJob(spec)
 
 
-def _inputs(source: str | Path | Iterable[str | Path | Mapping[str, Any]], folder: Path) -> Sequence[str]:
-    """Return the names of the input files; requests are written to a file in the job's folder."""
+def _inputs(
+    source: str | Path | Iterable[str | Path | Mapping[str, Any]], folder: Path
+) -> tuple[Sequence[str], Iterable[Any] | None]:
+    """Return the names of the input files, and the requests to write to the file in ``folder``, if given."""
     if isinstance(source, str | Path):
-        return [str(source)]
+        return [str(source)], None
     items = iter(source)
     first = next(items, None)
     if first is None or isinstance(first, Mapping):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "input.jsonl"
-        with replacing(str(path)) as stream:
-            while first is not None:
-                stream.write(json.dumps(first, ensure_ascii=False, default=_plain).encode() + b"\n")
-                first = next(items, None)
-        return [str(path)]
-    return [str(first), *map(str, items)]
+        return [str(folder / INPUT_FILE)], itertools.chain([] if first is None else [first], items)
+    return [str(first), *map(str, items)], None
+
+
+def _write_requests(requests: Iterable[Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(str(path)) as stream:
+        for number, request in enumerate(requests, start=1):
+            if not isinstance(request, Mapping):
+                raise UsageError(f"request {number} must be a mapping, not {shown(request)}")
+            stream.write(json.dumps(request, default=_plain).encode() + b"\n")
 
 
 def _plain(value: Any) -> Any:

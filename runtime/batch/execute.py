@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ...errors import PackageError, UsageError
 from ...progress import Progress
+from ..models.loading import check_available
 from .identity import model_identity, model_stamp
-from .inputs.files import exists, is_remote
+from .inputs.files import check_folder, exists, is_remote
 from .inputs.sources import Content, Source
 from .jobs.job import Job, JobChangedError, find_folder, open_job
 from .jobs.journal import Journal, Totals
@@ -92,6 +93,8 @@ class _Execution:
     def run(self, *, restart: bool) -> Outcome:
         """Open the job, run it, and close it."""
         spec = self.spec
+        check_folder(spec.paths.output)
+        check_folder(spec.paths.errors)
         _refuse_output_as_input(spec, self.source)
         content = self.source.content() if self.source.rereadable else None
         stamp = model_stamp(spec.model)  # first, so that later changes of the files are seen
@@ -149,6 +152,8 @@ def make_executor(spec: BatchSpec, label: str, created: int, progress: Progress 
         return cluster_pool(worker, spec.ray, spec.ray_workers, spec.ray_resources)
     if not spec.providers:
         return open_worker(worker, progress)
+    for provider in spec.providers:
+        check_available(provider)  # a worker process takes seconds to say so
     workers = [worker_on(worker, provider, name) for provider, name in numbered(spec.providers)]
     openers = [functools.partial(ProcessWorker, each) for each in workers]
     return WorkerPool(openers, probes=len(set(spec.providers)) > 1)

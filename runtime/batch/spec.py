@@ -77,6 +77,9 @@ class BatchSpec:
             raise UsageError("'system' and 'kind' need a template")
         if self.system is not None and self.kind != "chat":
             raise UsageError(f"a system message needs the kind chat, not {self.kind}")
+        for text in (self.template, self.system, self.id_column, *self.keep):
+            if text is not None and not text.isascii() and not _is_unicode(text):
+                raise UsageError(f"{text!r} is not Unicode text: it has half a surrogate pair")
 
     @property
     def paths(self) -> JobPaths:
@@ -154,3 +157,11 @@ class BatchSpec:
 
 def _absolute(name: str) -> str:
     return name if is_remote(name) or name == STREAM else str(Path(name).absolute())
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

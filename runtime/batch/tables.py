@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RequestError, UsageError
+from ..types.arguments import checked_arguments
 from .jobs.output import text_of
 
 
+@checked_arguments
 def map_table(
     table: Any,
     template: str,

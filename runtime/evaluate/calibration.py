@@ -12,7 +12,10 @@ import numpy.typing as npt
 from ...errors import UsageError
 from ...exporter.demo import CALIBRATION_TEXT
 from ...graph_opt.quantize.calibration.activations import MIN_TOKENS
+from ...storage.texts import read_text
 from ..text.tokenizer import Tokenizer
+
+MOST_TEXT = 256 << 20  # bytes of a text to calibrate on or to predict
 
 Tokens = npt.NDArray[np.int64]
 WINDOW, MAX_TOKENS = 512, 8192
@@ -53,22 +56,8 @@ def calibration_windows(
     return windows
 
 
-def read_text(path: Path) -> str:
-    """Return the content of a UTF-8 file.
-
-    Raises:
-        UsageError: the file is missing or not UTF-8 text.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no text file {path}") from error
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
-
-
 def _samples(path: Path) -> Iterator[str]:
-    text = read_text(path)
+    text = read_text(path, most=MOST_TEXT)
     if path.suffix != ".jsonl":
         yield text
         return

@@ -20,12 +20,12 @@ from ...graph_opt.quantize.search.layer_errors import layer_errors
 from ...progress import Progress, phase
 from ...providers.base import Runner
 from ...providers.host.machine import describe_machine, usable_cores
+from ...storage.texts import read_text
 from ..engine.engine import Engine, EngineConfig
 from ..models.graphs import load_graph
 from ..models.loading import check_available, load_model
 from ..models.model_source import locate_model
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
-from .calibration import read_text
 from .evaluation import Tokens, greedy_agreement, predict
 from .float_model import FloatModel
 from .held_out import HELD_OUT

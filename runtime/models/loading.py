@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+from ...options import shown
 from ...progress import Progress
 from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig
@@ -95,6 +96,8 @@ def load_for_engine(
         UsageError: a field is unknown or invalid, or cannot be set for a model that is already loaded.
         CarryallError: see ``load_model``.
     """
+    if engine_config is not None and not isinstance(engine_config, EngineConfig):
+        raise UsageError(f"engine_config of {owner} must be an EngineConfig, not {shown(engine_config)}")
     of_model, of_engine = split_fields(fields, owner)
     config = dataclasses.replace(engine_config or EngineConfig(), **of_engine)
     if isinstance(model, LoadedModel):

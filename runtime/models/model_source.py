@@ -34,6 +34,7 @@ from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
 from ...storage.hashes import content_key
+from ...storage.paths import check_name
 from .cache import cache_key, cached_folder
 
 _LOWERED_INPUTS = (SEQLENS_K, "block_indices")
@@ -209,13 +210,11 @@ def find_model(model: str | Path) -> Path:
         MissingExtraError: it is a hub id, and huggingface_hub is not installed.
     """
     name, path = str(model), Path(model).expanduser()
+    check_name(path)
     if isinstance(model, str) and name in _EMBEDDED:
         if path.exists():
-            warnings.warn(
-                f"'{name}' is the embedded model; write ./{name} for the folder",
-                CarryallWarning,
-                stacklevel=2,
-            )
+            text = f"'{name}' is the embedded model; write ./{name} for the folder"
+            warnings.warn(text, CarryallWarning, stacklevel=2)
         return demo_path(_EMBEDDED[name])
     if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")

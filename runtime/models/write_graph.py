@@ -13,6 +13,7 @@ from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_pack
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
+from ...storage.paths import check_name
 from ...storage.writing import hide_scratch, writing
 
 
@@ -63,6 +64,7 @@ def check_output(source: Path, out: Path) -> None:
         UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``; or the folder of
             ``out`` does not exist.
     """
+    check_name(out)
     if out.suffix == ".onnx":
         for path in (out, _data_file(out)):
             if path.exists():
@@ -123,8 +125,13 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        ir.save(model, Path(folder, out.name), external_data=data)
-        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights before the graph
+        try:
+            with writing(Path(folder, out.name)):
+                ir.save(model, Path(folder, out.name), external_data=data)
+        except OSError as error:
+            hide_scratch(error, Path(folder), out.parent)
+            raise
+        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights' file first
         size = sum(file.stat().st_size for file in files)
         if size > at_most:
             raise UsageError(

@@ -24,9 +24,12 @@ from ..evaluate.memory import peak_memory, reset_peak
 from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
+from ..types.arguments import checked_arguments
 from .evaluate import load_notes
 
 _PROMPTS_FIRST = EngineConfig(prefix_cache=False, max_step_slowdown=math.inf)
+
+MOST_REPEATS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,7 @@ class _Loaded:
     notes: tuple[str, ...]
 
 
+@checked_arguments
 def benchmark(
     model: str | Path | ModelConfig,
     *,
@@ -177,6 +181,8 @@ def _check(batch: Sequence[int], prompt_tokens: int, new_tokens: int, repeats: i
     ):
         if value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
+    if repeats > MOST_REPEATS:
+        raise UsageError(f"repeats must be at most {MOST_REPEATS}, not {repeats}")
 
 
 def _load(asked: ModelConfig, config: EngineConfig, progress: Progress) -> _Loaded:

@@ -14,6 +14,7 @@ from ...graph_opt.compare.diff import diff as diff_graphs
 from ...graph_opt.graph.graph_facts import layer_pattern
 from ...reports import Report
 from ..models.graphs import load_graph
+from ..types.arguments import checked_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class DiffReport(Report):
         return text
 
 
+@checked_arguments
 def diff(a: str | Path, b: str | Path) -> DiffReport:
     """Compare the graphs of two models by structure, without running them.
 

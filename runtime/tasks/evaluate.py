@@ -14,11 +14,13 @@ from ...errors import UsageError
 from ...progress import Progress, phase
 from ...providers.base import Runner
 from ...reports import Report
-from ..evaluate.calibration import read_text
+from ...storage.texts import read_text
+from ..evaluate.calibration import MOST_TEXT
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
+from ..types.arguments import checked_arguments
 
 _LONGEST_WINDOW = 1024
 
@@ -79,6 +81,7 @@ class EvaluationReport(Report):
         return [*rows, ("reading", f"{found.tokens_per_second:.0f} tokens/s")]
 
 
+@checked_arguments
 def evaluate(
     model: str | Path | ModelConfig,
     text: str | Path | None = None,
@@ -165,7 +168,7 @@ def _content(text: str | Path | None, models: list[str]) -> str:
     path = text or held_out_text(*models)
     if path is None:
         raise UsageError("a text to evaluate is missing: --text FILE")
-    return read_text(path)
+    return read_text(path, most=MOST_TEXT)
 
 
 def _tokens(model: LoadedModel, text: str) -> Tokens:

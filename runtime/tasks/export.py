@@ -24,6 +24,7 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ..models.model_source import find_model
+from ..types.arguments import checked_arguments
 from .quantize import quantized_record, warn_of_much_float
 
 
@@ -81,6 +82,7 @@ class ExportReport(Report):
         return self.left_float is not None and self.left_float.weights > 0
 
 
+@checked_arguments
 def export(
     source: str | Path,
     out: str | Path,

@@ -27,6 +27,7 @@ from ..evaluate.provider_decoder import verify_with_provider
 from ..models.graphs import graph_file, load_graph, stated_context
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
+from ..types.arguments import checked_arguments
 from .optimize_job import PORTABLE, Job
 from .report_file import check_report, pending_report
 
@@ -69,6 +70,7 @@ class OptimizeReport(Report):
         return text if self.verification is None else f"{text}\n{self.verification.text()}"
 
 
+@checked_arguments
 def optimize(
     model: str | Path,
     out: str | Path,

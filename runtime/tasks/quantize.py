@@ -28,6 +28,7 @@ from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
+from ..types.arguments import checked_arguments
 from .report_file import check_report, left_without_report, write_report
 
 
@@ -107,6 +108,7 @@ class QuantizeReport(Report):
         return ", ".join(done)
 
 
+@checked_arguments
 def quantize(
     model: str | Path,
     out: str | Path,
@@ -197,7 +199,7 @@ def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> No
     """Warn if a large part of the weights stays float although the recipe does not exempt them."""
     if left.much and left.reasons:
         text = f"{name} is only partly {record['method']}: {left}"
-        warnings.warn(text, QuantizationWarning, stacklevel=3)
+        warnings.warn(text, QuantizationWarning, stacklevel=4)
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:

@@ -26,8 +26,11 @@ from ...graph_opt.quantize.any_model.samples import (
 )
 from ...progress import Progress, phase
 from ...reports import json_value
+from ...storage.writing import write_whole
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_single_file
+from ..types.arguments import checked_arguments
+from .report_file import check_report, left_without_report
 
 METHODS = ("int8-static", "int8-dynamic", "fp16", "bf16")
 
@@ -38,6 +41,7 @@ def is_any_model(source: str | Path, method: str) -> bool:
     return method in METHODS and path.is_file() and not is_decoder(read_model(path).graph)
 
 
+@checked_arguments
 def quantize_any(
     source: str | Path,
     out: str | Path,
@@ -77,6 +81,7 @@ def quantize_any(
         raise UsageError(f"the report of a model that is not a decoder is JSON: name it {file.stem}.json")
     if calibration is None and images is not None:
         raise UsageError("--image options have no effect without --calibration")
+    check_report(file)
     check_output(path, out)
     model = read_model(path)
     samples = None if calibration is None else _samples(model, calibration, images)
@@ -87,9 +92,8 @@ def quantize_any(
     found.bytes_after = write_single_file(result, out, at_most=found.bytes_before)
     found.path, found.seconds = str(out), round(time.perf_counter() - start, 3)
     if file is not None:
-        file.write_text(
-            json.dumps(json_value(found.to_dict()), indent=2, ensure_ascii=False), encoding="utf-8"
-        )
+        with left_without_report(out, file):
+            write_whole(file, json.dumps(json_value(found.to_dict()), indent=2, ensure_ascii=False))
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import CarryallError, UsageError
 from ...graph_opt.pipeline.report import Report
 from ...graph_opt.pipeline.report_page import to_html
+from ...storage.paths import check_target
 
 _PAGE = ".html"
 
@@ -18,14 +19,13 @@ def check_report(path: Path | None) -> None:
     """Check before any work that a report can be written.
 
     Raises:
-        UsageError: its folder does not exist, or the path is a folder.
+        UsageError: its folder does not exist, or it is a folder, a device or a pipe.
     """
     if path is None:
         return
+    check_target(path)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--report {path}: the folder {path.parent} does not exist")
-    if path.is_dir():
-        raise UsageError(f"--report {path} is a folder; name a file")
 
 
 def write_report(report: Report, path: Path) -> None:

@@ -19,8 +19,12 @@ from ...progress import Progress, phase
 from ...reports import Report
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
+from ..text.tokenizer import Tokenizer
+from ..types.arguments import checked_arguments
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+
+MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class VerificationReport(Report):
         return self.found.text()
 
 
+@checked_arguments
 def verify(
     reference: str | Path,
     candidate: str | Path,
@@ -101,6 +106,8 @@ def verify(
     """
     if prompt is not None and inputs is not None:
         raise UsageError("give either a prompt or inputs")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps must be from 1 to {MOST_STEPS}, not {steps}")
     names = str(reference), str(candidate)
     prompts = None if prompt is None else [_tokenize(locate_model(reference), prompt)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -119,14 +126,12 @@ def verify(
 
 
 def _tokenize(model: Path, text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
     path = model / TOKENIZER_FILE
     if not path.is_file():
         raise UsageError(
             f"--prompt needs a tokenizer, but {model} has none; omit --prompt to use random tokens"
         )
-    tokens: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
+    tokens: list[int] = Tokenizer(model).encode(text)
     if not tokens:
         raise UsageError("--prompt is empty")
     return tokens

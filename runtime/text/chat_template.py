@@ -9,7 +9,9 @@ from typing import Any
 
 import jinja2
 
-from ...errors import ChatTemplateError, PromptTooLongError, UsageError
+from ...errors import ChatTemplateError, PackageError, PromptTooLongError
+from ...options import shown
+from ...storage.texts import read_text
 from .template_budget import MAX_SIZE
 from .template_sandbox import SANDBOX
 from .tokenizer import read_optional_json
@@ -55,10 +57,7 @@ class ChatTemplate:
         Raises:
             UsageError: the file cannot be read, or is not UTF-8 text.
         """
-        try:
-            return cls({_DEFAULT: path.read_text(encoding="utf-8")}, special_tokens)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"the chat template {path} cannot be read: {error}") from error
+        return cls({_DEFAULT: read_text(path)}, special_tokens)
 
     @property
     def names(self) -> list[str]:
@@ -167,6 +166,14 @@ def _plain(message: Message) -> dict[str, Any]:
     return dict(message)
 
 
+def _named(entry: object, path: Path) -> tuple[str, str]:
+    """One of several templates: an object with a ``name`` and a ``template``."""
+    name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(source, str):
+        raise PackageError(f"{path}: a chat template of several needs a name and a text, not {shown(entry)}")
+    return name, source
+
+
 def _read_templates(folder: Path) -> dict[str, str]:
     templates: dict[str, str] = {}
     for path in (folder / "tokenizer_config.json", folder / "chat_template.json"):
@@ -174,9 +181,9 @@ def _read_templates(folder: Path) -> dict[str, str]:
         if isinstance(entry, str):
             templates[_DEFAULT] = entry
         elif isinstance(entry, list):
-            templates.update({item["name"]: item["template"] for item in entry})
+            templates.update(_named(item, path) for item in entry)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = read_text(path, PackageError)
     if (folder / "chat_template.jinja").is_file():
-        templates[_DEFAULT] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        templates[_DEFAULT] = read_text(folder / "chat_template.jinja", PackageError)
     return templates

@@ -12,6 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
+from ...options import shown
+from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
 from .token_coverage import Coverage, coverage
 
@@ -126,8 +128,8 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(read_text(path, PackageError))
+    except (ValueError, RecursionError) as error:
         raise PackageError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise PackageError(f"{path} holds a {type(content).__name__}, not a JSON object")
@@ -136,4 +138,6 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 def _text(token: Any) -> str:
     """Return the text of a special token, which is written as text or as an object with ``content``."""
+    if isinstance(token, dict) and "content" not in token:
+        raise PackageError(f"a special token has no content: {shown(token)}")
     return str(token["content"] if isinstance(token, dict) else token)

@@ -52,7 +52,9 @@ class StructuredOutput:
 
     def _is_given(self, name: str) -> bool:
         value = getattr(self, name)
-        return value is not None if name == "json_schema" else value not in (None, False, ())
+        if name == "json_schema":
+            return value is not None
+        return not (value is None or value is False or (isinstance(value, tuple) and not value))
 
     @classmethod
     def of(cls, value: Any) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ....errors import UsageError
+from ....errors import CarryallWarning, UsageError
 from ...graph.lazy import Array
 from .images import IMAGE_SUFFIXES, ImageOptions, read_image
 
@@ -23,7 +23,7 @@ _OPEN_SIZE = 64  # size of a dynamic axis of unknown meaning
 _IMAGE_SIZE = 224
 
 
-class GeneratedSamplesWarning(UserWarning):
+class GeneratedSamplesWarning(CarryallWarning):
     """A model was calibrated on random tensors."""
 
 

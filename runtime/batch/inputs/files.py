@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ....errors import MissingExtraError, UsageError
+from ....storage.paths import check_name, check_target
 
 STREAM = "-"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -52,6 +53,8 @@ def expand(names: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for name in names:
+        if not is_remote(name):
+            check_name(Path(name))
         found += _expand_remote(name) if is_remote(name) else _expand_local(name)
     if STREAM in found and len(found) > 1:
         raise UsageError("'-' (stdin) cannot be one of several inputs")
@@ -184,15 +187,12 @@ def check_folder(name: str) -> None:
     """Check that a file of this name can be created.
 
     Raises:
-        UsageError: it names no file, or its folder does not exist or is not writable.
+        UsageError: its folder does not exist or is not writable, or it is a folder, a device or a pipe.
     """
     if is_remote(name):
         filesystem(name)
         return
-    if not name or Path(name).is_dir():
-        raise UsageError(
-            f"the output must be a file, not {f'the folder {name}' if name else 'an empty name'}"
-        )
+    check_target(Path(name))
     folder = Path(name).absolute().parent
     if not folder.is_dir():
         raise UsageError(f"the folder {folder} of the output does not exist; create it first")

@@ -15,10 +15,12 @@ from typing import Any
 import filelock
 
 from ....errors import OutputExistsError, UsageError
+from ....storage.paths import check_name
 from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
 from .journal import JOURNAL_FILE, Journal
 
 LOCK_FILE, OWNER_FILE, CANCEL_FILE = "lock", "owner.json", "cancel"
+INPUT_FILE = "input.jsonl"  # requests that were given as objects
 NEW, RUNNING, FINISHED, CANCELLED = "new", "running", "finished", "cancelled"
 
 _LOCK_SECONDS = 0.5  # a status query holds the lock for a moment
@@ -61,12 +63,13 @@ class JobPaths:
         return cls(output, errors or own, Path(folder if folder is not None else f"{output}.job"))
 
 
-def find_folder(name: str) -> Path:
+def find_folder(name: str | Path) -> Path:
     """Return the job folder of a name, which is the folder itself or the job's output.
 
     Raises:
         UsageError: there is no such job folder.
     """
+    check_name(Path(name))
     for path in (Path(name), Path(f"{name}.job")):
         if (path / JOURNAL_FILE).is_file():
             return path
@@ -109,7 +112,7 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
         paths.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the job folder {paths.folder} cannot be created: {error.strerror}") from error
-    with _locked(paths):
+    with _locked(paths), _nothing_left_without_answers(paths.folder):
         if restart:
             _forget(paths.folder)
         if not restart and not (paths.folder / JOURNAL_FILE).exists():
@@ -131,6 +134,30 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
             yield Job(paths, journal)
         finally:
             journal.close()
+
+
+@contextlib.contextmanager
+def _nothing_left_without_answers(folder: Path) -> Iterator[None]:
+    """Delete what a new job wrote, if it is refused or fails before its first answer."""
+    new = not (folder / JOURNAL_FILE).exists()
+    try:
+        yield
+    except BaseException:
+        if new and not _has_answers(folder):
+            own = (INPUT_FILE, OWNER_FILE, LOCK_FILE, JOURNAL_FILE)
+            for name in (*own, f"{JOURNAL_FILE}-wal", f"{JOURNAL_FILE}-shm"):
+                with contextlib.suppress(OSError):  # Windows keeps the lock's file while it is held
+                    (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _has_answers(folder: Path) -> bool:
+    if not (folder / JOURNAL_FILE).exists():
+        return False
+    with contextlib.closing(Journal(folder, read_only=True)) as journal:
+        return journal.totals().answered > 0
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -208,6 +235,7 @@ def _locked(paths: JobPaths) -> Iterator[None]:
             # A job in another folder may have the same output as the job in the default folder.
             usual.mkdir(exist_ok=True)
             stack.enter_context(_one_lock(usual, f"the output {paths.output}"))
+            stack.enter_context(_nothing_left_without_answers(usual))
         yield
 
 

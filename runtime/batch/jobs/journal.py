@@ -242,7 +242,7 @@ class Journal:
             )
 
     def _put(self, facts: Mapping[str, Any]) -> None:
-        rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in facts.items()]
+        rows = [(name, json.dumps(value)) for name, value in facts.items()]  # ASCII: a path may be no UTF-8
         self._db.executemany("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", rows)
 
     @contextmanager

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ....errors import OutputExistsError
+from ...types.arguments import checked_arguments
 from ..inputs.files import check_folder, exists, plain_suffix
 from .job import find_folder
 from .journal import Answer, Journal
 from .output import kept_columns, write_lines, write_parquet
 
 
-def merge_jobs(jobs: Sequence[str], output: str, errors: str | None = None) -> int:
+@checked_arguments
+def merge_jobs(jobs: Sequence[str | Path], output: str, errors: str | None = None) -> int:
     """Write the answers of several jobs to one file; return the number of results.
 
     Args:

@@ -11,6 +11,8 @@ from typing import Any
 import jinja2
 
 from ....errors import UsageError
+from ....storage.writing import write_whole
+from ...types.arguments import checked_arguments
 from .journal import Journal
 from .status import job_status, open_journal
 
@@ -37,7 +39,8 @@ class Distribution:
     counts: list[int]
 
 
-def write_report(name: str, path: Path) -> None:
+@checked_arguments
+def write_report(name: str | Path, path: str | Path) -> None:
     """Write the report of a job to a file.
 
     Args:
@@ -48,12 +51,13 @@ def write_report(name: str, path: Path) -> None:
         UsageError: the job, or the folder of the file, does not exist.
         OSError: the page cannot be written.
     """
+    path = Path(path)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"the folder {path.parent} of the report does not exist; create it first")
-    path.write_text(to_html(name), encoding="utf-8")
+    write_whole(path, to_html(name))
 
 
-def to_html(name: str) -> str:
+def to_html(name: str | Path) -> str:
     """Return the report of a job as HTML.
 
     Raises:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...types.arguments import checked_arguments
 from .job import CANCEL_FILE, CANCELLED, FINISHED, find_folder, is_running, owner
 from .journal import Journal
 
 
-def open_journal(name: str) -> Journal:
+def open_journal(name: str | Path) -> Journal:
     """Open the journal of a job for reading.
 
     Raises:
@@ -18,7 +19,8 @@ def open_journal(name: str) -> Journal:
     return Journal(find_folder(name), read_only=True)
 
 
-def job_status(name: str) -> dict[str, Any]:
+@checked_arguments
+def job_status(name: str | Path) -> dict[str, Any]:
     """Return the state of a job; see https://platform.openai.com/docs/api-reference/batch/object.
 
     Args:
@@ -69,7 +71,8 @@ def _state(folder: Path, noted: str | None) -> str:
     return "cancelled" if noted == CANCELLED else "interrupted"
 
 
-def ask_to_cancel(name: str) -> bool:
+@checked_arguments
+def ask_to_cancel(name: str | Path) -> bool:
     """Ask the process that works on a job to stop; return whether there is one.
 
     Raises:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from ....errors import InvalidSamplingError
+from ....options import shown
 
 _MAX_PENALTY = 50.0  # 10**6 tokens to this power is still a finite float64
 
@@ -37,16 +39,21 @@ class BeamSearchOptions:
     def __post_init__(self) -> None:
         counts = self.num_beams, self.max_tokens
         if not all(isinstance(count, int) and count > 0 for count in counts):
+            wrong = ", ".join(map(shown, counts))
             raise InvalidSamplingError(
-                f"num_beams and max_tokens must be whole numbers of at least 1, not {counts}"
+                f"num_beams and max_tokens must be whole numbers of at least 1, not {wrong}"
             )
-        if not -_MAX_PENALTY <= self.length_penalty <= _MAX_PENALTY:
+        if (
+            not isinstance(self.length_penalty, Real)
+            or not -_MAX_PENALTY <= self.length_penalty <= _MAX_PENALTY
+        ):
             raise InvalidSamplingError(
-                f"length_penalty must be in [-{_MAX_PENALTY}, {_MAX_PENALTY}], not {self.length_penalty!r}"
+                f"length_penalty must be in [-{_MAX_PENALTY}, {_MAX_PENALTY}], "
+                f"not {shown(self.length_penalty)}"
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidSamplingError(
-                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}"
+                f"early_stopping must be True, False or 'never', not {shown(self.early_stopping)}"
             )
 
 

@@ -45,7 +45,7 @@ def test_lines_are_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:
             b'{"messages": []}',
             "line 1 is neither a string nor an object with 'text' or 'prompt'",
         ),
-        ("binary.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
+        ("binary.txt", b"\xff\xfe\x00", "it is no UTF-8 text, see its byte 0"),
     ],
 )
 def test_bad_files_are_named(
@@ -58,7 +58,7 @@ def test_bad_files_are_named(
 
 
 def test_a_missing_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no text file"):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
         calibration_windows(tokenizer, tmp_path / "none.txt", context_length=64)
 
 
