@@ -43,7 +43,7 @@ class ServicePart(Protocol):
         """For the HTTP application."""
 
     async def start(self) -> None:
-        """Begin to work; called before models are loaded."""
+        """Begin to work; called when the models are loaded."""
 
     async def stop(self) -> None:
         """Stop working; called before requests are drained."""
@@ -83,10 +83,10 @@ async def serve(
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
         )
-        for part in parts:
-            await part.start()
         with _stop_signal() as stop:
             if await _unless(stop, _task(models.load_all())):
+                for part in parts:
+                    await part.start()
                 if grpc:
                     await grpc.set_serving()
                 on_ready(addresses)

@@ -15,9 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from ....errors import RequestError
+from ....errors import RequestError, ServiceUnavailableError, UsageError
+from ....storage.paths import check_name
 from ...service.core.admission import Admission
 from ...service.core.config import ServerConfig
+from ...service.core.handler import LOADING
 from ...service.core.repository import ModelRepository
 from ...service.http.service import caller_of, json_response, service_of
 from .batches import KNOWN, Batch, BatchQueue
@@ -48,18 +50,46 @@ class BatchService:
         self._config = config
         self._admission = Admission(models, config)
         self._loop: asyncio.AbstractEventLoop | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._files = FileStore(folder)
-        self._batches = BatchQueue(folder, self._files, self._executor)
+        self._folder = folder
+        self._started: tuple[FileStore, BatchQueue] | None = None
+        check_name(folder)
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--batch-folder {folder} is not a folder")
+
+    @property
+    def _files(self) -> FileStore:
+        return self._stores[0]
+
+    @property
+    def _batches(self) -> BatchQueue:
+        return self._stores[1]
+
+    @property
+    def _stores(self) -> tuple[FileStore, BatchQueue]:
+        if self._started is None:
+            raise ServiceUnavailableError(LOADING)
+        return self._started
 
     async def start(self) -> None:
-        """Go on with the batches there are."""
+        """Open the folder, which is created if it does not exist, and resume its batches.
+
+        Raises:
+            UsageError: the folder cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
-        self._batches.start()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            files = FileStore(self._folder)
+            batches = BatchQueue(self._folder, files, self._executor)
+        except OSError as error:
+            raise UsageError(f"--batch-folder {self._folder} cannot be used: {error.strerror}") from error
+        self._started = files, batches
+        batches.start()
 
     async def stop(self) -> None:
-        """Stop working; the next process goes on."""
-        await asyncio.to_thread(self._batches.stop)
+        """Stop working; the next process resumes the batches."""
+        if self._started is not None:
+            await asyncio.to_thread(self._batches.stop)
 
     def routes(self) -> list[Route]:
         """The endpoints."""
