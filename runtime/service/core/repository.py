@@ -211,7 +211,7 @@ class ModelRepository:
             try:
                 await self.load(name)
             except CarryallError as error:
-                _log.warning("the model '%s' cannot be loaded: %s", name, error)
+                _log.warning("the model %a cannot be loaded: %s", name, _encodable(str(error)))
                 failures.append(error)
         if failures and len(failures) == len(wanted):
             raise failures[0]
@@ -298,3 +298,8 @@ class ModelRepository:
         entry.state, entry.reason = "failed", "its engine stopped working"
         if not any(other.state in ("ready", "loading") for other in self._entries.values()):
             self.all_lost.set()
+
+
+def _encodable(text: str) -> str:
+    """Return a text with what UTF-8 cannot encode written as escapes: names of files may be any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
