@@ -25,6 +25,7 @@ import pytest
 from click.testing import CliRunner
 from documents import Fence
 from grpc_serving import serving
+from http_serving import http_serving
 from null_llm import null_llm
 
 import carryall
@@ -44,8 +45,10 @@ NOT_RUN = {
     "CONTRIBUTING.md: git clone -c": "clones",
     "CONTRIBUTING.md: make test": "the test suite itself",
     "docs/adding_a_model_family.md: ": "two functions of a module; exporter/models/llama.py is one",
-    "docs/batch.md: apiVersion": "Kubernetes",
-    "docs/batch.md: #!/bin/sh": "Slurm",
+    "docs/batch.md: rows = ray.data": "needs a Ray cluster; tests/runtime/batch/workers runs it",
+    "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",
+    "docs/serving.md: # config.toml beside": "tests/runtime/service/core/test_model_folder.py does",
+    "docs/serving.md: # openssl rand": "tests/runtime/service/core/test_api_keys.py reads such files",
     "docs/cuda.md: pip install": "installs packages, and needs a GPU",
     "docs/directml.md: pip uninstall": "installs packages, and needs Windows and a GPU",
     "docs/openvino.md: pip install": "installs packages; tests/providers/openvino runs the provider",
@@ -185,9 +188,11 @@ def _template() -> Path:
 def run_python(fence: Fence, model: str) -> None:
     source = fence.content.replace('"demo"', f'"{model}"').replace("tools=[...]", "tools=[]")
     names = namespace(fence, model)
-    if fence.page == "docs/serving.md":
-        with served() as address:
-            exec(compile(source.replace("127.0.0.1:8001", address), fence.page, "exec"), names)  # noqa: S102
+    if fence.page in ("docs/serving.md", "docs/grpc.md"):
+        with served() as addresses:
+            for usual, address in addresses.items():
+                source = source.replace(usual, address)
+            exec(compile(source, fence.page, "exec"), names)  # noqa: S102
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -197,22 +202,31 @@ def run_python(fence: Fence, model: str) -> None:
 
 
 class served:  # noqa: N801 -- used as a function
-    """The address of a service that runs in a thread of its own."""
+    """The addresses of a service that runs in a thread of its own, by those that the pages show."""
 
-    def __enter__(self) -> str:
+    def __enter__(self) -> dict[str, str]:
         self._ready, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
         assert self._ready.wait(60)
-        return self._address
+        return self._addresses
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
     async def _serve(self) -> None:
-        async with null_llm() as llm, serving(llm) as made:
-            self._address = made.address
+        async with (
+            null_llm() as llm,
+            serving(llm, any_model_name=True) as made,
+            http_serving(llm, any_model_name=True) as http,
+        ):
+            grpc = made.address
+            self._addresses = {
+                "127.0.0.1:8000": http.url.removeprefix("http://"),
+                "127.0.0.1:8001": grpc,
+                "localhost:8001": grpc,
+            }
             self._ready.set()
             await asyncio.to_thread(self._over.wait)
 
@@ -233,7 +247,7 @@ def run_data(fence: Fence, model: str) -> None:
         return
     assert tomllib.loads(fence.content)
     Path("file.toml").write_text(fence.content)
-    assert set(read_file(Path("file.toml"))) == {"model", "engine"}
+    assert set(read_file(Path("file.toml"))) <= {"model", "engine", "server"}
 
 
 RUNNERS = {

@@ -40,6 +40,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "evaluate": {"model": "package", "text": "def f(x): return x" * 5},
     "benchmark": {"model": "missing/model"},
     "LLM": {"model": "package"},
+    "TextEncoder": {"folder": "package"},
     "AsyncLLM": {"model": "package"},
     "InferenceSession": {"path_or_bytes": "package/model.onnx"},
     "DynamicBatcher": {"session": None},
@@ -56,11 +57,14 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "batch.status": {"name": "missing"},
     "batch.cancel": {"name": "missing"},
     "batch.retry_failed": {"job": "missing"},
+    "batch.RayPredictor": {"model": "missing/model"},
+    "batch.share_model": {"model": "missing/model"},
 }
 # What carryall makes and the caller reads; modules, protocols and constants.
 MADE_BY_US = {
     *("BenchmarkReport", "DiffReport", "EvaluationReport", "ExportReport", "OptimizeReport"),
     *("QuantizeReport", "VerificationReport", "CompletionOutput", "RequestOutput", "batch.BatchJob"),
+    "batch.SharedModel",
     *("CarryallError", "QuantizationWarning", "Progress", "__version__", "batch"),
 }
 INNER = {"batch.BatchSpec"}  # of ``batch.run``, which makes it

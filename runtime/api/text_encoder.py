@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...errors import ModelNotFoundError, PackageError, RequestError, UnsupportedModelError, UsageError
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
+from ..types.arguments import checked_arguments
 from .embedding import Vectors, stacked
 from .session import InferenceSession, Providers
 
@@ -77,6 +78,7 @@ class TextEncoder:
         UsageError: the pooling is neither given nor in the folder, or there is none of that name.
     """
 
+    @checked_arguments
     def __init__(
         self,
         folder: str | Path,

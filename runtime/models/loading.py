@@ -57,6 +57,8 @@ def load_model(
     check_threads(asked.num_threads)
     name, device = _where(asked)
     check_available(name)
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress must be a function, not {shown(progress)}")
     source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
     config = with_context(_runner_config(asked, slots, name, device), source)
     check_memory(source, slots, config.context_length or 0)

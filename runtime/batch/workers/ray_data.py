@@ -16,6 +16,7 @@ from typing import Any
 
 from ....errors import UsageError
 from ....plain_json import plain_json
+from ...types.arguments import checked_arguments
 from ..inputs.files import arrow
 from ..inputs.lines import EMBEDDINGS, BadLine, BatchLine, parse_row
 from ..inputs.sources import Row, jsonable
@@ -47,6 +48,7 @@ class SharedModel:
         return str(unpacked(self.name, ray_module().get(self.archive)))
 
 
+@checked_arguments
 def share_model(model: str | Path) -> SharedModel:
     """Put the folder of a model into the object store of the cluster that this process is connected to.
 
@@ -86,6 +88,7 @@ class RayPredictor:
         MissingExtraError: pyarrow is not installed.
     """
 
+    @checked_arguments
     def __init__(
         self,
         model: str | Path | SharedModel,

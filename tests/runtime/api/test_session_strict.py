@@ -107,6 +107,6 @@ def test_unknown_provider_names() -> None:
         InferenceSession(RELU, providers="cpu")
 
 
-def test_unloadable_types_are_refused_as_onnxruntime_does() -> None:
-    with pytest.raises(TypeError, match="Unable to load from type"):
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="a model is a file, bytes or a model object, not 17"):
         InferenceSession(17)  # type: ignore[arg-type]

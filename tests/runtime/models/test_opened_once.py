@@ -12,6 +12,7 @@ from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
 from carryall.exporter.export import export_package
+from carryall.storage import texts
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +38,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the text of each config.json was read."""
     found: Counter[str] = Counter()
-    read_text = Path.read_text
+    read_text = texts.read_text
 
     def counted(path: Path, *args: Any, **options: Any) -> str:
         if path.name == "config.json":
             found[str(path)] += 1
         return read_text(path, *args, **options)
 
-    monkeypatch.setattr(Path, "read_text", counted)
+    monkeypatch.setattr("carryall.exporter.config.read_text", counted)
     return found
 
 
