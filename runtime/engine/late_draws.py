@@ -36,6 +36,8 @@ class LateDraws:
             take: appends a token to its request.
             patient: wait up to 10 ms, because no row runs.
         """
+        if not self._logits:
+            return []
         # A finished request is forgotten. A request without a slot is computed again and gets new logits.
         self._logits = {one: logits for one, logits in self._logits.items() if _waits(one)}
         until = time.monotonic() + (PATIENCE if patient else 0.0)
