@@ -131,7 +131,7 @@ async def rerank(request: Request) -> Response:
     documents = _texts("documents", body.get("documents"))
     most = body.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
-        raise RequestError(f"'top_n' must be a whole number of at least 1, not {most!r}")
+        raise RequestError(f"'top_n' must be an integer of at least 1, not {most!r}")
     show = bool_field("return_documents", body.get("return_documents", True))
     work = handler.rerank(
         _required_text("query", body.get("query")),

@@ -53,7 +53,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     check_pooling(pooling)
     dimensions = options.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise RequestError(f"'dimensions' must be a whole number of at least 1, not {dimensions!r}")
+        raise RequestError(f"'dimensions' must be an integer of at least 1, not {dimensions!r}")
     return EmbeddingsAsk(
         read_inputs(options.get("input")),
         encoding,
