@@ -1,1 +1,1 @@
-"""The service over HTTP."""
+"""The HTTP service."""

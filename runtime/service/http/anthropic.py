@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+"""Anthropic's endpoints ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 
 
 async def create_message(request: Request) -> Response:
-    """``POST /v1/messages``."""
+    """Handle ``POST /v1/messages``: generate a message."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
     handler = service.llm(request, body.get("model"))
     if "max_tokens" not in body:
-        raise RequestError("'max_tokens' is needed")
+        raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
     asked = service.admitted(request, read_message(body, handler.model.defaults))
     model = handler.model.info.model
@@ -58,7 +58,7 @@ async def create_message(request: Request) -> Response:
 
 
 async def count_tokens(request: Request) -> Response:
-    """``POST /v1/messages/count_tokens``."""
+    """Handle ``POST /v1/messages/count_tokens``: return the number of prompt tokens."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -67,10 +67,10 @@ async def count_tokens(request: Request) -> Response:
 
 
 def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
-    """What a body asks for.
+    """Return the generation request for a body.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     given = {name: value for name, value in body.items() if value is not None}
     options: Json = {**defaults, **{name: given[name] for name in _SAMPLING if name in given}}
@@ -83,7 +83,7 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     turns = objects_field("messages", given.get("messages"))
     if not turns:
-        raise RequestError("'messages' must hold at least one message")
+        raise RequestError("'messages' must have at least 1 message")
     for turn in turns:
         messages += _turns(turn)
     tools = [_tool(tool) for tool in objects_field("tools", given.get("tools", []))]
@@ -98,7 +98,9 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
     choice, only, parallel = _tool_choice(given.get("tool_choice") or {"type": "auto"})
     if choice == "required":
         if options.get("structured_output") is not None:
-            raise RequestError("a tool call and an output format cannot be demanded at once; leave one out")
+            raise RequestError(
+                "a forced 'tool_choice' and 'output_config.format' exclude each other; omit one"
+            )
         options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
         prompt = Conversation(messages, tools, {**variables, "enable_thinking": False}, must_call=True)
     else:
@@ -111,7 +113,7 @@ def _form(given: Any) -> Json:
     match given:
         case {"type": "json_schema", "schema": schema}:
             return {"json_schema": schema}
-    raise RequestError(f"'output_config.format' cannot be {given!r}; its type is json_schema")
+    raise RequestError(f"'output_config.format' must have the type json_schema, not {given!r}")
 
 
 def _thinking(given: Any) -> Json:
@@ -122,7 +124,7 @@ def _thinking(given: Any) -> Json:
             return {"enable_thinking": True}
         case {"type": "disabled"}:
             return {"enable_thinking": False}
-    raise RequestError(f"'thinking' cannot be {given!r}; its type is enabled, disabled or adaptive")
+    raise RequestError(f"'thinking' must have the type enabled, disabled or adaptive, not {given!r}")
 
 
 def _tool_choice(given: Any) -> tuple[str, str | None, bool]:
@@ -134,11 +136,11 @@ def _tool_choice(given: Any) -> tuple[str, str | None, bool]:
             return "required", None, parallel
         case {"type": "tool", "name": str(name)}:
             return "required", name, parallel
-    raise RequestError(f"'tool_choice' cannot be {given!r}; its type is auto, any, tool or none")
+    raise RequestError(f"'tool_choice' must have the type auto, any, tool or none, not {given!r}")
 
 
 def _tool(tool: Json) -> Json:
-    """A tool in the form that chat templates know."""
+    """Return a tool in the format that chat templates expect."""
     if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
         raise RequestError(f"each tool must have a 'name' and an 'input_schema', not {tool!r}")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
@@ -148,21 +150,23 @@ def _tool(tool: Json) -> Json:
 
 
 def _text_of(what: str, content: Any) -> str:
-    """A text, or the text of blocks that have nothing else."""
+    """Return a string, or the joined text of a list of text blocks."""
     if isinstance(content, str):
         return content
     blocks = objects_field(what, content)
     for block in blocks:
         if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise RequestError(f"'{what}' may hold text only, not a block of type {block.get('type')!r}")
+            raise RequestError(
+                f"'{what}' may have text blocks only, not a block of type {block.get('type')!r}"
+            )
     return "".join(block["text"] for block in blocks)
 
 
 def _turns(turn: Json) -> Iterator[Json]:
-    """One message as messages that chat templates know; results of tools are messages of their own."""
+    """Convert one message to chat template messages. Each tool result becomes a separate message."""
     role, content = turn.get("role"), turn.get("content")
     if role not in ("user", "assistant", "system"):
-        raise RequestError(f"a message's 'role' is user or assistant, not {role!r}")
+        raise RequestError(f"the 'role' of a message must be user, assistant or system, not {role!r}")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -193,7 +197,7 @@ def _turns(turn: Json) -> Iterator[Json]:
 
 
 def _stop(reason: str | None, stop: str | int | None, *, calls: bool) -> tuple[str, str | None]:
-    """``stop_reason`` and ``stop_sequence``."""
+    """Return ``stop_reason`` and ``stop_sequence``."""
     if calls and reason == "stop":
         return "tool_use", None
     if isinstance(stop, str) and reason == "stop":
@@ -211,7 +215,7 @@ def _usage(usage: Usage) -> Json:
 
 
 def message_json(asked: GenerationRequest, result: Generation, model: str) -> Json:
-    """A whole answer."""
+    """Return the JSON of a complete message."""
     choice = understood(asked, result.choices[0])
     content: list[Json] = []
     if choice.reasoning:
@@ -235,7 +239,7 @@ def message_json(asked: GenerationRequest, result: Generation, model: str) -> Js
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as an object; as their text where the model was cut off or wrote no JSON."""
+    """Return the arguments as an object. If they are not JSON, return ``{"arguments": text}``."""
     try:
         return read_json(arguments or "{}", "arguments")
     except RequestError:
@@ -243,22 +247,22 @@ def _input(arguments: str) -> Any:
 
 
 class MessageEvents:
-    """A streamed answer: deltas to events. Each block of content is opened, grows and is closed.
+    """Convert deltas to stream events. Each content block has start, delta and stop events.
 
     Args:
-        asked: what is answered.
-        model: its name.
+        asked: the request to answer.
+        model: the name of the model.
     """
 
     def __init__(self, asked: GenerationRequest, model: str) -> None:
         self._parts = AnswerParts(asked)
         self._model = model
         self._begun = False
-        self._block: tuple[str, int] | None = None  # its kind, and of a call the index
+        self._block: tuple[str, int] | None = None  # kind, and index of the tool call (else 0)
         self._index = -1
 
     def of(self, delta: Delta) -> Iterator[Json]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         if not self._begun:
             self._begun = True
             yield self._start(delta)
@@ -309,7 +313,7 @@ class MessageEvents:
         self._block = None
 
     def _end(self, delta: Delta, usage: Usage) -> Iterator[Json]:
-        if self._index < 0:  # an empty answer has one empty block too
+        if self._index < 0:  # an empty answer has 1 empty text block
             yield from self._open(("text", 0), {"type": "text", "text": ""})
         yield from self._close()
         reason, sequence = _stop(delta.finish_reason, delta.stop_reason, calls=self._parts.calls > 0)
@@ -319,7 +323,7 @@ class MessageEvents:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     return [
         Route("/v1/messages", create_message, methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""The HTTP application: all routes, and what stands in front of them."""
+"""The HTTP application: all routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def make_app(
     further: Sequence[BaseRoute] = (),
     inference: Inference | None = None,
 ) -> ASGIApp:
-    """The application.
+    """Return the ASGI application.
 
     Args:
-        models: that are served.
+        models: the models to serve.
         config: limits and options.
-        further: routes of other parts of the package.
-        inference: the Open Inference Protocol, shared with other transports; None makes one.
+        further: additional routes.
+        inference: the inference shared with other transports; None creates one.
 
     Raises:
-        UsageError: the file with the API keys cannot be read.
+        UsageError: the API key file cannot be read.
     """
     service = HttpService(models, config, Metrics(models), inference or Inference.of(models, config))
     handlers: dict[Any, Any] = {
         CarryallError: error_response,
         HTTPException: error_response,
-        ClientGone: _nobody_listens,
+        ClientGone: _client_gone,
         Exception: error_response,
     }
     routes = [route for router in _ROUTERS for route in router.routes(service)]
@@ -55,5 +55,5 @@ def make_app(
     return wrapped(app, config, ApiKeys(config.api_keys) if config.api_keys else None)
 
 
-async def _nobody_listens(request: Any, error: Exception) -> Any:
+async def _client_gone(request: Any, error: Exception) -> Any:
     return error_response(request, HTTPException(499, "the client closed its connection"))

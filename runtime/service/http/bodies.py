@@ -1,4 +1,4 @@
-"""Request bodies as JSON objects, within limits."""
+"""Read request bodies with limits on size and time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ Json = dict[str, Any]
 
 
 async def read_object(request: Request, most_bytes: int, most_seconds: float) -> Json:
-    """The JSON object that a request's body is.
+    """Return the JSON object in the body of a request.
 
     Raises:
-        RequestError: it is none.
-        HTTPException: it is larger than ``most_bytes`` (413), or not there after ``most_seconds`` (408).
+        RequestError: the body is not a JSON object.
+        HTTPException: the body exceeds ``most_bytes`` (413) or is incomplete after ``most_seconds`` (408),
+            or the client disconnected (400).
     """
     raw = await read_bytes(request, most_bytes, most_seconds)
     try:
-        body = json.loads(raw, parse_constant=_no_number)
+        body = json.loads(raw, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -32,17 +33,18 @@ async def read_object(request: Request, most_bytes: int, most_seconds: float) ->
 
 
 async def read_bytes(request: Request, most_bytes: int, most_seconds: float) -> bytes:
-    """A request's body.
+    """Return the body of a request.
 
     Raises:
-        HTTPException: it is larger than ``most_bytes`` (413), or not there after ``most_seconds`` (408).
+        HTTPException: the body exceeds ``most_bytes`` (413) or is incomplete after ``most_seconds`` (408),
+            or the client disconnected (400).
     """
     try:
         return await asyncio.wait_for(_read(request, most_bytes), most_seconds)
     except TimeoutError as error:
         raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
     except ClientDisconnect as error:
-        raise HTTPException(400, "the connection ended within the body") from error
+        raise HTTPException(400, "the client disconnected before the body was complete") from error
 
 
 async def _read(request: Request, most: int) -> bytes:
@@ -58,9 +60,9 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def _too_large(most: int) -> HTTPException:
-    # What is left of the body is not read, so the connection cannot be used again.
+    # The rest of the body stays unread, so the connection cannot be reused.
     return HTTPException(413, f"the body has more than {most} bytes", {"Connection": "close"})
 
 
-def _no_number(name: str) -> NoReturn:
-    raise RequestError(f"the body is not JSON: {name} is no number")
+def _reject_constant(name: str) -> NoReturn:
+    raise RequestError(f"the body is not JSON: {name} is not a JSON number")

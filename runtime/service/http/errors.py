@@ -1,4 +1,4 @@
-"""Errors as each API's clients expect them."""
+"""Convert errors to the JSON error format of each API."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _LONGEST_RETRY = 60
 
 
 def openai_error(status: int, message: str, code: str | None = None) -> Json:
-    """OpenAI's shape, and the one of APIs that have none of their own."""
+    """Return an error in OpenAI's format, which is also the default for other paths."""
     kind = _OPENAI.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def anthropic_error(status: int, message: str, code: str | None = None) -> Json:
-    """Anthropic's shape."""
+    """Return an error in Anthropic's format."""
     kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def tgi_error(status: int, message: str, code: str | None = None) -> Json:
-    """The shape of text-generation-inference."""
+    """Return an error in the format of text-generation-inference."""
     kind = {429: "overloaded", 503: "overloaded"}.get(status, "validation" if status < 500 else "generation")
     return {"error": message, "error_type": kind}
 
 
 def plain_error(status: int, message: str, code: str | None = None) -> Json:
-    """Ollama's shape, and that of the Open Inference Protocol."""
+    """Return an error in the format of Ollama and of the Open Inference Protocol."""
     return {"error": message}
 
 
-# By the beginning of the path.
+# Maps a path prefix to the error format of that API.
 _SHAPES: dict[str, Callable[[int, str, str | None], Json]] = {
     "/v1/messages": anthropic_error,
     "/api/": plain_error,
@@ -57,23 +57,23 @@ _SHAPES: dict[str, Callable[[int, str, str | None], Json]] = {
 
 
 def error_json(path: str, status: int, message: str, code: str | None = None) -> Json:
-    """An error in the shape of the API that ``path`` belongs to."""
+    """Return an error in the format of the API that ``path`` belongs to."""
     shape = next((shape for prefix, shape in _SHAPES.items() if path.startswith(prefix)), openai_error)
     return shape(status, message, code)
 
 
 def described(error: Exception) -> tuple[int, str, str | None]:
-    """Status code, message and OpenAI's error code of an error."""
+    """Return the HTTP status, the message and OpenAI's error code (or None) of an error."""
     if isinstance(error, CarryallError):
         code = "model_not_found" if isinstance(error, UnknownModelError) else None
         return status_of(error).http, str(error), code
     if isinstance(error, HTTPException):
         return error.status_code, error.detail, None
-    return 500, "the service failed; its log says why", None
+    return 500, "internal error; see the log of the service", None
 
 
 def error_response(request: Request, error: Exception) -> Response:
-    """The response that tells a client of an error."""
+    """Return the HTTP response for an error. Errors with status 500 are logged."""
     status, message, code = described(error)
     if status == 500:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)

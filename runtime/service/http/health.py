@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it takes requests, and how it does."""
+"""Endpoints for liveness, readiness, version and metrics."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .service import HttpService, service_of
 
 
 async def live(request: Request) -> Response:
-    """``GET /health/live``: 200 while the process answers."""
+    """Handle ``GET /health/live``: return 200 while the process runs."""
     return Response(status_code=200)
 
 
 async def ready(request: Request) -> Response:
-    """``GET /health`` and ``/health/ready``: 200 once the models are loaded, until the service stops."""
+    """Handle ``GET /health``, ``/health/ready``, ``/ping``: return 200 if the models are loaded, else 503."""
     return Response(status_code=200 if service_of(request).models.ready else 503)
 
 
 async def version(request: Request) -> Response:
-    """``GET /version``."""
+    """Handle ``GET /version``: return the version of carryall."""
     return JSONResponse({"version": importlib.metadata.version("carryall")})
 
 
 async def metrics(request: Request) -> Response:
-    """``GET /metrics``: for Prometheus."""
+    """Handle ``GET /metrics``: return metrics in Prometheus format."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     return [
         Route("/health", ready),
         Route("/health/live", live),

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions and ``generate``."""
+"""The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions such as ``generate``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _inference(request: Request) -> Inference:
 
 
 def _model(request: Request) -> tuple[str, str]:
-    """Name and version in the path."""
+    """Return the model name and version from the path; the version is empty if absent."""
     return request.path_params["model"], request.path_params.get("version", "")
 
 
@@ -59,39 +59,39 @@ async def _body(request: Request) -> bytes:
 
 
 async def live(request: Request) -> Response:
-    """``GET /v2/health/live``: 200 while the process answers."""
+    """Handle ``GET /v2/health/live``: return 200 while the process runs."""
     return Response(status_code=200)
 
 
 async def ready(request: Request) -> Response:
-    """``GET /v2/health/ready``: 200 once the models are loaded."""
+    """Handle ``GET /v2/health/ready``: return 200 once the models are loaded, else 503."""
     return Response(status_code=200 if _inference(request).models.ready else 503)
 
 
 async def server(request: Request) -> Response:
-    """``GET /v2``: name, version and extensions of the server."""
+    """Handle ``GET /v2``: return name, version and extensions of the server."""
     version = importlib.metadata.version("carryall")
     return json_response({"name": "carryall", "version": version, "extensions": list(EXTENSIONS)})
 
 
 async def model_ready(request: Request) -> Response:
-    """``GET /v2/models/{model}/ready``: 200 if the model accepts requests."""
+    """Handle ``GET /v2/models/{model}/ready``: return 200 if the model accepts requests, else 503."""
     status = _inference(request).models.find(*_model(request))
     return Response(status_code=200 if status.state == "ready" else 503)
 
 
 async def metadata(request: Request) -> Response:
-    """``GET /v2/models/{model}``: inputs and outputs."""
+    """Handle ``GET /v2/models/{model}``: return the inputs and outputs of a model."""
     return json_response(facts_document(_inference(request).facts(*_model(request))))
 
 
 async def model_config(request: Request) -> Response:
-    """``GET /v2/models/{model}/config``: settings."""
+    """Handle ``GET /v2/models/{model}/config``: return the configuration of a model."""
     return json_response(config_document(_inference(request).facts(*_model(request))))
 
 
 async def statistics(request: Request) -> Response:
-    """``GET /v2/models/{model}/stats`` and ``/v2/models/stats``: counters and durations."""
+    """Handle ``GET /v2/models/{model}/stats`` and ``/v2/models/stats``: return counts and durations."""
     inference = _inference(request)
     named = "model" in request.path_params
     statuses = [inference.models.find(*_model(request))] if named else inference.models.models()
@@ -102,7 +102,7 @@ async def statistics(request: Request) -> Response:
 
 
 async def infer(request: Request) -> Response:
-    """``POST /v2/models/{model}/infer``: run a model once."""
+    """Handle ``POST /v2/models/{model}/infer``: run a model once."""
     inference = _inference(request)
     body = await _body(request)
     document = InferDocument(*_model(request), body, _json_size(request), inference.memory)
@@ -116,19 +116,19 @@ async def infer(request: Request) -> Response:
 def _json_size(request: Request) -> int | None:
     text = request.headers.get(JSON_SIZE)
     if text is not None and not text.isdecimal():
-        raise RequestError(f"the header {JSON_SIZE} must be a whole number, not {text!r}")
+        raise RequestError(f"the header {JSON_SIZE} must be an integer of at least 0, not {text!r}")
     return None if text is None else int(text)
 
 
 async def generate(request: Request) -> Response:
-    """``POST /v2/models/{model}/generate``: text at once."""
+    """Handle ``POST /v2/models/{model}/generate``: return the complete text."""
     wanted = _text_request(request, read_object(await _body(request)), stream=False)
     answer = await while_connected(request.receive, _inference(request).run(wanted))
     return json_response(_text_document(answer))
 
 
 async def generate_stream(request: Request) -> Response:
-    """``POST /v2/models/{model}/generate_stream``: text while it is generated, as server-sent events."""
+    """Handle ``POST /v2/models/{model}/generate_stream``: stream the text as server-sent events."""
     wanted = _text_request(request, read_object(await _body(request)), stream=True)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -140,7 +140,11 @@ async def generate_stream(request: Request) -> Response:
 
 
 def _text_request(request: Request, document: Json, *, stream: bool) -> InferenceRequest:
-    """Fields named as inputs become tensors, all others are sampling options; texts exclude the input."""
+    """Return a request for text.
+
+    Fields with the name of an input become tensors. All others are sampling options. Unless the document
+    says otherwise, the output text does not repeat the prompt.
+    """
     name, version = _model(request)
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
@@ -168,12 +172,12 @@ def _input(name: str, value: Any, datatype: str) -> Array:
     if isinstance(value, bool) and datatype == "BOOL":
         return np.array([value])
     raise RequestError(
-        f"'{name}' must be {'a text' if datatype == 'BYTES' else 'true or false'}, not {value!r}"
+        f"'{name}' must be {'a string' if datatype == 'BYTES' else 'true or false'}, not {value!r}"
     )
 
 
 def _text_document(response: InferenceResponse) -> Json:
-    """Each output as its one element, or as a list of several."""
+    """Return a response as JSON. An output of 1 element becomes a scalar, a larger one a list."""
     values = {name: listed(name, array) for name, array in response.outputs.items()}
     return {
         **response_head(response),
@@ -182,7 +186,7 @@ def _text_document(response: InferenceResponse) -> Json:
 
 
 async def index(request: Request) -> Response:
-    """``POST /v2/repository/index``: all models, or those that are ready."""
+    """Handle ``POST /v2/repository/index``: list all models, or only ready ones with ``ready``."""
     only_ready = read_object(await _body(request)).get("ready", False)
     statuses = _inference(request).models.models()
     return json_response(
@@ -195,21 +199,21 @@ async def index(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """``POST /v2/repository/models/{model}/load``."""
+    """Handle ``POST /v2/repository/models/{model}/load``: load a model."""
     if parameters := read_object(await _body(request)).get("parameters"):
-        raise UnsupportedTaskError(f"models are loaded as the server was told, without {parameters}")
+        raise UnsupportedTaskError(f"a load request cannot set parameters; remove {parameters}")
     await _inference(request).models.load(request.path_params["model"])
     return Response(status_code=200)
 
 
 async def unload(request: Request) -> Response:
-    """``POST /v2/repository/models/{model}/unload``."""
+    """Handle ``POST /v2/repository/models/{model}/unload``: unload a model."""
     await _inference(request).models.unload(request.path_params["model"])
     return Response(status_code=200)
 
 
 async def regions(request: Request) -> Response:
-    """``GET /v2/systemsharedmemory[/region/{region}]/status``: registered regions."""
+    """Handle ``GET /v2/systemsharedmemory[/region/{region}]/status``: list registered regions."""
     found = _inference(request).memory.regions(request.path_params.get("region", ""))
     return json_response([_region(one) for one in found])
 
@@ -219,22 +223,22 @@ def _region(region: Region) -> Json:
 
 
 async def register(request: Request) -> Response:
-    """``POST /v2/systemsharedmemory/region/{region}/register``."""
+    """Handle ``POST /v2/systemsharedmemory/region/{region}/register``: register a region."""
     document = read_object(await _body(request))
     key, offset, size = document.get("key"), document.get("offset", 0), document.get("byte_size")
     if not (isinstance(key, str) and type(offset) is int and type(size) is int and min(offset, size) >= 0):
-        raise RequestError("give 'key', a text, and 'offset' and 'byte_size', whole numbers")
+        raise RequestError("'key' must be a string; 'offset' and 'byte_size' must be integers of at least 0")
     _inference(request).memory.register(request.path_params["region"], key, offset, size)
     return Response(status_code=200)
 
 
 async def unregister(request: Request) -> Response:
-    """``POST /v2/systemsharedmemory[/region/{region}]/unregister``: one region or all."""
+    """Handle ``POST /v2/systemsharedmemory[/region/{region}]/unregister``: unregister 1 region or all."""
     _inference(request).memory.unregister(request.path_params.get("region", ""))
     return Response(status_code=200)
 
 
-_OF_A_MODEL: Mapping[str, tuple[str, Any]] = {
+_MODEL_ENDPOINTS: Mapping[str, tuple[str, Any]] = {
     "": ("GET", metadata),
     "/ready": ("GET", model_ready),
     "/config": ("GET", model_config),
@@ -246,7 +250,7 @@ _OF_A_MODEL: Mapping[str, tuple[str, Any]] = {
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     memory = "/v2/systemsharedmemory"
     return [
         Route("/v2", server),
@@ -256,7 +260,7 @@ def routes(service: HttpService) -> list[Route]:
         *(
             Route(f"/v2/models/{{model}}{version}{path}", endpoint, methods=[method])
             for version in ("", "/versions/{version}")
-            for path, (method, endpoint) in _OF_A_MODEL.items()
+            for path, (method, endpoint) in _MODEL_ENDPOINTS.items()
         ),
         Route("/v2/repository/index", index, methods=["POST"]),
         Route("/v2/repository/models/{model}/load", load, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""What stands in front of every route: who calls, from where, and under which id."""
+"""Middleware for all routes: request ids, API keys, and checks of Host and Origin."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from .errors import error_json
 
 _log = logging.getLogger(__name__)
 
-# What may be asked without a key: it tells nothing of requests' contents.
+# Paths that need no API key. They reveal nothing about the content of requests.
 _OPEN = ("/", "/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", "/v2/health/live",
          "/v2/health/ready")  # fmt: skip
 
 
 class RequestIds:
-    """Gives each request an id, the client's own if it sent one, and logs how it went; never its content."""
+    """Set ``X-Request-Id`` and log method, path, status and seconds of each request, but not its content.
+
+    The id is the client's ``X-Request-Id`` if it is printable and at most 128 characters long, else random.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,15 +58,15 @@ class RequestIds:
 
 
 class Callers:
-    """Refuses requests from web pages of other origins, to other hosts, and without a key.
+    """Refuse requests without a valid API key, from foreign origins, or with a foreign Host (DNS rebinding).
 
-    A page that a user of this machine visits can send requests to loopback addresses; the browser states its
-    origin. A page whose domain name was made to point to a loopback address states that name as host.
+    Any web page in a browser on this machine can send requests to loopback addresses. The browser puts the
+    page's origin into ``Origin``. With DNS rebinding, ``Host`` holds the page's domain name.
 
     Args:
-        app: what comes behind.
-        config: the address listened on, and origins that are welcome.
-        keys: None lets everybody in.
+        app: the ASGI application that handles accepted requests.
+        config: the address to listen on and the allowed origins.
+        keys: the accepted API keys; None accepts all requests.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> None:
@@ -73,36 +76,36 @@ class Callers:
         self._loopback = _is_loopback(config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._wrong_place(headers)
+        refusal = self._refusal(headers)
         caller: Caller | None = None
         if refusal is None and self._keys is not None and scope["path"] not in _OPEN:
             caller = self._keys.find(_key_of(headers))
             if caller is None:
-                refusal = (401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
+                refusal = (401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY")
         if refusal is not None:
             status, message = refusal
             more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
             answer = JSONResponse(error_json(scope["path"], status, message), status, more)
             await answer(scope, receive, send)
             return
-        CALLER.set(caller)  # each request has a task of its own
+        CALLER.set(caller)  # safe: each request runs in its own task
         await self._app(scope, receive, send)
 
-    def _wrong_place(self, headers: Headers) -> tuple[int, str] | None:
+    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if self._loopback and not _is_loopback(_without_port(host)):
-            return 403, f"the service listens on this machine only, not as {host!r}; see --host"
+            return 403, f"the service listens on a loopback address and refuses the host {host!r}; see --host"
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
             return None
         if origin.partition("://")[2] == host:
             return None
-        return 403, f"pages of {origin!r} may not call this service; --cors-origin allows an origin"
+        return 403, f"the origin {origin!r} is not allowed; allow it with --cors-origin"
 
 
 def _key_of(headers: Headers) -> str | None:
@@ -126,9 +129,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def wrapped(app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> ASGIApp:
-    """An application behind all of it."""
+    """Return the application wrapped in all middleware."""
     guarded: ASGIApp = Callers(app, config, keys)
-    if config.cors_origins:  # answers a browser's question before its request, which has no key
+    if config.cors_origins:  # outermost, because a preflight request carries no key
         guarded = CORSMiddleware(
             guarded,
             allow_origins=config.cors_origins,

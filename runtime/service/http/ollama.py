@@ -35,14 +35,14 @@ Json = dict[str, Any]
 _COMMON = frozenset({"model", "stream", "options", "format", "think", "keep_alive"})
 _CHAT = _COMMON | {"messages", "tools"}
 _GENERATE = _COMMON | {"prompt", "system", "raw", "suffix", "template", "context", "images"}
-# Names of its options here; those of the machine (num_ctx, num_gpu, ...) are matters of the service.
+# Maps Ollama's option names to ours. Machine options (num_ctx, num_gpu, ...) are settings of the service.
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
          "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
 
 
 async def chat(request: Request) -> Response:
-    """``POST /api/chat``."""
+    """Handle ``POST /api/chat``."""
     service = service_of(request)
     body, headers = await service.known_body(request, _CHAT)
     handler = _llm(service, request, body)
@@ -55,7 +55,7 @@ async def chat(request: Request) -> Response:
 
 
 async def generate(request: Request) -> Response:
-    """``POST /api/generate``: a prompt in the chat template, unless it is ``raw`` or there is none."""
+    """Handle ``POST /api/generate``: use the chat template, unless ``raw`` is true or the model has none."""
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
     handler = _llm(service, request, body)
@@ -121,7 +121,7 @@ def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, A
     elif isinstance(form, dict):
         options["structured_output"] = {"json_schema": form}
     elif form not in (None, ""):
-        raise RequestError(f"'format' is \"json\" or a JSON schema, not {form!r}")
+        raise RequestError(f"'format' must be \"json\" or a JSON schema, not {form!r}")
     return generation_request(prompt, options)
 
 
@@ -163,7 +163,7 @@ def _lines(handler: LLMHandler, parts: AnswerParts, delta: Delta, start: int, ch
     calls: dict[int, list[str]] = {}
     lines: list[Json] = []
     for part in parts.of(delta):
-        if isinstance(part, CallDelta):  # whole calls: both pieces are in one delta
+        if isinstance(part, CallDelta):  # one delta holds the name and arguments of a call
             calls.setdefault(part.index, []).append(part.name or part.arguments)
         elif part.kind == "reasoning":
             lines.append(_message({"thinking": part.text}) if chat_form else {"thinking": part.text})
@@ -208,7 +208,7 @@ def _end(reason: str | None, usage: Usage, start: int) -> Json:
 
 
 async def embed(request: Request) -> Response:
-    """``POST /api/embed``."""
+    """Handle ``POST /api/embed``: return one vector for each input."""
     service = service_of(request)
     known = {"model", "input", "truncate", "options", "keep_alive", "dimensions"}
     body, headers = await service.known_body(request, known)
@@ -226,7 +226,7 @@ async def embed(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """``GET /api/tags``: the models that are loaded."""
+    """Handle ``GET /api/tags``: list the models that are loaded."""
     models = service_of(request).models.models()
     names = [
         name
@@ -251,7 +251,7 @@ def _model(name: str) -> Json:
 
 
 async def show(request: Request) -> Response:
-    """``POST /api/show``."""
+    """Handle ``POST /api/show``: describe one model."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "name", "verbose"})
     info = _llm(service, request, {"model": body.get("model", body.get("name"))}).model.info
@@ -262,12 +262,12 @@ async def show(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """``GET /api/version``."""
+    """Handle ``GET /api/version``: return the version of carryall."""
     return json_response({"version": importlib.metadata.version("carryall")})
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     return [
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),

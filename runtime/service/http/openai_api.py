@@ -1,4 +1,4 @@
-"""OpenAI's endpoints for text: chat completions, completions, embeddings, models."""
+"""OpenAI's endpoints for chat completions, completions, embeddings and models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DONE = event("[DONE]")
 
 
 async def chat_completions(request: Request) -> Response:
-    """``POST /v1/chat/completions``."""
+    """Handle ``POST /v1/chat/completions``."""
     service = service_of(request)
     body, headers = await service.known_body(request, chat.KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -50,7 +50,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def text_completions(request: Request) -> Response:
-    """``POST /v1/completions``."""
+    """Handle ``POST /v1/completions``."""
     service = service_of(request)
     body, headers = await service.known_body(request, completions.KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -73,14 +73,14 @@ async def text_completions(request: Request) -> Response:
 
 
 async def _echoed(handler: LLMHandler, asked: GenerationRequest) -> completions.Echo:
-    """A prompt as it stands in front of its continuation."""
+    """Return the text and tokens of a prompt, for a response with ``echo``."""
     tokens = await handler.tokenize(asked.prompt)
     text = asked.prompt if isinstance(asked.prompt, str) else await handler.detokenize(tokens)
     return completions.Echo(text, tokens, await handler.detokenize(tokens[:1]))
 
 
 async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[Generation]:
-    """All results; where one request fails, the others end."""
+    """Return the results of all requests. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(collect(handler.generate(asked))) for asked in requests]
     try:
         return await asyncio.gather(*tasks)
@@ -92,7 +92,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 async def _merged(
     handler: LLMHandler, requests: list[GenerationRequest]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Deltas of all requests as they come, each with its request's position."""
+    """Yield the deltas of all requests in order of arrival, each with the index of its request."""
     news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
 
     async def read(position: int, asked: GenerationRequest) -> None:
@@ -121,7 +121,7 @@ async def _merged(
 
 
 async def text_embeddings(request: Request) -> Response:
-    """``POST /v1/embeddings``."""
+    """Handle ``POST /v1/embeddings``."""
     service = service_of(request)
     body, headers = await service.known_body(request, embeddings.KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -133,13 +133,13 @@ async def text_embeddings(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """``GET /v1/models``."""
+    """Handle ``GET /v1/models``: list the models that are ready."""
     listed = [entry for status in service_of(request).models.models() for entry in _model_json(status)]
     return json_response({"object": "list", "data": listed})
 
 
 async def get_model(request: Request) -> Response:
-    """``GET /v1/models/{name}``."""
+    """Handle ``GET /v1/models/{name}``: describe one model."""
     name = request.path_params["name"]
     for status in service_of(request).models.models():
         for entry in _model_json(status):
@@ -152,7 +152,7 @@ _STARTED = int(time.time())
 
 
 def _model_json(status: ModelStatus) -> list[Json]:
-    """A model that serves, by each of its names."""
+    """Return one entry for each name of a model; none if it is not a ready language model."""
     if status.state != "ready" or status.kind != "llm":
         return []
     info = status.info
@@ -168,7 +168,7 @@ def _model_json(status: ModelStatus) -> list[Json]:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", text_completions, methods=["POST"]),

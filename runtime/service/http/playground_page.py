@@ -1,4 +1,4 @@
-"""A page to chat with the models, at ``/``: one file, without a build and without assets of others."""
+"""The chat page at ``/``: one HTML file, without a build step and without external assets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = Path(__file__).parent / "playground" / "index.html"
 
 
 def _policy(page: str) -> str:
-    """What a browser may run and ask for the page: its own script and style, this service, nothing else."""
+    """Return a Content-Security-Policy that allows only the page's own script and style and this service."""
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
@@ -27,7 +27,7 @@ def _policy(page: str) -> str:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The page, unless it is switched off."""
+    """Return the route of the page, or no route with ``--no-playground``."""
     if not service.config.playground:
         return []
     text = _PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Responses that were stored, for those who come back to them. They live as long as the process."""
+"""Store responses in memory for later requests. They are lost when the process ends."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Json = dict[str, Any]
 
 
 class UnknownResponseError(UnknownModelError):
-    """There is no response of that id, any more or for this caller."""
+    """No stored response has this id, or it belongs to another caller."""
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response and what it takes to continue its conversation.
+    """A response and the state to continue its conversation.
 
     Args:
-        response: the object that clients get.
-        turns: of the conversation, the answer included.
-        items: the input.
-        owner: name of the API key that it was made with.
-        task: generates it, if that goes on in the background.
+        response: the JSON object for clients.
+        turns: the messages of the conversation, including the answer.
+        items: the input items.
+        owner: the name of the API key that created it; None if keys are off.
+        task: the task that generates it in the background; None if it ran in the foreground.
     """
 
     response: Json
@@ -36,10 +36,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The latest responses, by id.
+    """The most recently used responses, by id.
 
     Args:
-        most: how many are kept.
+        most: the maximum number of responses.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,7 +47,7 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def add(self, stored: StoredResponse) -> None:
-        """Keep a response; the one that was not asked for longest goes where there are too many."""
+        """Store a response. If the store is full, remove the least recently used one."""
         self._stored[stored.response["id"]] = stored
         while len(self._stored) > self._most:
             _, old = self._stored.popitem(last=False)
@@ -55,24 +55,24 @@ class ResponseStore:
                 old.task.cancel()
 
     def get(self, name: str, owner: str | None) -> StoredResponse:
-        """A response.
+        """Return a response.
 
         Raises:
-            UnknownResponseError: there is none of that id that this owner made.
+            UnknownResponseError: this owner has no response with this id.
         """
         found = self._stored.get(name)
         if found is None or found.owner != owner:
             raise UnknownResponseError(
-                f"there is no response '{name}'; the latest {self._most} are kept, while the service runs"
+                f"there is no response '{name}'; the service keeps the latest {self._most} until it stops"
             )
         self._stored.move_to_end(name)
         return found
 
     def remove(self, name: str, owner: str | None) -> None:
-        """Forget a response.
+        """Remove a response and cancel its task.
 
         Raises:
-            UnknownResponseError: there is none of that id that this owner made.
+            UnknownResponseError: this owner has no response with this id.
         """
         found = self.get(name, owner)
         if found.task is not None:

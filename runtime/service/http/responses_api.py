@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses``: create, stream, retrieve, continue, cancel, delete."""
+"""OpenAI's endpoints ``/v1/responses``: create, stream, retrieve, continue, cancel and delete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class ResponsesApi:
-    """The endpoints, with the responses that they stored.
+    """The endpoints and the store of their responses.
 
     Args:
         service: the models and settings.
@@ -35,7 +35,7 @@ class ResponsesApi:
         self._store = ResponseStore(service.config.max_stored_responses)
 
     async def create(self, request: Request) -> Response:
-        """``POST /v1/responses``."""
+        """Handle ``POST /v1/responses``: create a response."""
         service = service_of(request)
         body, headers = await service.known_body(request, KNOWN)
         handler = service.llm(request, body.get("model"))
@@ -72,7 +72,7 @@ class ResponsesApi:
             async for delta in deltas:
                 events = [*first, *builder.of(delta)]
                 first = []
-                if delta.usage is not None:  # kept before the client can ask for it
+                if delta.usage is not None:  # store it before the client can request it by id
                     self._keep(ask, builder, owner)
                 yield b"".join(map(_event_bytes, events))
 
@@ -101,25 +101,25 @@ class ResponsesApi:
         return builder.response
 
     async def retrieve(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}``."""
+        """Handle ``GET /v1/responses/{id}``: return a stored response."""
         return json_response(self._stored(request).response)
 
     async def items(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}/input_items``."""
+        """Handle ``GET /v1/responses/{id}/input_items``: return the input of a stored response."""
         items = self._stored(request).items
         return json_response({"object": "list", "data": items, "has_more": False})
 
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/responses/{id}/cancel``: of those in the background."""
+        """Handle ``POST /v1/responses/{id}/cancel``: cancel a background response."""
         stored = self._stored(request)
         if stored.task is None:
-            raise RequestError("only a response that was asked for with 'background' can be cancelled")
+            raise RequestError("only responses created with 'background': true can be cancelled")
         stored.task.cancel()
         await asyncio.wait([stored.task])
         return json_response(stored.response)
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/responses/{id}``."""
+        """Handle ``DELETE /v1/responses/{id}``: delete a stored response."""
         name = request.path_params["id"]
         self._store.remove(name, _owner(request))
         return json_response({"id": name, "object": "response", "deleted": True})
@@ -143,7 +143,7 @@ def _error(error: Exception) -> Json:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     api = ResponsesApi(service)
     return [
         Route("/v1/responses", api.create, methods=["POST"]),

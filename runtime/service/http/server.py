@@ -1,4 +1,4 @@
-"""An HTTP server bound to one address, in the event loop of its caller."""
+"""An HTTP server on one address that runs in the caller's event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without its signal handlers: the process has its own."""
+    """A uvicorn server without signal handlers, because the process installs its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,11 +32,11 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves an application from ``start`` to ``stop``.
+    """Serve an application from ``start`` to ``stop``.
 
     Args:
         app: an ASGI application.
-        config: where to listen.
+        config: the host, port and certificates.
     """
 
     def __init__(self, app: Any, config: ServerConfig) -> None:
@@ -57,10 +57,10 @@ class HttpServer:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen; return the address, ``host:port``.
+        """Start to listen and return the address as ``host:port``.
 
         Raises:
-            UsageError: the address cannot be bound, or a certificate cannot be used.
+            UsageError: the address cannot be bound, or a certificate is invalid.
         """
         if self._tls is not None:
             self._server.config.load()
@@ -76,7 +76,7 @@ class HttpServer:
         return f"{host}:{bound.getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close the port and end what is left."""
+        """Close the port and end open connections after ``CLOSING_SECONDS``."""
         if self._watching is not None:
             self._watching.cancel()
         if self._serving is not None:
@@ -85,7 +85,7 @@ class HttpServer:
 
 
 async def _watch(tls: Tls, context: ssl.SSLContext) -> None:
-    """Take renewed certificates for new connections."""
+    """Check every ``_WATCH_SECONDS`` for renewed certificates and use them for new connections."""
     stamp = tls.stamp()
     while True:
         await asyncio.sleep(_WATCH_SECONDS)
@@ -94,16 +94,16 @@ async def _watch(tls: Tls, context: ssl.SSLContext) -> None:
         stamp = now
         try:
             tls.load_into(context)
-        except UsageError as error:  # half-written; the old ones stay
-            _log.warning("the renewed certificate is not used: %s", error)
+        except UsageError as error:  # may be half-written; keep the old certificate
+            _log.warning("cannot load the renewed certificate, keeping the old one: %s", error)
 
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Else a port is taken for a minute after a server that had connections. (On Windows it would let a
-        # second server take the port of a first.)
+        # Without SO_REUSEADDR, a port stays unusable for about 1 minute after a restart. On Windows this
+        # option would let 2 servers bind the same port, so SO_EXCLUSIVEADDRUSE replaces it.
         if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
@@ -114,7 +114,7 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise UsageError(
-            f"cannot listen on {host}:{port}: is the port taken, the host this machine's, the port allowed? "
-            "Choose another with --http-port or --host"
+            f"cannot listen on {host}:{port}: {error.strerror or error}. "
+            "Choose another port or host with --http-port or --host"
         ) from error
     return bound

@@ -1,4 +1,4 @@
-"""What every route works with: the models, the settings, and how a request is read."""
+"""The models and settings that all routes use, and helpers to read requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IGNORED_HEADER = "X-Carryall-Ignored-Fields"
 
 @dataclass(frozen=True, slots=True)
 class HttpService:
-    """The models and the settings."""
+    """The models, settings, metrics and inference that all routes share."""
 
     models: ModelRepository
     config: ServerConfig
@@ -37,62 +37,62 @@ class HttpService:
 
     @property
     def admission(self) -> Admission:
-        """The models as the present caller sees them."""
+        """Return the view of the models that applies the current caller's permissions."""
         return self.inference.models
 
     def llm(self, request: Request, name: Any) -> LLMHandler:
-        """The handler of the model that a request names.
+        """Return the handler of the model ``name``; None selects the default model.
 
         Raises:
-            RequestError: the name is no text.
-            UnknownModelError: there is none of that name, or none that the caller may use.
+            RequestError: the name is not a string.
+            UnknownModelError: no model has this name, or the caller may not use it.
         """
         if name is not None and not isinstance(name, str):
-            raise RequestError(f"'model' must be a text, not {name!r}")
+            raise RequestError(f"'model' must be a string, not {name!r}")
         return self.admission.llm(name)
 
     async def body(self, request: Request) -> Json:
-        """A request's JSON object; see ``read_object``."""
+        """Return the JSON object in the body of a request. See ``read_object`` for errors."""
         return await read_object(request, self.config.max_body_bytes, self.config.body_timeout_seconds)
 
     async def known_body(self, request: Request, known: Collection[str]) -> tuple[Json, dict[str, str]]:
-        """A request's fields that mean something, and the header that tells which were ignored.
+        """Return the known fields of a body, and a header that lists the ignored fields.
 
         Raises:
-            RequestError: fields are unknown, and the service is strict.
+            RequestError: a field is unknown and the service runs with ``--strict``.
         """
         body, unknown = known_fields(await self.body(request), known, strict=self.config.strict)
-        # Names are the client's own; a header has only printable ASCII.
+        # Clients choose field names freely, but a header may hold only printable ASCII.
         names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
         return body, {IGNORED_HEADER: names[:500]} if names else {}
 
     def admitted(self, request: Request, asked: GenerationRequest) -> GenerationRequest:
-        """What a request asks for, in its caller's name.
+        """Return the request with the caller's name as tenant, after a check of the service's limits.
 
         Raises:
-            InvalidSamplingError: an option is beyond the service's limits.
+            InvalidSamplingError: an option exceeds a limit of the service.
         """
         return self.admission.admitted(asked)
 
 
 def service_of(request: Request) -> HttpService:
-    """The service that the application of a request was made for."""
+    """Return the service that the request's application serves."""
     service: HttpService = request.app.state.service
     return service
 
 
 def caller_of(request: Request) -> Caller | None:
-    """Whose key a request has; None where none is needed."""
+    """Return the API key of the request, or None if keys are off."""
     return CALLER.get()
 
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:
-    """The body, with the model's own sampling options where it leaves them out."""
+    """Return the body, with the model's default sampling options for those that it omits."""
     return {**handler.model.defaults, **{name: value for name, value in body.items() if value is not None}}
 
 
 def json_response(document: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    """A JSON document; numbers that are not finite become null."""
+    """Return a JSON response. NaN and infinite numbers become null."""
     if isinstance(document, JSONResponse):
         return document
     return Response(plain_json(document), status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""Answers while they are made: whole ones that end with their client, and server-sent events."""
+"""Streamed responses (server-sent events), and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Json = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class ClientGone(Exception):  # noqa: N818 -- no fault of ours
-    """The client closed its connection before it had its answer."""
+class ClientGone(Exception):  # noqa: N818 -- a disconnect is not an error of the service
+    """The client closed its connection before the response was complete."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; if the client goes away before, the work is cancelled.
+    """Return the result of ``work``; cancel it if the client disconnects.
 
     Raises:
-        ClientGone: it went away.
+        ClientGone: the client disconnected.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(receive))
@@ -52,23 +52,23 @@ async def _disconnect(receive: Receive) -> None:
 
 
 def event(data: Json | str, name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event, encoded as UTF-8."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {text}\n\n".encode()
 
 
 class StreamedAnswer(Response):
-    """Bytes that are sent as they are made. Its first piece is there before the response begins.
+    """A response that is sent piece by piece, starting with a piece that is already computed.
 
-    So an error before it has a status code of its own; a later one is told by ``late_error``.
+    An error before the first piece has its own status code. ``late_error`` formats a later error.
 
     Args:
         first: the first piece.
-        rest: makes the others; closed when the client goes away.
-        late_error: writes an error into the stream.
-        media_type: of the whole.
-        headers: further ones.
+        rest: generates the other pieces; closed when the client disconnects.
+        late_error: returns the bytes that report an error within the stream.
+        media_type: the media type of the response.
+        headers: additional headers.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StreamedAnswer(Response):
         self._first, self._rest, self._late_error = first, rest, late_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Send the response to an ASGI connection."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(start)
         with suppress(ClientGone, OSError):
@@ -99,9 +99,9 @@ class StreamedAnswer(Response):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except OSError:
                 raise
-            except Exception as error:  # noqa: BLE001 -- the client must be told whatever it is
+            except Exception as error:  # noqa: BLE001 -- every error must be reported to the client
                 if not isinstance(error, CarryallError):
-                    _log.exception("a stream failed")
+                    _log.exception("a streamed response failed")
                 await send({"type": "http.response.body", "body": self._late_error(error), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -110,18 +110,18 @@ async def streamed(
     request: Request, pieces: AsyncGenerator[bytes, None], *, headers: Mapping[str, str] | None = None,
     media_type: str = "text/event-stream", late_error: Callable[[Exception], bytes] | None = None,
 ) -> Response:  # fmt: skip
-    """A response whose first piece is there.
+    """Return a streamed response after its first piece is computed.
 
     Args:
-        request: what it answers.
-        pieces: of the body.
-        headers: further ones.
-        media_type: of the body.
-        late_error: writes an error that comes later; None writes an event in the shape of the path's API.
+        request: the request to answer.
+        pieces: the pieces of the body.
+        headers: additional headers.
+        media_type: the media type of the body.
+        late_error: formats an error after the first piece; None formats an event in the API's error format.
 
     Raises:
-        Exception: the first piece cannot be made; the response has not begun.
-        ClientGone: nobody waits for it any more.
+        Exception: the first piece cannot be computed; no byte of the response was sent.
+        ClientGone: the client disconnected.
     """
     path = request.url.path
 

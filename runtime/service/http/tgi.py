@@ -1,4 +1,4 @@
-"""The ``/generate`` and ``/generate_stream`` of Hugging Face's text-generation-inference."""
+"""The API of Hugging Face's text-generation-inference: ``/generate``, ``/generate_stream``, ``/info``."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _SAME = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "fr
 _NAMES = {"max_new_tokens": "max_tokens", "stop_sequences": "stop"}
 _READ = {*_SAME, *_NAMES, "do_sample", "details", "decoder_input_details", "return_full_text", "grammar",
          "truncate", "watermark", "top_n_tokens", "adapter_id"}  # fmt: skip
-_DRAWN = ("temperature", "top_k", "top_p", "typical_p")  # whoever sets one wants to sample
+_DRAWN = ("temperature", "top_k", "top_p", "typical_p")  # setting one of these enables sampling
 _DEFAULT_TOKENS = 100
 
 
 async def generate(request: Request) -> Response:
-    """``POST /generate``: the whole continuation."""
+    """Handle ``POST /generate``: return the whole continuation."""
     return await _answer(request, stream=False)
 
 
 async def generate_stream(request: Request) -> Response:
-    """``POST /generate_stream``: one event a token."""
+    """Handle ``POST /generate_stream``: stream one event per token."""
     return await _answer(request, stream=True)
 
 
 async def either(request: Request) -> Response:
-    """``POST /``: one or the other, as ``stream`` says."""
+    """Handle ``POST /``: stream if the field ``stream`` is true."""
     return await _answer(request, stream=None)
 
 
@@ -57,7 +57,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
         raise RequestError(f"'parameters' must be an object, not {parameters!r}")
     prompt = body.get("inputs")
     if not isinstance(prompt, str):
-        raise RequestError("'inputs' must be a text")
+        raise RequestError("'inputs' must be a string")
     asked = service.admitted(request, generation_request(prompt, _options(handler, parameters)))
     details = bool_field("details", parameters.get("details") or False)
     full = prompt if bool_field("return_full_text", parameters.get("return_full_text") or False) else ""
@@ -77,7 +77,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
     unknown = sorted(set(given) - _READ)
     if unknown:
-        raise RequestError(f"'parameters' has no '{unknown[0]}'; it has: {', '.join(sorted(_READ))}")
+        raise RequestError(f"'parameters' has no '{unknown[0]}'; its fields: {', '.join(sorted(_READ))}")
     for name in ("watermark", "truncate", "adapter_id", "top_n_tokens", "decoder_input_details"):
         if given.get(name):
             raise RequestError(f"'{name}' is not supported")
@@ -95,7 +95,7 @@ def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
         case {"type": "regex", "value": str(regex)}:
             options["structured_output"] = {"regex": regex}
         case other:
-            raise RequestError(f"'grammar' cannot be {other!r}; its type is json or regex")
+            raise RequestError(f"'grammar' must have the type json, json_schema or regex, not {other!r}")
     return options
 
 
@@ -123,14 +123,15 @@ async def _events(handler: LLMHandler, asked: GenerationRequest, full: str) -> A
     count = 0
     async with aclosing(handler.generate(reported)) as deltas:
         async for delta in deltas:
-            if delta.index:  # of the best of several, only the first is streamed
+            if delta.index:  # with best_of, only the first choice is streamed
                 continue
             texts.append(delta.text)
             last = len(delta.token_ids) - 1
             for position, token in enumerate(delta.token_ids):
                 count += 1
                 end = delta.finish_reason is not None and position == last
-                text = delta.text if position == last else ""  # a delta's text is that of all its tokens
+                # A delta may hold several tokens but has one text; the last token gets it.
+                text = delta.text if position == last else ""
                 yield event(
                     {
                         "index": count,
@@ -161,7 +162,7 @@ def _reason(reason: str | None, stop: str | int | None) -> str:
 
 
 async def info(request: Request) -> Response:
-    """``GET /info``: the default model."""
+    """Handle ``GET /info``: describe the default model."""
     facts = service_of(request).llm(request, None).model.info
     return json_response(
         {
@@ -175,7 +176,7 @@ async def info(request: Request) -> Response:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints."""
+    """Return the routes."""
     return [
         Route("/generate", generate, methods=["POST"]),
         Route("/generate_stream", generate_stream, methods=["POST"]),

@@ -1,6 +1,6 @@
-"""Tokens, scores and ranks: ``/tokenize``, ``/detokenize``, ``/score``, ``/rerank``, in vLLM's shapes.
+"""The endpoints ``/tokenize``, ``/detokenize``, ``/score`` and ``/rerank``, in vLLM's JSON format.
 
-``/rerank`` is Jina's and Cohere's; its scores are probabilities that a document answers the query.
+``/rerank`` follows the API of Jina and Cohere. A score is the probability that a document answers the query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_TEXTS = 2048
 
 
 async def tokenize(request: Request) -> Response:
-    """``POST /tokenize``: the tokens of a ``prompt``, or of ``messages`` by the chat template."""
+    """Handle ``POST /tokenize``: return the tokens of ``prompt``, or of ``messages`` in the chat template."""
     service = service_of(request)
     body, headers = await service.known_body(request, _TOKENIZE)
     handler = service.llm(request, body.get("model"))
@@ -60,7 +60,7 @@ def _prompt(body: Mapping[str, Any]) -> Prompt:
     if isinstance(prompt, str) and messages is None:
         return prompt
     if not isinstance(messages, list) or prompt is not None:
-        raise RequestError("give either 'prompt', a text, or 'messages', a list")
+        raise RequestError("give either 'prompt' (a string) or 'messages' (a list)")
     variables = body.get("chat_template_kwargs") or {}
     if not isinstance(variables, dict):
         raise RequestError(f"'chat_template_kwargs' must be an object, not {variables!r}")
@@ -69,7 +69,7 @@ def _prompt(body: Mapping[str, Any]) -> Prompt:
 
 
 async def detokenize(request: Request) -> Response:
-    """``POST /detokenize``: the text of ``tokens``."""
+    """Handle ``POST /detokenize``: return the text of ``tokens``."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "tokens"})
     tokens = body.get("tokens")
@@ -80,17 +80,18 @@ async def detokenize(request: Request) -> Response:
 
 
 async def score(request: Request) -> Response:
-    """``POST /score``.
+    """Handle ``POST /score``.
 
-    With ``text`` and ``continuations``, the log-probability of each continuation after the text; with vLLM's
-    ``text_1`` and ``text_2`` (or ``queries`` and ``documents``), the probability that each document answers
-    its query.
+    With ``text`` and ``continuations``, return the log-probability of each continuation after the text.
+    With vLLM's ``text_1`` and ``text_2`` (or ``queries`` and ``documents``), return the probability that
+    each document answers its query.
     """
     service = service_of(request)
     body, headers = await service.known_body(request, _SCORE)
     handler = service.llm(request, body.get("model"))
     if "continuations" in body:
-        work = handler.score(_one("text", body.get("text")), _texts("continuations", body["continuations"]))
+        text, continuations = body.get("text"), body["continuations"]
+        work = handler.score(_required_text("text", text), _texts("continuations", continuations))
         scores = await while_connected(request.receive, work)
         data: list[Json] = [
             {
@@ -109,9 +110,9 @@ async def score(request: Request) -> Response:
             queries = queries * len(documents)
         if len(queries) != len(documents):
             raise RequestError(
-                f"{len(queries)} queries for {len(documents)} documents; give one, or one each"
+                f"{len(queries)} queries for {len(documents)} documents; give 1 query or 1 per document"
             )
-        instruction = _one("instruction", body.get("instruction", RERANK_INSTRUCTION))
+        instruction = _required_text("instruction", body.get("instruction", RERANK_INSTRUCTION))
         data = []
         for index, (query, document) in enumerate(zip(queries, documents, strict=True)):
             work_ = handler.rerank(query, [document], instruction=instruction)
@@ -123,19 +124,19 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """``POST /rerank``: ``documents`` by how likely each answers ``query``, the most likely first."""
+    """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
     service = service_of(request)
     body, headers = await service.known_body(request, _RERANK)
     handler = service.llm(request, body.get("model"))
     documents = _texts("documents", body.get("documents"))
     most = body.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
-        raise RequestError(f"'top_n' must be a whole number of at least 1, not {most!r}")
+        raise RequestError(f"'top_n' must be an integer of at least 1, not {most!r}")
     show = bool_field("return_documents", body.get("return_documents", True))
     work = handler.rerank(
-        _one("query", body.get("query")),
+        _required_text("query", body.get("query")),
         documents,
-        instruction=_one("instruction", body.get("instruction", RERANK_INSTRUCTION)),
+        instruction=_required_text("instruction", body.get("instruction", RERANK_INSTRUCTION)),
     )
     scores = await while_connected(request.receive, work)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])[:most]
@@ -148,28 +149,28 @@ async def rerank(request: Request) -> Response:
     return json_response({"id": f"rerank-{uuid.uuid4().hex}", "model": name, "results": results}, headers)
 
 
-def _one(name: str, value: Any) -> str:
+def _required_text(name: str, value: Any) -> str:
     if text_field(name, value) is None:
-        raise RequestError(f"'{name}' is needed, a text")
+        raise RequestError(f"'{name}' is required and must be a string")
     return str(value)
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    """One text or several; Cohere's documents may be objects with a ``text``."""
+    """Return one or several texts as a list. Cohere's documents may be objects with a field ``text``."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not given:
-        raise RequestError(f"'{name}' must be a text or a list of texts")
+        raise RequestError(f"'{name}' must be a string or a list of strings")
     if len(given) > MOST_TEXTS:
-        raise RequestError(f"'{name}' has {len(given)} texts, more than {MOST_TEXTS}")
+        raise RequestError(f"'{name}' has {len(given)} texts; the maximum is {MOST_TEXTS}")
     read = [one.get("text") if isinstance(one, dict) else one for one in given]
     texts = [text for text in read if isinstance(text, str)]
     if len(texts) < len(given):
-        raise RequestError(f"'{name}' must be a text or a list of texts")
+        raise RequestError(f"'{name}' must be a string or a list of strings")
     return texts
 
 
 def routes(service: HttpService) -> list[Route]:
-    """The endpoints, with and without the version."""
+    """Return the routes, with and without the version prefix."""
     return [
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol (KServe v2) without its transports: tensors, inference, facts of models."""
+"""The Open Inference Protocol (KServe v2), independent of transport: tensors, inference, model metadata."""

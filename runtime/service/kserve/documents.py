@@ -1,4 +1,4 @@
-"""The protocol's JSON documents: requests with their binary tensors, responses, facts.
+"""The protocol's JSON documents: requests and responses with binary tensors, and model metadata.
 
 https://github.com/kserve/open-inference-protocol (`specification/protocol/inference_rest.md`), with Triton's
 extensions for binary data and shared memory.
@@ -24,10 +24,10 @@ _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "share
 
 
 def read_object(text: bytes) -> Json:
-    """A JSON object.
+    """Return the JSON object in ``text``; an empty text is an empty object.
 
     Raises:
-        RequestError: the text is none.
+        RequestError: the text is not a JSON object.
     """
     try:
         document = json.loads(text or b"{}")
@@ -39,24 +39,26 @@ def read_object(text: bytes) -> Json:
 
 
 class InferDocument:
-    """A request of ``/infer``: its JSON object, and the binary data of tensors behind it.
+    """A request of ``/infer``: a JSON object, followed by the binary data of tensors.
 
     Args:
-        model: from the path.
-        version: from the path; empty leaves the choice to the server.
-        body: the request's body.
-        json_size: bytes of the JSON object; None is all.
-        memory: registered regions.
+        model: the model name from the path.
+        version: the version from the path; an empty string lets the server choose.
+        body: the body of the request.
+        json_size: the size of the JSON object in bytes; None means the whole body.
+        memory: the registered shared memory regions.
 
     Raises:
-        RequestError: the document is not as it must be, or a tensor is not what it claims to be.
+        RequestError: a field is invalid, or the data of a tensor does not match its type and shape.
     """
 
     def __init__(
         self, model: str, version: str, body: bytes, json_size: int | None, memory: SharedMemory
     ) -> None:
         if json_size is not None and not 0 <= json_size <= len(body):
-            raise RequestError(f"the JSON object has {json_size} bytes by its header, the body {len(body)}")
+            raise RequestError(
+                f"the header gives {json_size} bytes for the JSON object, but the body has {len(body)}"
+            )
         size = len(body) if json_size is None else json_size
         document = read_object(body[:size])
         self._binary, self._memory = memoryview(body)[size:], memory
@@ -69,7 +71,7 @@ class InferDocument:
                 raise RequestError(f"input '{name}' is given twice")
             inputs[name] = self._input(name, tensor)
         if self._binary:
-            raise RequestError(f"{len(self._binary)} bytes of binary data belong to no input")
+            raise RequestError(f"{len(self._binary)} bytes of binary data remain after the last input")
         self.request = InferenceRequest(
             model=model,
             version=version,
@@ -83,7 +85,7 @@ class InferDocument:
         datatype: Any = tensor.get("datatype")
         shape: Any = tensor.get("shape")
         if not isinstance(datatype, str) or not _is_shape(shape):
-            raise RequestError(f"input '{name}' needs a 'datatype' and a 'shape', a list of whole numbers")
+            raise RequestError(f"input '{name}' needs 'datatype' (a string) and 'shape' (a list of integers)")
         parameters = _parameters(f"input '{name}'", tensor)
         if _REGION in parameters:
             region = self._memory.region(str(parameters[_REGION]))
@@ -93,19 +95,19 @@ class InferDocument:
             size = _whole(parameters, "binary_data_size")
             if size > len(self._binary):
                 raise RequestError(
-                    f"input '{name}' has {size} bytes of binary data, the body {len(self._binary)}"
+                    f"input '{name}' has {size} bytes of binary data, but only {len(self._binary)} remain"
                 )
             data, self._binary = bytes(self._binary[:size]), self._binary[size:]
             return from_raw(name, datatype, shape, data)
         if not isinstance(tensor.get("data"), list):
-            raise RequestError(f"input '{name}' has no 'data', a list")
+            raise RequestError(f"input '{name}' needs 'data' (a list)")
         return from_values(name, datatype, shape, _flat(tensor["data"]))
 
     def response(self, response: InferenceResponse) -> tuple[bytes, int | None]:
-        """The response's body, and the bytes of its JSON object if binary data follows.
+        """Return the body of a response, and the size of its JSON object in bytes if binary data follows.
 
         Raises:
-            RequestError: an output does not fit its shared memory, or its texts are not UTF-8.
+            RequestError: an output exceeds its shared memory, or its strings are not UTF-8.
         """
         outputs, pieces = [], []
         for name, array in response.outputs.items():
@@ -128,29 +130,31 @@ class InferDocument:
         place = region.part(_whole(parameters, _OFFSET), _whole(parameters, _SIZE))
         data = to_raw(array)
         if len(data) > len(place):
-            raise RequestError(f"output '{name}' has {len(data)} bytes, its shared memory {len(place)}")
+            raise RequestError(
+                f"output '{name}' has {len(data)} bytes, but its shared memory has {len(place)}"
+            )
         place[: len(data)] = data
         return len(data)
 
 
 def response_head(response: InferenceResponse) -> Json:
-    """What a response says besides its outputs."""
+    """Return the fields of a response without its outputs."""
     head: Json = {"model_name": response.model, "model_version": response.version}
     return {"id": response.id, **head} if response.id else head
 
 
 def listed(name: str, array: Array) -> list[Any]:
-    """The elements in row-major order; numbers that are not finite become null.
+    """Return the elements of an output in row-major order. NaN and infinite numbers become None.
 
     Raises:
-        RequestError: texts are not UTF-8.
+        RequestError: a string is not UTF-8.
     """
     kind = type_of(array)
     if kind.name == "BYTES":
         try:
             return [element.decode() for element in byte_elements(array)]
         except UnicodeDecodeError as error:
-            raise RequestError(f"output '{name}' is not UTF-8; ask for it as binary data") from error
+            raise RequestError(f"output '{name}' is not UTF-8; request it as binary data") from error
     if kind.dtype.kind in "fV":
         numbers = array.astype(np.float64).ravel()
         finite = np.isfinite(numbers).tolist()
@@ -160,7 +164,7 @@ def listed(name: str, array: Array) -> list[Any]:
 
 
 def facts_document(facts: ModelFacts) -> Json:
-    """The metadata of a model."""
+    """Return the metadata of a model as JSON."""
 
     def tensor(one: TensorFacts) -> Json:
         return {"name": one.name, "datatype": one.datatype, "shape": one.shape}
@@ -175,7 +179,7 @@ def facts_document(facts: ModelFacts) -> Json:
 
 
 def config_document(facts: ModelFacts) -> Json:
-    """The settings of a model, as Triton names them."""
+    """Return the configuration of a model in Triton's JSON format."""
 
     def tensor(one: TensorFacts) -> Json:
         kind = "TYPE_STRING" if one.datatype == "BYTES" else f"TYPE_{one.datatype}"
@@ -193,7 +197,7 @@ def config_document(facts: ModelFacts) -> Json:
 
 
 def statistics_document(name: str, version: str, counts: ModelCounts) -> Json:
-    """Counters and durations of a model."""
+    """Return the counts and durations of a model as JSON."""
 
     def duration(one: Duration) -> Json:
         return {"count": one.count, "ns": one.nanoseconds}
@@ -233,7 +237,7 @@ def _parameters(whose: str, document: Mapping[str, Any]) -> Json:
 def _whole(parameters: Mapping[str, Any], name: str) -> int:
     value = parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RequestError(f"parameter '{name}' must be a whole number, at least 0, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {value!r}")
     return value
 
 
@@ -244,7 +248,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
-    """Nested lists as one, row-major."""
+    """Return nested lists as one list in row-major order."""
     found = list(values)
     while any(isinstance(one, list) for one in found):
         found = [each for one in found for each in (one if isinstance(one, list) else [one])]

@@ -1,4 +1,4 @@
-"""Running models on the tensors of requests, and what is known of them."""
+"""Run models on the tensors of requests, and describe models."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
 
 
 class Inference:
-    """Runs requests and counts them, for all transports. Lives in one event loop.
+    """Run and count the requests of all transports, in one event loop.
 
     Args:
-        models: the models.
-        memory: shared memory of clients.
+        models: the models, with access control.
+        memory: the shared memory of clients.
     """
 
     def __init__(self, models: Admission, memory: SharedMemory) -> None:
@@ -44,26 +44,24 @@ class Inference:
 
     @classmethod
     def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
-        """For the models of a repository, with the service's settings."""
+        """Return an instance for the models of a repository and the service's settings."""
         return cls(Admission(models, config), SharedMemory(allowed=config.shared_memory))
 
     async def run(self, request: InferenceRequest) -> InferenceResponse:
-        """Run a request that has one response.
+        """Return the response to a request that has exactly 1 response.
 
         Raises:
-            RequestError: the request is at fault, or asks for a stream.
+            RequestError: the request is invalid, or sets ``stream``.
             CarryallError: the model failed.
         """
         async with aclosing(self.responses(request)) as responses:
             found = [response async for response in responses]
         if len(found) != 1:
-            raise RequestError(
-                "a request with 'stream' needs a stream of responses, such as ModelStreamInfer"
-            )
+            raise RequestError("'stream' is possible in streaming calls only, such as ModelStreamInfer")
         return found[0]
 
     async def responses(self, request: InferenceRequest) -> AsyncGenerator[InferenceResponse, None]:
-        """Run a request and yield its responses; closing the generator cancels it.
+        """Run a request and yield its responses. Closing the generator cancels the request.
 
         Raises:
             CarryallError: see ``run``.
@@ -99,11 +97,11 @@ class Inference:
         yield _response(request, status, outputs)
 
     def facts(self, name: str, version: str = "") -> ModelFacts:
-        """Inputs and outputs of a model.
+        """Return the metadata of a model.
 
         Raises:
-            UnknownModelError: there is none.
-            ServiceUnavailableError: it is not loaded.
+            UnknownModelError: no model has this name and version.
+            ServiceUnavailableError: the model is not loaded.
         """
         status = self.models.find(name, version)
         if status.kind == "llm":
@@ -124,7 +122,7 @@ class Inference:
 
 
 def rows(request: InferenceRequest) -> int:
-    """How many inferences a request counts as: the first size of its inputs."""
+    """Return the largest first dimension of the inputs with at least 2 dimensions, or 1 if there are none."""
     return max((array.shape[0] for array in request.inputs.values() if array.ndim > 1), default=1)
 
 
@@ -140,14 +138,14 @@ def _tensor_facts(values: Any) -> list[TensorFacts]:
 def _response(
     request: InferenceRequest, status: ModelStatus, outputs: Mapping[str, Any], *, final: bool = True
 ) -> InferenceResponse:
-    """A response with the outputs that are wanted.
+    """Return a response with the requested outputs.
 
     Raises:
-        RequestError: a wanted output does not exist.
+        RequestError: a requested output does not exist.
     """
     missing = [name for name in request.outputs if name not in outputs]
     if missing:
-        raise RequestError(f"no output '{missing[0]}'; there are: {', '.join(outputs)}")
+        raise RequestError(f"unknown output '{missing[0]}'; the outputs are: {', '.join(outputs)}")
     wanted = {name: outputs[name] for name in request.outputs or outputs}
     return InferenceResponse(
         model=status.name, version=status.version, id=request.id, outputs=wanted, final=final

@@ -1,4 +1,4 @@
-"""Requests and responses of the protocol, whatever they came by."""
+"""Requests and responses of the protocol, independent of transport."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ class InferenceRequest:
     """A request to run a model.
 
     Args:
-        version: empty leaves the choice to the server.
-        id: returned in each response.
-        parameters: plain values, and what JSON has besides.
-        outputs: the outputs that are wanted; empty wants all.
+        model: the name of the model.
+        version: the model version; an empty string lets the server choose.
+        id: the request id, which each response repeats.
+        parameters: request parameters; over HTTP, any JSON values.
+        inputs: the input arrays by name.
+        outputs: the names of the outputs to return; empty returns all.
     """
 
     model: str
@@ -33,7 +35,11 @@ class InferenceResponse:
     """One response to a request.
 
     Args:
-        final: whether no further response follows.
+        model: the name of the model.
+        version: the version that ran.
+        id: the id of the request.
+        outputs: the output arrays by name.
+        final: whether this is the last response to the request.
     """
 
     model: str
@@ -45,7 +51,7 @@ class InferenceResponse:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """An input or output of a model; -1 is a size that each request chooses."""
+    """The description of an input or output of a model. A size of -1 in ``shape`` is dynamic."""
 
     name: str
     datatype: str
@@ -55,7 +61,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a client may know of a model."""
+    """The metadata of a model. ``decoupled`` means that a request may have several responses."""
 
     name: str
     version: str

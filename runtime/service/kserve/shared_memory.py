@@ -1,4 +1,4 @@
-"""Tensors in POSIX shared memory that a client of the same machine has made."""
+"""Tensors in POSIX shared memory that a client on the same machine has created."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from ....errors import RequestError, UnsupportedTaskError
 
-_FOLDER = Path("/dev/shm")  # noqa: S108 -- where Linux shows shared memory objects
+_FOLDER = Path("/dev/shm")  # noqa: S108 -- Linux keeps POSIX shared memory objects here
 _KEY = re.compile(r"/?(?!\.)[A-Za-z0-9_.-]{1,255}")
 _MOST_REGIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of a shared memory object."""
+    """A registered part of a shared memory object; ``offset`` and ``byte_size`` are in bytes."""
 
     name: str
     key: str
@@ -27,26 +27,26 @@ class Region:
     memory: mmap.mmap
 
     def part(self, offset: int, size: int) -> memoryview:
-        """Some of its bytes.
+        """Return ``size`` bytes of the region, starting at ``offset``.
 
         Raises:
-            RequestError: they reach beyond its end.
+            RequestError: the range exceeds the region.
         """
         if offset < 0 or size < 0 or offset + size > self.byte_size:
             raise RequestError(
-                f"bytes {offset} to {offset + size} reach beyond shared memory region '{self.name}', "
-                f"which has {self.byte_size}"
+                f"bytes {offset} to {offset + size} exceed shared memory region '{self.name}', "
+                f"which has {self.byte_size} bytes"
             )
         start = self.offset + offset
         return memoryview(self.memory)[start : start + size]
 
 
 class SharedMemory:
-    """Registered regions by name.
+    """The registered regions by name.
 
     Args:
-        allowed: whether regions may be registered. Any client can then read and write the shared memory
-            objects that the server's user can.
+        allowed: whether clients may register regions. If so, every client can read and write all shared
+            memory objects of the server's user.
     """
 
     def __init__(self, *, allowed: bool) -> None:
@@ -57,42 +57,45 @@ class SharedMemory:
         """Register a part of a shared memory object.
 
         Raises:
-            UnsupportedTaskError: this is not allowed, or this system has none.
-            RequestError: there is no such object, it is smaller, or the name is taken.
+            UnsupportedTaskError: shared memory is not allowed, or the system is not Linux.
+            RequestError: the object does not exist or is too small, the name is empty or in use, or the
+                maximum number of regions is reached.
         """
         if not self._allowed:
-            raise UnsupportedTaskError("shared memory is turned off; start the server with --shared-memory")
+            raise UnsupportedTaskError("shared memory is off; start the server with --shared-memory")
         if not sys.platform.startswith("linux"):
-            raise UnsupportedTaskError("shared memory is offered on Linux only")
+            raise UnsupportedTaskError("shared memory works on Linux only")
         if not name or name in self._regions:
-            raise RequestError(f"shared memory region '{name}' is registered already, or has no name")
+            raise RequestError(f"the region name '{name}' is empty or already registered")
         if len(self._regions) >= _MOST_REGIONS:
-            raise RequestError(f"there are {_MOST_REGIONS} shared memory regions already; unregister some")
+            raise RequestError(
+                f"the maximum of {_MOST_REGIONS} shared memory regions is reached; unregister some"
+            )
         if not _KEY.fullmatch(key):
-            raise RequestError(f"'{key[:80]}' is no name of a shared memory object")
+            raise RequestError(f"'{key[:80]}' is not a valid name of a shared memory object")
         self._regions[name] = Region(name, key, offset, byte_size, _mapped(key, offset + byte_size))
 
     def unregister(self, name: str) -> None:
-        """Forget a region; an empty name forgets all. Nothing happens if it is not registered."""
+        """Unregister a region; an empty name unregisters all. An unknown name is ignored."""
         for known in [name] if name else list(self._regions):
             self._regions.pop(known, None)
 
     def regions(self, name: str = "") -> list[Region]:
-        """The region of a name, or all.
+        """Return the region with this name as a list; an empty name returns all regions.
 
         Raises:
-            RequestError: there is none of that name.
+            RequestError: no region has this name.
         """
         return [self.region(name)] if name else list(self._regions.values())
 
     def region(self, name: str) -> Region:
-        """The region of a name.
+        """Return the region with this name.
 
         Raises:
-            RequestError: there is none.
+            RequestError: no region has this name.
         """
         if name not in self._regions:
-            raise RequestError(f"there is no shared memory region '{name}'; register it first")
+            raise RequestError(f"no shared memory region '{name}' is registered; register it first")
         return self._regions[name]
 
 

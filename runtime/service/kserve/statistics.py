@@ -1,4 +1,4 @@
-"""How often and how long models ran."""
+"""Counts and durations of requests by model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """The number of events and their total duration in nanoseconds."""
 
     count: int = 0
     nanoseconds: int = 0
 
     def add(self, nanoseconds: int) -> None:
-        """Count one more."""
+        """Add one event."""
         self.count += 1
         self.nanoseconds += nanoseconds
 
@@ -24,8 +24,10 @@ class ModelCounts:
     """Counts of one model since the server started.
 
     Args:
-        rows: inferences, where a batch counts as many as it has rows.
-        last_milliseconds: when the last request ended, since 1970.
+        success: requests that succeeded.
+        fail: requests that failed or were cancelled.
+        rows: inferences of successful requests; a batch counts once per row.
+        last_milliseconds: the end of the last successful request, in milliseconds since 1970.
     """
 
     success: Duration = field(default_factory=Duration)
@@ -35,13 +37,13 @@ class ModelCounts:
 
 
 class Statistics:
-    """Counts by model."""
+    """The counts of all models, by model name."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelCounts] = {}
 
     def count(self, model: str, nanoseconds: int, rows: int, *, success: bool) -> None:
-        """Count one request that took so long."""
+        """Count one request with its duration and its number of rows."""
         counts = self._models.setdefault(model, ModelCounts())
         (counts.success if success else counts.fail).add(nanoseconds)
         if success:
@@ -49,5 +51,5 @@ class Statistics:
             counts.last_milliseconds = int(time.time() * 1000)
 
     def of(self, model: str) -> ModelCounts:
-        """The counts of a model."""
+        """Return the counts of a model."""
         return self._models.get(model, ModelCounts())

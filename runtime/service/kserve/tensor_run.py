@@ -1,4 +1,4 @@
-"""One run of an ONNX session on the tensors of a request."""
+"""Run an ONNX session on the tensors of a request."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _BFLOAT16 = "tensor(bfloat16)"
 async def run_session(
     session: InferenceSession, inputs: Mapping[str, Array], outputs: Sequence[str]
 ) -> dict[str, Array]:
-    """Run a session beside the event loop.
+    """Return the outputs of a session by name. The run does not block the event loop.
 
     Args:
-        session: the model's.
-        inputs: by name; BYTES are UTF-8 texts.
-        outputs: the outputs that are wanted; empty wants all.
+        session: the session of the model.
+        inputs: the arrays by name; BYTES are UTF-8 strings.
+        outputs: the names of the outputs to compute; empty computes all.
 
     Raises:
-        RequestError: inputs are missing, unknown, or of another type or shape than the model's.
+        RequestError: an input or output is missing or unknown, or an input has the wrong type or shape.
         ProviderRuntimeError: the run failed.
     """
     known = {value.name: value.type for value in session.get_inputs()}
     if inputs.keys() != known.keys():
-        raise RequestError(f"the inputs are {', '.join(known)}; got {', '.join(inputs) or 'none'}")
+        raise RequestError(f"the inputs must be {', '.join(known)}; got {', '.join(inputs) or 'none'}")
     types = {value.name: value.type for value in session.get_outputs()}
     for name in outputs:
         if name not in types:
-            raise RequestError(f"no output '{name}'; there are: {', '.join(types)}")
+            raise RequestError(f"unknown output '{name}'; the outputs are: {', '.join(types)}")
     wanted = list(outputs) or list(types)
     feeds = {name: _text(name, array) if array.dtype == object else array for name, array in inputs.items()}
     try:
@@ -55,7 +55,7 @@ async def run_session(
 
 
 def _text(name: str, array: Array) -> Array:
-    """BYTES as the texts that onnxruntime takes."""
+    """Return BYTES as an array of ``str``, the type that onnxruntime accepts."""
     texts = np.empty(array.size, object)
     try:
         texts[:] = [element.decode() for element in byte_elements(array)]
@@ -65,7 +65,7 @@ def _text(name: str, array: Array) -> Array:
 
 
 def _run_values(session: Any, wanted: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-    """A run on OrtValues, which can be bfloat16, unlike the NumPy arrays that ``run`` takes."""
+    """Return the outputs of a run on OrtValues. They support bfloat16; onnxruntime's NumPy inputs do not."""
     values = session.run_with_ort_values(wanted, {name: _value(array) for name, array in feeds.items()})
     return [_array(value) for value in values]
 

@@ -1,6 +1,6 @@
-"""Tensors of the protocol and NumPy arrays, both ways.
+"""Convert between tensors of the protocol and NumPy arrays.
 
-Raw data is little-endian in row-major order; each element of BYTES has its length in front, as four bytes
+Raw data is little-endian in row-major order. A 4-byte length precedes each element of BYTES
 (https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md).
 """
 
@@ -23,13 +23,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A type of elements.
+    """An element type.
 
     Args:
-        name: as in the protocol.
-        onnx: as onnxruntime names a tensor of it.
-        dtype: as in NumPy; objects are ``bytes``.
-        contents: the field of ``InferTensorContents`` that holds it; None if it travels raw only.
+        name: the name in the protocol.
+        onnx: onnxruntime's name of a tensor of this type.
+        dtype: the NumPy type; object arrays hold ``bytes``.
+        contents: the field of ``InferTensorContents`` for this type; None if only raw data is possible.
     """
 
     name: str
@@ -67,31 +67,33 @@ _LENGTH = struct.Struct("<I")
 
 
 def type_named(name: str, datatype: str) -> DataType:
-    """The type of an input.
+    """Return the element type named ``datatype`` for the input ``name``.
 
     Raises:
-        RequestError: there is none of that name.
+        RequestError: the datatype is unknown.
     """
     if datatype not in TYPES:
-        raise RequestError(f"input '{name}': no datatype '{datatype}'; there are: {', '.join(TYPES)}")
+        raise RequestError(
+            f"input '{name}': unknown datatype '{datatype}'; the datatypes are: {', '.join(TYPES)}"
+        )
     return TYPES[datatype]
 
 
 def type_of_onnx(onnx: str) -> DataType | None:
-    """The type of a model's tensor; None if the protocol has none for it."""
+    """Return the element type for onnxruntime's name of it, or None if the protocol has no such type."""
     return _BY_ONNX.get(onnx)
 
 
 def type_of(array: Array) -> DataType:
-    """The type of an array; texts are BYTES."""
+    """Return the element type of an array. Strings are BYTES."""
     return TYPES["BYTES"] if array.dtype.kind in "OSU" else _BY_DTYPE[array.dtype.newbyteorder("<")]
 
 
 def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
-    """An array of raw data.
+    """Return the array for the raw data of the input ``name``.
 
     Raises:
-        RequestError: the data is no tensor of that type and shape.
+        RequestError: the data does not match the type and shape.
     """
     kind, count = type_named(name, datatype), _count(name, shape)
     if kind.name == "BYTES":
@@ -103,7 +105,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memor
 
 
 def to_raw(array: Array) -> bytes:
-    """The raw data of an array."""
+    """Return the raw data of an array."""
     kind = type_of(array)
     if kind.name != "BYTES":
         return array.astype(kind.dtype, order="C", copy=False).tobytes()
@@ -111,10 +113,10 @@ def to_raw(array: Array) -> bytes:
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:
-    """An array of its elements in row-major order.
+    """Return the array for a list of elements in row-major order.
 
     Raises:
-        RequestError: they are not as many as the shape has, or not of that type.
+        RequestError: the number or the type of the elements does not match.
     """
     kind, count = type_named(name, datatype), _count(name, shape)
     if len(values) != count:
@@ -122,7 +124,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
     if kind.name == "BYTES":
         texts = [one.encode() if isinstance(one, str) else one for one in values]
         if not all(isinstance(one, bytes) for one in texts):
-            raise RequestError(f"input '{name}': the elements of BYTES must be texts")
+            raise RequestError(f"input '{name}': the elements of BYTES must be strings")
         return _shaped(texts, shape)
     try:
         return _numbers(values, kind.dtype).reshape(shape)
@@ -134,7 +136,7 @@ _ALLOWED: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Array:
-    """Numbers or booleans as an array; nothing is rounded to an integer or wrapped around."""
+    """Return numbers or booleans as an array. Raise an error instead of rounding or overflow."""
     allowed: set[type] = _ALLOWED.get(dtype.kind, {int, float})
     wrong = set(map(type, values)) - allowed
     if wrong:
@@ -147,12 +149,12 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Array:
 
 
 def byte_elements(array: Array) -> list[bytes]:
-    """The elements of an array of texts or bytes, in row-major order."""
+    """Return the elements of an array of strings or bytes, in row-major order."""
     return [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
 
 
 def of_bytes(elements: Iterable[bytes]) -> Array:
-    """A one-dimensional array of BYTES."""
+    """Return a 1-dimensional array of BYTES."""
     listed = list(elements)
     return _shaped(listed, [len(listed)])
 
@@ -169,13 +171,17 @@ def _split(name: str, count: int, data: bytes) -> list[bytes]:
     while place < len(data):
         end = place + _LENGTH.size
         if end > len(data):
-            raise RequestError(f"input '{name}': the data ends within the length of an element")
+            raise RequestError(
+                f"input '{name}': the data ends within the 4-byte length of element {len(elements)}"
+            )
         place = end + _LENGTH.unpack_from(data, place)[0]
         if place > len(data):
             raise RequestError(f"input '{name}': the data ends within element {len(elements)}")
         elements.append(data[end:place])
     if len(elements) != count:
-        raise RequestError(f"input '{name}': the shape has {count} elements, the data {len(elements)}")
+        raise RequestError(
+            f"input '{name}': the shape has {count} elements, but the data has {len(elements)}"
+        )
     return elements
 
 

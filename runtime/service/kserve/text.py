@@ -1,6 +1,6 @@
-"""Language models behind tensors, by the names of Triton's vLLM backend.
+"""Language models with the tensor inputs and outputs of Triton's vLLM backend.
 
-The names come from https://github.com/triton-inference-server/vllm_backend (`docs/additional_outputs.md`).
+See https://github.com/triton-inference-server/vllm_backend (`docs/additional_outputs.md`) for the names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OUTPUTS = [
     TensorFacts("num_output_tokens", "UINT32", [-1]),
 ]
 _DATATYPES = {one.name: one.datatype for one in INPUTS}
-# Parameters that are about the request, not about sampling.
+# Parameters that are not sampling options.
 _RESERVED = (
     "sequence_id",
     "sequence_start",
@@ -60,12 +60,12 @@ class TextRequest:
     """A request for text, read from tensors and parameters.
 
     Args:
-        request: as it came.
-        defaults: the model's own sampling options.
-        admitted: checks what is asked for against the service's limits.
+        request: the request of the client.
+        defaults: the model's default sampling options.
+        admitted: checks a request against the service's limits and returns it.
 
     Raises:
-        RequestError: an input is missing, unknown or of another type, or an option is out of range.
+        RequestError: an input is missing, unknown or of the wrong type, or an option is out of range.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TextRequest:
     ) -> None:
         for name, array in request.inputs.items():
             if name not in _DATATYPES:
-                raise RequestError(f"no input '{name}'; there are: {', '.join(_DATATYPES)}")
+                raise RequestError(f"unknown input '{name}'; the inputs are: {', '.join(_DATATYPES)}")
             if type_of(array).name != _DATATYPES[name] or array.size != 1:
                 raise RequestError(f"input '{name}' must be {_DATATYPES[name]} with one element")
         self.flags = {name: _flag(request, name) for name in _FLAGS}
@@ -84,12 +84,12 @@ class TextRequest:
         excluded = self.flags["exclude_input_in_output"]
         self.prepend = not (self.stream if excluded is None else excluded)
         if self.prepend and self.stream:
-            raise RequestError("a stream cannot begin with its input: exclude_input_in_output must be true")
+            raise RequestError("a stream cannot repeat its input; set exclude_input_in_output to true")
         self.prompt = _text(request, "text_input")
         options = {"logprobs": 0} if self._wants_logprobs else {}
         params = SamplingParams.from_dict({**defaults, **options, **_sampling(request)})
         if self.stream and params.n > 1:
-            raise RequestError("n above 1 cannot be streamed")
+            raise RequestError("'n' must be 1 in a stream")
         timeout = request.parameters.get("timeout")
         self.generation = admitted(
             GenerationRequest(
@@ -106,7 +106,7 @@ class TextRequest:
         return bool(self.flags["return_logprobs"] or self.flags["return_cumulative_logprob"])
 
     async def whole(self, handler: LLMHandler) -> dict[str, Array]:
-        """Generate and return all outputs at once."""
+        """Return all outputs after generation has ended."""
         found = await collect(handler.generate(self.generation))
         texts = [self.prompt + one.text if self.prepend else one.text for one in found.choices]
         return self._outputs(
@@ -117,7 +117,7 @@ class TextRequest:
         )
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
-        """Generate and yield outputs as they grow, and whether they are the last."""
+        """Yield the outputs of each delta during generation, and whether they are the last."""
         async with aclosing(handler.generate(self.generation)) as deltas:
             async for delta in deltas:
                 yield self._part(delta), delta.usage is not None
@@ -149,7 +149,7 @@ class TextRequest:
 
 
 def _logprobs(entries: Sequence[Mapping[int, Logprob]]) -> str:
-    """As vLLM writes them: one object a token, by token id."""
+    """Return log-probabilities in vLLM's JSON format: one object per token, with token ids as keys."""
     return json.dumps(
         [
             {
@@ -171,7 +171,7 @@ def _text(request: InferenceRequest, name: str) -> str:
 
 
 def _flag(request: InferenceRequest, name: str) -> bool | None:
-    """A yes or no, given as a tensor or as a parameter; None if it is not given."""
+    """Return a boolean from an input or a parameter, or None if the request has neither."""
     if name in request.inputs:
         return bool(request.inputs[name].ravel()[0])
     value = request.parameters.get(name)
@@ -181,7 +181,7 @@ def _flag(request: InferenceRequest, name: str) -> bool | None:
 
 
 def _sampling(request: InferenceRequest) -> dict[str, Any]:
-    """Sampling options: the JSON object of the tensor, else the parameters that are not about the request."""
+    """Return the options in the input ``sampling_parameters``, else those in the request parameters."""
     if "sampling_parameters" in request.inputs:
         text = _text(request, "sampling_parameters")
         try:
@@ -201,5 +201,5 @@ def _sampling(request: InferenceRequest) -> dict[str, Any]:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RequestError(f"parameter '{name}' must be a whole number, at least 0, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {value!r}")
     return value

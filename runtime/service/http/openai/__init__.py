@@ -1,1 +1,1 @@
-"""OpenAI's API: JSON shapes, which import no web framework, so that batch jobs use them too."""
+"""Request and response bodies of OpenAI's API. They need no web framework, so batch jobs use them too."""

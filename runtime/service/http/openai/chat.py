@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: bodies to requests, and results to bodies."""
+"""``/v1/chat/completions``: read request bodies and write response bodies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KNOWN = COMMON | {
 
 
 def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
-    """Read a body that does not ask for a stream.
+    """Return the request of a body without ``stream``.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     request, stream = read_chat(body)
     if stream.stream:
@@ -32,19 +32,19 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def read_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, StreamOptions]:
-    """Read a body.
+    """Return the request and the stream options of a body.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     options = read_options(body, {})
     stream = take_stream_options(options)
     messages = options.pop("messages", None)
     if not isinstance(messages, list) or not messages:
-        raise RequestError("'messages' must be a list of at least one message")
+        raise RequestError("'messages' must be a list of at least 1 message")
     wanted, top = options.pop("logprobs", False), options.pop("top_logprobs", 0)
     if not isinstance(wanted, bool):
-        raise RequestError("'logprobs' must be true or false; 'top_logprobs' says how many")
+        raise RequestError("'logprobs' must be true or false; 'top_logprobs' sets the number")
     if wanted:
         options["logprobs"] = top
     if "max_completion_tokens" in options:
@@ -54,7 +54,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[GenerationRequest, StreamOptions
 
 
 def _conversation(messages: list[Any], options: Json) -> Conversation:
-    """The messages with the options that concern them, which are removed."""
+    """Return the conversation of a body. The options that it uses are removed from ``options``."""
     variables = options.pop("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         raise RequestError(f"'chat_template_kwargs' must be an object, not {variables!r}")
@@ -70,21 +70,21 @@ def _conversation(messages: list[Any], options: Json) -> Conversation:
     if choice != "required":
         return Conversation(turns, tools if choice == "auto" else [], variables, parallel_calls=parallel)
     if options.get("structured_output") is not None:
-        raise RequestError("a tool call and 'response_format' cannot be demanded at once; leave one out")
+        raise RequestError("a forced 'tool_choice' and 'response_format' exclude each other; omit one")
     options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
-    # A model that begins by thinking could not: the grammar allows nothing but calls.
+    # Thinking is disabled because the grammar allows tool calls only.
     return Conversation(turns, tools, {"enable_thinking": False, **variables}, must_call=True)
 
 
 def _tool_choice(given: Any) -> tuple[str, str | None]:
-    """``auto``, ``none`` or ``required``, and the one function that is required."""
+    """Return ``auto``, ``none`` or ``required``, and the name of the required function or None."""
     match given:
         case "auto" | "none" | "required":
             return given, None
         case {"type": "function", "function": {"name": str(name)}}:
             return "required", name
     raise RequestError(
-        "'tool_choice' may be 'auto', 'none', 'required' or "
+        "'tool_choice' must be 'auto', 'none', 'required' or "
         f'{{"type": "function", "function": {{"name": ...}}}}, not {given!r}'
     )
 
@@ -94,10 +94,10 @@ def _is_text_part(part: Any) -> bool:
 
 
 def read_turn(message: Any) -> Json:
-    """One message as templates want it: its content one text, arguments of tool calls as objects.
+    """Return a message for chat templates: content is one string, tool call arguments are objects.
 
     Raises:
-        RequestError: it has no role, or a content that is no text.
+        RequestError: the role is missing, or the content is not text.
     """
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list) and all(map(_is_text_part, content)):
@@ -106,8 +106,8 @@ def read_turn(message: Any) -> Json:
     if content is None and calls:
         content = ""
     if not isinstance(content, str) or not isinstance(message.get("role"), str):
-        raise RequestError("each message must be an object with a text 'role' and a text 'content'")
-    # Templates know the older name of this role.
+        raise RequestError("each message must be an object with the strings 'role' and 'content'")
+    # Chat templates use the older name of this role.
     role = "system" if message["role"] == "developer" else message["role"]
     turn = {**message, "role": role, "content": content}
     if calls:
@@ -118,13 +118,13 @@ def read_turn(message: Any) -> Json:
 def _past_call(call: Json) -> Json:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError("each of 'tool_calls' must have a 'function' with a text 'name'")
+        raise RequestError("each of 'tool_calls' must have a 'function' with a string 'name'")
     arguments = read_json(function.get("arguments", {}), f"the arguments of tool call '{function['name']}'")
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 def chat_response(request: GenerationRequest, result: Generation, model: str) -> Json:
-    """Answer a body."""
+    """Return the response to a body."""
     choices = []
     for given in result.choices:
         choice = understood(request, given)
@@ -140,7 +140,7 @@ def chat_response(request: GenerationRequest, result: Generation, model: str) ->
 
 
 def understood(request: GenerationRequest, choice: Choice) -> Choice:
-    """The answer with the tool calls that it had to consist of, or with the one call that it may have."""
+    """Return the choice with forced tool calls parsed, and with at most 1 call if parallel calls are off."""
     prompt = request.prompt
     if not isinstance(prompt, Conversation):
         return choice
@@ -152,12 +152,12 @@ def understood(request: GenerationRequest, choice: Choice) -> Choice:
 
 
 def finish_reason(reason: str, calls: bool) -> str:
-    """Why an answer ended, as OpenAI says it."""
+    """Return OpenAI's name for the reason why an answer ended."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _message(choice: Choice) -> Json:
-    """The answer; ``reasoning_content`` as DeepSeek's API and vLLM name it."""
+    """Return the message of a choice. ``reasoning_content`` is the name in DeepSeek's API and vLLM."""
     message: Json = {"role": "assistant", "content": choice.text}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning

@@ -1,4 +1,4 @@
-"""Streamed answers: deltas to the chunks of OpenAI's clients."""
+"""Convert deltas to the chunks of OpenAI's streamed responses."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .writing import chat_logprobs, completion_logprobs, usage_json
 
 
 class _Chunks:
-    """What both kinds of streams have in common."""
+    """The base class of both kinds of streams."""
 
     def __init__(self, prefix: str, kind: str, model: str, options: StreamOptions) -> None:
         self._prefix, self._options = prefix, options
         self._frame: Json = {"object": kind, "created": int(time.time()), "model": model}
         self._id = ""
-        self._prompt_tokens: dict[int, int] = {}  # by position of the prompt
+        self._prompt_tokens: dict[int, int] = {}  # by index of the prompt
         self._tokens = 0
         self._usage: dict[int, Usage] = {}
 
     def note(self, delta: Delta, position: int = 0) -> None:
-        """Count the delta's tokens."""
+        """Add the tokens of a delta to the counts."""
         self._id = self._id or f"{self._prefix}-{delta.request_id}"
         self._prompt_tokens[position] = delta.prompt_tokens
         self._tokens += len(delta.token_ids)
@@ -36,7 +36,7 @@ class _Chunks:
             self._usage[position] = delta.usage
 
     def chunk(self, choices: list[Json]) -> Json:
-        """A chunk; with its usage, null or so far, where that was asked for."""
+        """Return a chunk. The stream options make ``usage`` absent, null, or the counts so far."""
         chunk = {"id": self._id, **self._frame, "choices": choices}
         if self._options.continuous_usage:
             chunk["usage"] = usage_json(self._so_far())
@@ -45,7 +45,7 @@ class _Chunks:
         return chunk
 
     def last(self) -> Iterator[Json]:
-        """The chunk without choices that has the usage, if it was asked for."""
+        """Yield the final chunk with ``usage`` and no choices, if ``include_usage`` is set."""
         if self._options.include_usage:
             yield {"id": self._id, **self._frame, "choices": [], "usage": usage_json(self._so_far())}
 
@@ -58,12 +58,12 @@ class _Chunks:
 
 
 class ChatChunks(_Chunks):
-    """Chunks of a chat completion.
+    """The chunks of a chat completion.
 
     Args:
-        request: what is answered.
-        model: its name.
-        options: which usage is wanted.
+        request: the request to answer.
+        model: the name of the model.
+        options: the stream options.
     """
 
     def __init__(self, request: GenerationRequest, model: str, options: StreamOptions) -> None:
@@ -73,7 +73,7 @@ class ChatChunks(_Chunks):
         self._parts: dict[int, AnswerParts] = {}  # by index
 
     def of(self, delta: Delta) -> Iterator[Json]:
-        """The chunks of a delta."""
+        """Yield the chunks of a delta."""
         self.note(delta)
         parts = self._parts.get(delta.index)
         if parts is None:
@@ -85,7 +85,7 @@ class ChatChunks(_Chunks):
             contents = [{"content": ""}]
         for content in contents:
             yield self.chunk([_choice(delta.index, content, logprobs)])
-            logprobs = None  # of all the delta's tokens; once is enough
+            logprobs = None  # they cover all tokens of the delta, so send them once
         if delta.finish_reason is not None:
             reason = finish_reason(delta.finish_reason, parts.calls > 0)
             yield self.chunk([_choice(delta.index, {}, None, reason)])
@@ -114,21 +114,21 @@ def _call_json(piece: CallDelta) -> Json:
 
 
 class CompletionChunks(_Chunks):
-    """Chunks of completions.
+    """The chunks of completions.
 
     Args:
-        ask: what is answered.
-        prompts: one a request, if they are echoed.
-        model: its name.
+        ask: the request body to answer.
+        prompts: one entry per prompt with ``echo``, else empty.
+        model: the name of the model.
     """
 
     def __init__(self, ask: CompletionAsk, prompts: Sequence[Echo], model: str) -> None:
         super().__init__("cmpl", "text_completion", model, ask.stream)
         self._ask, self._prompts = ask, prompts
-        self._lengths: dict[int, int] = {}  # characters sent, by index
+        self._lengths: dict[int, int] = {}  # number of characters sent, by choice index
 
     def of(self, position: int, delta: Delta) -> Iterator[Json]:
-        """The chunks of a delta of the prompt at ``position``."""
+        """Yield the chunks of a delta of the prompt at ``position``."""
         request = self._ask.requests[position]
         self.note(delta, position)
         index = position * request.params.n + delta.index

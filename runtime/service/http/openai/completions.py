@@ -1,4 +1,4 @@
-"""``/v1/completions``: bodies to requests, and results to bodies."""
+"""``/v1/completions``: read request bodies and write response bodies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_PROMPTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class CompletionAsk:
-    """What a body asks for.
+    """The content of a request body.
 
     Args:
-        requests: one a prompt, in their order.
-        stream: how to answer.
-        echo: begin each answer with its prompt.
-        no_tokens: nothing is to be generated; the one token that is, is left out.
+        requests: one request per prompt, in order.
+        stream: the stream options.
+        echo: whether each answer begins with its prompt.
+        no_tokens: ``max_tokens`` is 0. The engine generates 1 token, which the response omits.
     """
 
     requests: list[GenerationRequest]
@@ -35,25 +35,25 @@ class CompletionAsk:
 
 
 def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
-    """Read a body with one prompt that does not ask for a stream.
+    """Return the request of a body with one prompt and without ``stream`` or ``echo``.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     ask = read_completion({**body, "echo": None})
     for name, value in (("echo", body.get("echo")), ("stream", ask.stream.stream)):
         if value:
             raise RequestError(f"'{name}': {value!r} is not supported, only False")
     if len(ask.requests) != 1:
-        raise RequestError("'prompt' must be one prompt; put several prompts in lines of their own")
+        raise RequestError("'prompt' must be 1 prompt; write 1 line for each prompt")
     return ask.requests[0]
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
-    """Read a body.
+    """Return the content of a body.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     options = read_options(body, {"suffix": ""})
     stream = take_stream_options(options)
@@ -69,19 +69,19 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
 
 
 def _prompts(given: Any) -> list[str | list[int]]:
-    """One text or list of tokens, or several."""
+    """Return one or several prompts as a list."""
     if isinstance(given, str) or (given and is_token_ids(given)):
         return [given]
     several = isinstance(given, list) and all(isinstance(one, str) or is_token_ids(one) for one in given)
     if not several or not given:
-        raise RequestError("'prompt' must be one text or one list of token ids, or a list of these")
+        raise RequestError("'prompt' must be a string, a list of token ids, or a list of these")
     if len(given) > MOST_PROMPTS:
-        raise RequestError(f"'prompt' has {len(given)} prompts, more than {MOST_PROMPTS}")
+        raise RequestError(f"'prompt' has {len(given)} prompts; the maximum is {MOST_PROMPTS}")
     return list(given)
 
 
 def completion_response(request: GenerationRequest, result: Generation, model: str) -> Json:
-    """Answer a body with one prompt."""
+    """Return the response to a body with one prompt."""
     choices = [choice_json(choice, choice.index) for choice in result.choices]
     return response("cmpl", "text_completion", result, model, choices)
 
@@ -89,13 +89,13 @@ def completion_response(request: GenerationRequest, result: Generation, model: s
 def completions_response(
     ask: CompletionAsk, results: Sequence[Generation], prompts: Sequence[Echo], model: str
 ) -> Json:
-    """Answer a body.
+    """Return the response to a body.
 
     Args:
-        ask: what it asks for.
-        results: one a prompt.
-        prompts: one a request, if they are echoed.
-        model: its name.
+        ask: the content of the body.
+        results: one result per prompt.
+        prompts: one entry per prompt with ``echo``, else empty.
+        model: the name of the model.
     """
     choices = []
     for position, result in enumerate(results):
@@ -109,7 +109,7 @@ def completions_response(
         cached_tokens=sum(result.usage.cached_tokens for result in results),
     )
     whole = Generation(request_id=results[0].request_id, choices=[], usage=usage)
-    if len(results) == 1 and not ask.echo:  # in an echo they are in the choices
+    if len(results) == 1 and not ask.echo:  # with echo, the choices hold them
         whole = Generation(
             request_id=whole.request_id,
             choices=[],
@@ -121,13 +121,13 @@ def completions_response(
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that stands in front of its continuation.
+    """A prompt that is repeated before its continuation.
 
     Args:
-        text: of the prompt.
-        token_ids: its tokens.
-        first: the text of the first of them, which has no log-probability.
-        logprobs: one entry a token, if they were asked for.
+        text: the text of the prompt.
+        token_ids: the tokens of the prompt.
+        first: the text of the first token, which has no log-probability.
+        logprobs: one entry per token if requested, else empty.
     """
 
     text: str
@@ -136,12 +136,12 @@ class Echo:
     logprobs: Sequence[Mapping[int, Logprob] | None] = ()
 
     def with_logprobs(self, logprobs: Sequence[Mapping[int, Logprob] | None]) -> Echo:
-        """The same with log-probabilities."""
+        """Return a copy with log-probabilities."""
         return Echo(self.text, self.token_ids, self.first, logprobs)
 
 
 def choice_json(choice: Choice, index: int, echo: Echo | None = None, *, no_tokens: bool = False) -> Json:
-    """One continuation."""
+    """Return one choice as JSON."""
     text, token_ids, logprobs = choice.text, choice.token_ids, choice.logprobs
     if no_tokens:
         text, token_ids, logprobs = "", [], []

@@ -1,4 +1,4 @@
-"""``/v1/embeddings``: bodies to texts, and vectors to bodies."""
+"""``/v1/embeddings``: read request bodies and write response bodies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .reading import Json, bool_field, is_token_ids
 KNOWN = frozenset(
     {"input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"}
 )
-MOST_INPUTS = 2048  # as OpenAI's
+MOST_INPUTS = 2048  # OpenAI's limit
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsAsk:
-    """What a body asks for.
+    """The content of a request body.
 
     Args:
         inputs: texts or lists of token ids.
-        encoding: how the vectors are written.
-        dimensions: only so many leading components, scaled to length 1 again; None is all.
-        pooling: of the hidden states.
-        normalize: whether vectors have length 1.
+        encoding: the JSON encoding of the vectors.
+        dimensions: the number of leading components to keep; None keeps all.
+        pooling: how to pool the hidden states.
+        normalize: whether to scale the vectors to length 1, after ``dimensions`` is applied.
     """
 
     inputs: list[str | list[int]]
@@ -41,10 +41,10 @@ class EmbeddingsAsk:
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
-    """Read a body.
+    """Return the content of a body.
 
     Raises:
-        RequestError: something in it is wrong.
+        RequestError: a field is invalid.
     """
     options = {name: value for name, value in body.items() if value is not None}
     encoding, pooling = options.get("encoding_format", "float"), options.get("pooling", "last")
@@ -53,7 +53,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     check_pooling(pooling)
     dimensions = options.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise RequestError(f"'dimensions' must be a whole number of at least 1, not {dimensions!r}")
+        raise RequestError(f"'dimensions' must be an integer of at least 1, not {dimensions!r}")
     return EmbeddingsAsk(
         read_inputs(options.get("input")),
         encoding,
@@ -64,27 +64,27 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
 
 
 def read_inputs(given: Any) -> list[str | list[int]]:
-    """One text or list of tokens, or several.
+    """Return one or several inputs as a list.
 
     Raises:
-        RequestError: it is none of these, or too many.
+        RequestError: the value has another type, or more than ``MOST_INPUTS`` inputs.
     """
     if isinstance(given, str) or (given and is_token_ids(given)):
         return [given]
     if not given or not isinstance(given, list):
-        raise RequestError("'input' must be one text or one list of token ids, or a list of these")
+        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
     if not all(isinstance(one, str) or is_token_ids(one) for one in given):
-        raise RequestError("'input' must be one text or one list of token ids, or a list of these")
+        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
     if len(given) > MOST_INPUTS:
-        raise RequestError(f"'input' has {len(given)} texts, more than {MOST_INPUTS}")
+        raise RequestError(f"'input' has {len(given)} texts; the maximum is {MOST_INPUTS}")
     return list(given)
 
 
 def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Json:
-    """Answer a body.
+    """Return the response to a body.
 
     Raises:
-        RequestError: more dimensions are wanted than there are.
+        RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
     vectors = _cut(found.vectors, ask.dimensions, normalize=ask.normalize)
     usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
@@ -107,7 +107,7 @@ def _cut(vectors: npt.NDArray[np.float32], size: int | None, *, normalize: bool)
 
 
 def encoded(vector: npt.NDArray[np.float32], encoding: str) -> Any:
-    """A vector as numbers, or as base64 of its little-endian float32 bytes."""
+    """Return a vector as a list of numbers, or as base64 of its little-endian float32 bytes."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

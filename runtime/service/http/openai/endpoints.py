@@ -1,8 +1,8 @@
-"""The endpoints that answer one body with one generation, for whoever has bodies and an engine.
+"""The endpoints that answer one body with one generation. Batch jobs use them without HTTP.
 
 Bodies follow https://platform.openai.com/docs/api-reference, with vLLM's further sampling options
 (`top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`, `min_tokens`, ...).
-An option that would have to be ignored to be accepted is an error.
+Unknown and unsupported options are errors; they are not ignored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .reading import Json
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How one url's bodies are read and answered."""
+    """The functions that read a request body and write the response body of one URL path."""
 
     request: Callable[[Mapping[str, Any]], GenerationRequest]
-    response: Callable[[GenerationRequest, Generation, str], Json]  # str: the model's name
+    response: Callable[[GenerationRequest, Generation, str], Json]  # the str is the model name
 
 
 ENDPOINTS = {

@@ -1,4 +1,4 @@
-"""What OpenAI's request bodies have in common, and what it means here."""
+"""Read the fields that OpenAI's request bodies share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...core.messages import GenerationRequest, Prompt, checked_timeout
 
 Json = dict[str, Any]
 
-# They describe the caller or the bill, not the generation; or choose the model, which is done before.
+# These fields do not affect generation. The model is selected before a body is read.
 IGNORED = ("metadata", "model", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
            "service_tier", "store")  # fmt: skip
-# What every request for text understands.
+# The fields that all endpoints for text generation accept.
 COMMON = frozenset(
     {field.name for field in dataclasses.fields(SamplingParams)}
     | {*IGNORED, "cache_salt", "priority", "response_format", "stream", "stream_options", "timeout", "user"}
@@ -24,26 +24,28 @@ COMMON = frozenset(
 
 
 def known_fields(body: Mapping[str, Any], known: Collection[str], *, strict: bool) -> tuple[Json, list[str]]:
-    """The fields of a body that mean something, and the names of those that were left out.
+    """Return the known fields of a body and the names of the unknown ones.
 
     Raises:
-        RequestError: with ``strict``, where there are any of the latter.
+        RequestError: ``strict`` is true and a field is unknown.
     """
     unknown = [name for name in body if name not in known]
     if unknown and strict:
-        raise RequestError(f"unknown fields: {', '.join(unknown)}; without --strict they are ignored")
+        raise RequestError(
+            f"unknown fields: {', '.join(unknown)}; remove them, or start the service without --strict"
+        )
     return {name: value for name, value in body.items() if name in known}, unknown
 
 
 def read_options(body: Mapping[str, Any], only: Mapping[str, Any]) -> Json:
-    """What is left to be read: null means the default, and some options have one possible value.
+    """Return the options of a body. Null values and ignored fields are removed.
 
     Args:
-        body: of a request.
-        only: options that are accepted with the one value that asks for what is done anyway.
+        body: the request body.
+        only: options that have 1 supported value, with that value.
 
     Raises:
-        RequestError: an option has another value.
+        RequestError: an option has an unsupported value.
     """
     options = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     for name, value in only.items():
@@ -56,10 +58,10 @@ def read_options(body: Mapping[str, Any], only: Mapping[str, Any]) -> Json:
 
 
 def structured_output(response_format: Any) -> Json | None:
-    """Read ``response_format``: text, json_object, or json_schema with its ``schema``.
+    """Return the structured output options for ``response_format``, or None for plain text.
 
     Raises:
-        RequestError: it is none of these.
+        RequestError: the type is not text, json_object, or json_schema with a ``schema``.
     """
     match response_format:
         case {"type": "text"}:
@@ -69,19 +71,19 @@ def structured_output(response_format: Any) -> Json | None:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"json_schema": schema}
     raise RequestError(
-        f"'response_format' cannot be {response_format!r}; its type is text, json_object or json_schema"
+        f"'response_format' must have the type text, json_object or json_schema, not {response_format!r}"
     )
 
 
 def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
-    """A request of a prompt and what is left of the options.
+    """Return a request for a prompt with the given options.
 
     Raises:
-        RequestError: an option is unknown or wrong.
+        RequestError: an option is unknown or invalid.
     """
     priority = options.pop("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"'priority' must be a whole number, not {priority!r}")
+        raise RequestError(f"'priority' must be an integer, not {priority!r}")
     salt, tenant = (text_field(name, options.pop(name, None)) for name in ("cache_salt", "user"))
     timeout = options.pop("timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
@@ -97,21 +99,21 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
 
 
 def text_field(name: str, value: Any) -> str | None:
-    """A text or None.
+    """Return a field that must be a string or None.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the value has another type.
     """
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"'{name}' must be a text, not {value!r}")
+        raise RequestError(f"'{name}' must be a string, not {value!r}")
     return value
 
 
 def bool_field(name: str, value: Any) -> bool:
-    """True or false.
+    """Return a field that must be true or false.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the value has another type.
     """
     if not isinstance(value, bool):
         raise RequestError(f"'{name}' must be true or false, not {value!r}")
@@ -119,10 +121,10 @@ def bool_field(name: str, value: Any) -> bool:
 
 
 def objects_field(name: str, value: Any) -> list[Json]:
-    """A list of objects.
+    """Return a field that must be a list of objects.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the value has another type.
     """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"'{name}' must be a list of objects")
@@ -130,19 +132,19 @@ def objects_field(name: str, value: Any) -> list[Json]:
 
 
 def is_token_ids(value: Any) -> bool:
-    """Whether it is a list of whole numbers."""
+    """Return whether a value is a list of integers."""
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) for item in value
     )
 
 
 def read_json(text: Any, what: str) -> Any:
-    """A value given as JSON text, or as itself.
+    """Return the value of a JSON string. Return any other value unchanged.
 
     Raises:
-        RequestError: the text is no JSON.
+        RequestError: the string is not JSON.
     """
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what} are not JSON: {error}") from error
+        raise RequestError(f"{what}: invalid JSON: {error}") from error

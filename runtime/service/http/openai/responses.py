@@ -1,4 +1,4 @@
-"""``/v1/responses``: bodies to conversations, and deltas to items and events."""
+"""``/v1/responses``: read request bodies, and write output items and stream events."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos",
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsk:
-    """What a body asks for.
+    """The content of a request body.
 
     Args:
-        request: to the engine.
-        turns: of the conversation without the instructions, for the response that follows on this one.
-        items: the input, as items.
-        echo: what the response object repeats of the body.
-        stream: answer in events.
-        store: keep the response for later.
-        background: answer at once, and generate meanwhile.
+        request: the request for the engine.
+        turns: the messages without the instructions, which a later response continues.
+        items: the input items.
+        echo: the fields of the body that the response repeats.
+        stream: whether to stream events.
+        store: whether to store the response.
+        background: whether to return at once and generate in the background.
     """
 
     request: GenerationRequest
@@ -56,15 +56,15 @@ class ResponseAsk:
 
 
 def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: list[Json]) -> ResponseAsk:
-    """Read a body.
+    """Return the content of a body.
 
     Args:
-        body: the request's.
-        defaults: the model's own sampling options.
-        before: turns of the conversation that is continued.
+        body: the request body.
+        defaults: the model's default sampling options.
+        before: the messages of the conversation to continue.
 
     Raises:
-        RequestError: something in it is wrong or cannot be done.
+        RequestError: a field is invalid or not supported.
     """
     given = {name: value for name, value in body.items() if value is not None}
     options: Json = {"max_tokens": None, **defaults}
@@ -72,14 +72,14 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     if "max_output_tokens" in given:
         options["max_tokens"] = given["max_output_tokens"]
     if given.get("truncation", "disabled") not in ("disabled", "auto"):
-        raise RequestError(f"'truncation' is disabled or auto, not {given['truncation']!r}")
+        raise RequestError(f"'truncation' must be disabled or auto, not {given['truncation']!r}")
     text = _object("text", given.get("text", {}))
     if "format" in text:
         options["structured_output"] = _form(text["format"])
     items = _items(given.get("input", []))
     turns = [*before, *_joined(_turn(item) for item in items)]
     if not turns:
-        raise RequestError("'input' must be a text or a list of at least one item")
+        raise RequestError("'input' must be a string or a list of at least 1 item")
     instructions = text_field("instructions", given.get("instructions"))
     system: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     tools = objects_field("tools", given.get("tools", []))
@@ -105,7 +105,9 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     flags = {name: bool_field(name, given.get(name, name == "store")) for name in
              ("stream", "store", "background")}  # fmt: skip
     if flags["background"] and (flags["stream"] or not flags["store"]):
-        raise RequestError("'background' responses are stored and not streamed; ask for them by their id")
+        raise RequestError(
+            "'background' requires 'store': true and 'stream': false; poll the response by its id"
+        )
     echo |= {"store": flags["store"], "background": flags["background"]}
     return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
 
@@ -117,7 +119,7 @@ def _object(name: str, value: Any) -> Json:
 
 
 def _form(given: Any) -> Json | None:
-    """The format of a text: as in chat completions, but flat."""
+    """Return the structured output options for ``text.format``, which has ``schema`` at its top level."""
     match given:
         case {"type": "json_schema", "schema": schema}:
             return {"json_schema": schema}
@@ -139,17 +141,17 @@ def _conversation(
         case {"type": "function", "name": str(name)}:
             only = name
         case other:
-            raise RequestError(f"'tool_choice' may be auto, none, required or one function's, not {other!r}")
+            raise RequestError(f"'tool_choice' must be auto, none, required or a function, not {other!r}")
     if options.get("structured_output") is not None:
-        raise RequestError("a tool call and 'text.format' cannot be demanded at once; leave one out")
+        raise RequestError("a forced 'tool_choice' and 'text.format' exclude each other; omit one")
     options["structured_output"] = {"json_schema": calls_schema(nested, only, parallel=parallel)}
     return Conversation(messages, nested, {**variables, "enable_thinking": False}, must_call=True)
 
 
 def _tool(tool: Json) -> Json:
-    """A tool in the form that chat templates know."""
+    """Return a tool in the format that chat templates expect."""
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise RequestError(f"each tool must be of type 'function', with a text 'name', not {tool!r}")
+        raise RequestError(f"each tool must be of type 'function', with a string 'name', not {tool!r}")
     parts = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": parts}
 
@@ -161,7 +163,7 @@ def _items(given: Any) -> list[Json]:
 
 
 def _turn(item: Json) -> Json:
-    """An item as a message that chat templates know."""
+    """Return an item as a message for chat templates."""
     match item:
         case {"type": "function_call", "call_id": str(name), "name": str(function)}:
             arguments = read_json(item.get("arguments", "{}"), f"the arguments of '{function}'")
@@ -181,7 +183,7 @@ def _turn(item: Json) -> Json:
 
 
 def _text(content: Any) -> str:
-    """A text, or the texts of parts."""
+    """Return a string, or the joined text of a list of parts."""
     if isinstance(content, str):
         return content
     parts = objects_field("content", content)
@@ -192,7 +194,7 @@ def _text(content: Any) -> str:
 
 
 def _joined(turns: Iterator[Json]) -> Iterator[Json]:
-    """Reasoning, text and calls of one answer, which are items of their own, in one message each."""
+    """Merge consecutive assistant messages (reasoning, text, calls) into one message per answer."""
     last: Json | None = None
     for turn in turns:
         if last is not None and last["role"] == turn["role"] == "assistant":
@@ -210,18 +212,20 @@ def _joined(turns: Iterator[Json]) -> Iterator[Json]:
 
 
 class ResponseBuilder:
-    """Deltas to output items and events; ``response`` is the object so far.
+    """Convert deltas to output items and events. ``response`` is the response object so far.
 
     Args:
-        ask: what is answered.
-        model: its name.
+        ask: the request body to answer.
+        model: the name of the model.
     """
 
     def __init__(self, ask: ResponseAsk, model: str) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self._parts = AnswerParts(ask.request)
         self._number = -1
-        self._kind: tuple[str, int] | None = None  # of the item that grows, and of a call the index
+        self._kind: tuple[str, int] | None = (
+            None  # kind of the open item, and index of the tool call (else 0)
+        )
         self.output: list[Json] = []
         self.response: Json = {
             "id": self.id,
@@ -237,12 +241,12 @@ class ResponseBuilder:
         }
 
     def begin(self) -> Iterator[Json]:
-        """The first events."""
+        """Yield the first events of the stream."""
         yield self._event("response.created", response={**self.response, "output": []})
         yield self._event("response.in_progress", response={**self.response, "output": []})
 
     def of(self, delta: Delta) -> Iterator[Json]:
-        """The events of a delta."""
+        """Yield the events of a delta."""
         for part in self._parts.of(delta):
             yield from self._call(part) if isinstance(part, CallDelta) else self._say(part)
         if delta.usage is not None:
@@ -250,12 +254,12 @@ class ResponseBuilder:
             yield from self._end(delta.finish_reason, delta.usage)
 
     def end_with(self, status: str, error: Json | None = None) -> Json:
-        """End as ``failed`` or ``cancelled``; the event that says so."""
+        """Set the status ``failed`` or ``cancelled`` and return its event."""
         self.response |= {"status": status, "error": error}
         return self._event(f"response.{status}", response=self.response)
 
     def turns(self) -> list[Json]:
-        """The answer, as messages."""
+        """Return the answer as messages."""
         return list(_joined(_turn(item) for item in self.output))
 
     def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
@@ -305,7 +309,7 @@ class ResponseBuilder:
         yield self._event("response.output_item.added", output_index=len(self.output) - 1, item=shown)
 
     def _close(self, *, cut: bool = False) -> Iterator[Json]:
-        """Close the item that grows."""
+        """Yield the events that close the open item, if there is one."""
         if self._kind is None:
             return
         item, (kind, _), self._kind = self.output[-1], self._kind, None

@@ -1,4 +1,4 @@
-"""Whether and how a request wants its answer streamed."""
+"""Read the options ``stream`` and ``stream_options``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .reading import Json, bool_field
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What ``stream`` and ``stream_options`` say.
+    """The options ``stream`` and ``stream_options``.
 
     Args:
-        stream: answer in pieces.
-        include_usage: end with a piece that has the token counts and no choices.
-        continuous_usage: state the token counts so far in every piece, as vLLM does.
+        stream: whether to stream the response.
+        include_usage: whether to end with a chunk that has the token counts and no choices.
+        continuous_usage: whether each chunk has the token counts so far, as in vLLM.
     """
 
     stream: bool = False
@@ -24,10 +24,10 @@ class StreamOptions:
 
 
 def take_stream_options(options: Json) -> StreamOptions:
-    """Read the two options, and remove them.
+    """Return the stream options and remove them from ``options``.
 
     Raises:
-        RequestError: one of them is wrong.
+        RequestError: a value has the wrong type.
     """
     stream = bool_field("stream", options.pop("stream", False))
     given = options.pop("stream_options", None) or {}

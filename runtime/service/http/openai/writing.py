@@ -1,4 +1,4 @@
-"""What OpenAI's responses have in common."""
+"""Write the parts that OpenAI's responses share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reading import Json
 
 
 def response(prefix: str, kind: str, result: Generation, model: str, choices: list[Json]) -> Json:
-    """A whole answer."""
+    """Return the JSON of a complete response."""
     body: Json = {
         "id": f"{prefix}-{result.request_id}",
         "object": kind,
@@ -30,7 +30,7 @@ def response(prefix: str, kind: str, result: Generation, model: str, choices: li
 
 
 def usage_json(usage: Usage) -> Json:
-    """Token counts."""
+    """Return the token counts as JSON."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -40,7 +40,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def call_json(call: ToolCall) -> Json:
-    """A tool call."""
+    """Return a tool call as JSON."""
     return {
         "id": call.id,
         "type": "function",
@@ -51,7 +51,7 @@ def call_json(call: ToolCall) -> Json:
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]], wanted: int | None
 ) -> Json | None:
-    """Log-probabilities as chat completions have them; None unless they were asked for."""
+    """Return log-probabilities in the format of chat completions, or None if ``wanted`` is None."""
     if wanted is None:
         return None
     return {
@@ -67,7 +67,7 @@ def _entry(entry: Logprob) -> Json:
 
 
 def _prompt_entry(entry: Logprob) -> Json:
-    """As vLLM writes them."""
+    """Return one log-probability of a prompt token, in vLLM's format."""
     return {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": entry.text}
 
 
@@ -77,13 +77,13 @@ def completion_logprobs(
     first: str = "",
     offset: int = 0,
 ) -> Json:
-    """Log-probabilities as completions have them.
+    """Return log-probabilities in the format of completions.
 
     Args:
-        token_ids: tokens of the prompt, if it is echoed, and of its continuation.
-        logprobs: one entry a token, with the token's own; None for a prompt's first token.
-        first: the text of a token without an entry.
-        offset: characters of the text before the first token.
+        token_ids: the tokens of the continuation, preceded by those of the prompt with ``echo``.
+        logprobs: one entry per token that includes the token itself; None for the first prompt token.
+        first: the text of the first prompt token.
+        offset: the number of characters before the first token.
     """
     tokens: list[str] = []
     own: list[float | None] = []

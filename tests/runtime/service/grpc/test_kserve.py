@@ -120,7 +120,7 @@ def test_a_model_computes_what_is_wanted() -> None:
     [
         ({"model_name": "no"}, "there is no model 'no'"),
         ({"model_version": "7"}, "version 7"),
-        ({"outputs": [{"name": "X"}]}, "no output 'X'"),
+        ({"outputs": [{"name": "X"}]}, "unknown output 'X'"),
         ({"raw_input_contents": [b"", b""]}, "has 16 bytes, not 0"),
         ({"raw_input_contents": [b"", b"", b""]}, "has 16 bytes"),
         ({"raw_input_contents": [bytes(16)]}, "no entry for input 'B'"),
@@ -163,7 +163,7 @@ def test_a_request_at_fault_is_refused(change: dict[str, Any], message: str) -> 
         ({"datatype": "FP16", "contents": {}}, "travels in raw_input_contents only"),
         ({"datatype": "FP32", "contents": {"int_contents": [1]}}, "belongs in fp32_contents"),
         ({"datatype": "FP32", "contents": {"fp32_contents": [1]}}, "has 2 elements, not 1"),
-        ({"datatype": "FP9", "contents": {}}, "no datatype 'FP9'"),
+        ({"datatype": "FP9", "contents": {}}, "unknown datatype 'FP9'"),
         (
             {"datatype": "FP32", "parameters": {"shared_memory_region": {"string_param": "x"}}},
             "no shared memory region 'x'",
@@ -286,8 +286,8 @@ def test_an_abandoned_stream_frees_its_requests() -> None:
     ("request_", "message"),
     [
         (text_request("x", stream=True), "ModelStreamInfer"),
-        (text_request("x", {"n": 2}, stream=True), "n above 1 cannot be streamed"),
-        (text_request("x", stream=True, exclude_input_in_output=False), "must be true"),
+        (text_request("x", {"n": 2}, stream=True), "'n' must be 1 in a stream"),
+        (text_request("x", stream=True, exclude_input_in_output=False), "set exclude_input_in_output"),
         (text_request("x", {"top_q": 1}), "no option 'top_q'"),
         (
             raw_request("toy", {"sampling_parameters": ("BYTES", np.array([b"{"], object))}),
@@ -295,7 +295,7 @@ def test_an_abandoned_stream_frees_its_requests() -> None:
         ),
         (raw_request("toy", {"text_input": ("INT8", np.zeros(1, np.int8))}), "must be BYTES"),
         (raw_request("toy", {"text_input": ("BYTES", np.array([b"\xff"], object))}), "not UTF-8"),
-        (raw_request("toy", {"text": ("BYTES", np.array([b"a"], object))}), "no input 'text'"),
+        (raw_request("toy", {"text": ("BYTES", np.array([b"a"], object))}), "unknown input 'text'"),
         (raw_request("toy", {"text_input": ("BYTES", np.array([b"a", b"b"], object))}), "with one element"),
     ],
 )

@@ -163,13 +163,13 @@ def test_blocks_become_what_the_template_knows() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"messages": []}, "at least one message"),
+        ({"messages": []}, "at least 1 message"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not supported"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "'role' is user or assistant"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "must be user, assistant or system"),
         ({"tools": [{"name": "x"}]}, "an 'input_schema'"),
-        ({"tool_choice": {"type": "tool"}}, "'tool_choice' cannot be"),
+        ({"tool_choice": {"type": "tool"}}, "'tool_choice' must have"),
         ({"tool_choice": {"type": "any"}}, "tools are: none"),
-        ({"thinking": {"type": "deep"}}, "'thinking' cannot be"),
+        ({"thinking": {"type": "deep"}}, "'thinking' must have"),
         ({"max_tokens": None}, "max_tokens"),
     ],
 )

@@ -104,12 +104,12 @@ def test_numbers_that_are_not_finite_are_null() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({}, 400, "the inputs are A, B"),
+        ({}, 400, "the inputs must be A, B"),
         ({"inputs": 1}, 400, "must be a list of objects"),
         ({"inputs": [{}]}, 400, "needs a 'name'"),
-        ({"inputs": [{"name": "A"}]}, 400, "needs a 'datatype' and a 'shape'"),
-        ({"inputs": [{"name": "A", "datatype": "FP32", "shape": [True]}]}, 400, "needs a 'datatype'"),
-        ({"inputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, 400, "has no 'data'"),
+        ({"inputs": [{"name": "A"}]}, 400, "needs 'datatype' (a string) and 'shape'"),
+        ({"inputs": [{"name": "A", "datatype": "FP32", "shape": [True]}]}, 400, "needs 'datatype'"),
+        ({"inputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, 400, "needs 'data'"),
         ({"inputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": ["x"]}]}, 400, "not FP32"),
         (
             {
@@ -118,7 +118,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
                 ]
             },
             400,
-            "has 4 bytes of binary data, the body 0",
+            "has 4 bytes of binary data, but only 0 remain",
         ),
         (
             {"inputs": [{"name": "A", "datatype": "FP32", "shape": [1], "parameters": 1}]},
@@ -171,7 +171,7 @@ def test_text_at_once_and_as_it_grows() -> None:
         assert "".join(one["text_output"] for one in events) == text
         for path, body, message in (
             ("generate", {"stream": True}, "'stream' must be true in generate_stream"),
-            ("generate", {"text_input": 1}, "must be a text"),
+            ("generate", {"text_input": 1}, "must be a string"),
             ("generate", {"top_q": 1}, "no option"),
             ("generate_stream", {"top_p": 2}, "top_p must be a number"),
         ):

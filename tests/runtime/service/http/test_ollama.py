@@ -96,7 +96,7 @@ def test_models_are_listed_and_shown() -> None:
     [
         ("/api/chat", {"model": "other"}, 404, "there are: toy"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "'images'"),
-        ("/api/chat", {"format": "xml"}, 400, "'format' is"),
+        ("/api/chat", {"format": "xml"}, 400, "'format' must be"),
         ("/api/chat", {"options": []}, 400, None),
         ("/api/chat", {"options": 3}, 400, "'options' must be"),
         ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "'suffix' is not supported"),

@@ -87,7 +87,7 @@ def test_a_stored_response_is_found_continued_and_deleted() -> None:
                     await client.responses.retrieve(gone)
             for _ in range(2):
                 await client.responses.create(input="x", **options)
-            with pytest.raises(openai.NotFoundError, match="the latest 2 are kept"):
+            with pytest.raises(openai.NotFoundError, match="keeps the latest 2"):
                 await client.responses.create(input="x", previous_response_id=first.id, **options)
 
     asyncio.run(scenario())
@@ -115,7 +115,7 @@ def test_a_response_in_the_background_is_polled_or_cancelled() -> None:
                 while llm.stats().running:
                     await asyncio.sleep(0.002)
             plain = await client.responses.create(model="toy", input="Hi", max_output_tokens=2)
-            with pytest.raises(openai.BadRequestError, match="'background' can be cancelled"):
+            with pytest.raises(openai.BadRequestError, match="'background': true can be cancelled"):
                 await client.responses.cancel(plain.id)
 
     asyncio.run(scenario())
@@ -153,12 +153,12 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input": []}, "at least one item"),
+        ({"input": []}, "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' is not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text"),
         ({"tools": [{"type": "web_search"}]}, "of type 'function'"),
-        ({"text": {"format": {"type": "xml"}}}, "'response_format' cannot be"),
-        ({"background": True, "stream": True}, "not streamed"),
+        ({"text": {"format": {"type": "xml"}}}, "'response_format' must have"),
+        ({"background": True, "stream": True}, "requires 'store': true"),
         ({"previous_response_id": "resp_x"}, "there is no response 'resp_x'"),
     ],
 )

@@ -60,10 +60,10 @@ def test_a_grammar_is_held_to() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "'inputs' must be a text"),
+        ({}, "'inputs' must be a string"),
         ({"inputs": "x", "parameters": {"max_tokens": 3}}, "has no 'max_tokens'"),
         ({"inputs": "x", "parameters": {"watermark": True}}, "'watermark' is not supported"),
-        ({"inputs": "x", "parameters": {"grammar": "x"}}, "'grammar' cannot be"),
+        ({"inputs": "x", "parameters": {"grammar": "x"}}, "'grammar' must have"),
         ({"inputs": "x", "parameters": {"temperature": -1}}, "temperature"),
     ],
 )

@@ -46,7 +46,7 @@ def test_listed_elements_come_back(datatype: str) -> None:
 @pytest.mark.parametrize(
     ("datatype", "shape", "values", "message"),
     [
-        ("FP8", [1], [1.0], "no datatype 'FP8'"),
+        ("FP8", [1], [1.0], "unknown datatype 'FP8'"),
         ("INT8", [2], [1], "has 2 elements, not 1"),
         ("INT8", [-1], [1], "negative size"),
         ("INT8", [1], [128], "outside -128 to 127"),
@@ -57,7 +57,7 @@ def test_listed_elements_come_back(datatype: str) -> None:
         ("INT64", [1], [2**70], "not INT64"),
         ("FP64", [1], [10**400], "not FP64"),
         ("INT64", [2], [[1], [2, 3]], "not INT64"),
-        ("BYTES", [1], [1], "must be texts"),
+        ("BYTES", [1], [1], "must be strings"),
     ],
 )
 def test_elements_of_another_type_are_refused(
@@ -73,9 +73,9 @@ def test_elements_of_another_type_are_refused(
         ("INT32", [2], b"1234", "has 8 bytes, not 4"),
         ("INT32", [2**62, 2**62], b"", "bytes, not 0"),
         ("INT32", [-1], b"", "negative size"),
-        ("BYTES", [1], b"\1\0", "ends within the length"),
+        ("BYTES", [1], b"\1\0", "ends within the 4-byte length"),
         ("BYTES", [1], b"\xff\xff\xff\xff", "ends within element 0"),
-        ("BYTES", [2], b"\0\0\0\0", "has 2 elements, the data 1"),
+        ("BYTES", [2], b"\0\0\0\0", "has 2 elements, but the data has 1"),
     ],
 )
 def test_raw_data_of_another_size_is_refused(

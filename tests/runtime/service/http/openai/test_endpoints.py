@@ -96,7 +96,7 @@ def test_response_format(response_format: dict[str, Any], expected: StructuredOu
 
 @pytest.mark.parametrize("response_format", ["json", {}, {"type": "json_schema"}])
 def test_other_response_formats_are_refused(response_format: object) -> None:
-    with pytest.raises(RequestError, match="'response_format' cannot be"):
+    with pytest.raises(RequestError, match="'response_format' must have"):
         chat_request({"messages": TURNS, "response_format": response_format})
 
 
@@ -110,11 +110,11 @@ def test_text_parts_are_joined() -> None:
     ("url", "body", "message"),
     [
         ("/v1/completions", {}, "'prompt' must be"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "lines of their own"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "1 line for each prompt"),
         ("/v1/completions", {"prompt": [1, True]}, "'prompt' must be"),
         ("/v1/completions", {"prompt": "x", "echo": True}, "'echo': True is not supported, only False"),
-        ("/v1/completions", {"prompt": "x", "cache_salt": 3}, "'cache_salt' must be a text"),
-        ("/v1/completions", {"prompt": "x", "user": 3}, "'user' must be a text"),
+        ("/v1/completions", {"prompt": "x", "cache_salt": 3}, "'cache_salt' must be a string"),
+        ("/v1/completions", {"prompt": "x", "user": 3}, "'user' must be a string"),
         ("/v1/completions", {"prompt": "x", "timeout": "2 s"}, "'timeout' must be a number"),
         ("/v1/completions", {"prompt": "x", "timeout": 0}, "must be a positive number of seconds"),
         ("/v1/completions", {"prompt": "x", "timeout": float("nan")}, "must be a positive number of seconds"),
@@ -125,8 +125,8 @@ def test_text_parts_are_joined() -> None:
             {"prompt": "x", "max_tokens": "5"},
             "max_tokens must be an integer of at",
         ),
-        ("/v1/completions", {"prompt": "x", "priority": "high"}, "'priority' must be a whole number"),
-        ("/v1/chat/completions", {"messages": []}, "at least one message"),
+        ("/v1/completions", {"prompt": "x", "priority": "high"}, "'priority' must be an integer"),
+        ("/v1/chat/completions", {"messages": []}, "at least 1 message"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "each message must be"),
         ("/v1/chat/completions", {"messages": ["Hi"]}, "each message must be"),
         (
@@ -136,10 +136,10 @@ def test_text_parts_are_joined() -> None:
         ),
         ("/v1/chat/completions", {"messages": TURNS, "tools": ["now"]}, "'tools' must be a list of objects"),
         ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "required"}, "tools are: none"),
-        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "any"}, "'tool_choice' may be"),
+        ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "any"}, "'tool_choice' must be"),
         ("/v1/chat/completions", {"messages": TURNS, "stream": True}, "'stream': True is not supported"),
         ("/v1/chat/completions", {"messages": TURNS, "chat_template_kwargs": 1}, "must be an object"),
-        ("/v1/chat/completions", {"messages": [call("{")]}, "of tool call 'now' are not JSON"),
+        ("/v1/chat/completions", {"messages": [call("{")]}, "of tool call 'now': invalid JSON"),
         (
             "/v1/chat/completions",
             {"messages": [{**call("{}"), "tool_calls": [{}]}]},
