@@ -1,10 +1,10 @@
-"""A client of the gRPC service, for threads (`Client`) and for asyncio (`AsyncClient`).
+"""Clients of the gRPC service: `Client` for threads, `AsyncClient` for asyncio.
 
     >>> from carryall.client import Client                              # doctest: +SKIP
     >>> with Client("localhost:8001") as client:                        # doctest: +SKIP
     ...     print(client.generate("def fib(n):", max_tokens=32).text)
 
-It needs `pip install 'carryall[service]'` and loads neither numpy nor a tensor runtime.
+Install them with `pip install 'carryall[service]'`. They import neither numpy nor a tensor runtime.
 """
 
 from .aio import AsyncClient as AsyncClient

@@ -22,11 +22,8 @@ T = TypeVar("T")
 class AsyncClient:
     """Calls a server's `carryall.v1.GenerationService` within one event loop.
 
-    Its methods are those of ``Client``, awaited; streams are read with ``async for``, and ``aclose()``
-    cancels them.
-    A call that fails raises the error that the service met: RequestError, UnknownModelError,
-    UnsupportedTaskError, QueueFullError, ServiceUnavailableError, RequestCancelled, AccessError,
-    CallTimeoutError, or else RequestFailedError.
+    The methods are those of ``Client``, as coroutines. Streams are async generators; ``aclose()`` cancels the
+    request. A failed call raises the same errors as ``Client``.
 
     Args:
         target: see ``Client``.
@@ -77,12 +74,12 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Yield the parts of a prompt's continuation as they are generated; closing the iterator cancels it.
+        """Yield the parts of a prompt's continuation during generation; ``aclose()`` cancels the request.
 
         Args:
             prompt: a text, or token ids with special tokens included.
-            model: None takes the client's.
-            timeout: None takes the client's.
+            model: the model name; None takes the client's default.
+            timeout: seconds; None takes the client's default.
             **options: see ``Options``.
         """
         return self._parts(self._stub.Generate, generate_request(self._name(model), prompt, options), timeout)
@@ -95,7 +92,7 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Reply[Completion]:
-        """Continue a prompt; see ``stream``."""
+        """Return the continuation of a prompt; see ``stream``."""
         return generated(
             [part async for part in self.stream(prompt, model=model, timeout=timeout, **options)]
         )
@@ -111,15 +108,15 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncGenerator[generation_pb2.ChatResponse, None]:
-        """Yield the parts of the next turn in a conversation; closing the iterator cancels the request.
+        """Yield the parts of the next turn in a conversation; ``aclose()`` cancels the request.
 
         Args:
             messages: each with a ``role`` and a ``content``, as in OpenAI's API.
             tools: functions that the model may call, as in OpenAI's API.
             tool_choice: "auto", "none", "required", or ``{"function": {"name": ...}}``.
             template_variables: further variables of the chat template.
-            model: None takes the client's.
-            timeout: None takes the client's.
+            model: the model name; None takes the client's default.
+            timeout: seconds; None takes the client's default.
             **options: see ``Options``.
         """
         request = chat_request(self._name(model), messages, tools, tool_choice, template_variables, options)
@@ -136,7 +133,7 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Reply[Answer]:
-        """The next turn in a conversation; see ``stream_chat``."""
+        """Return the next turn in a conversation; see ``stream_chat``."""
         parts = self.stream_chat(
             messages,
             tools=tools,
@@ -157,13 +154,13 @@ class AsyncClient:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[list[float]]:
-        """One vector for each input; ``normalize`` scales each to length 1."""
+        """Return one vector for each input; ``normalize`` scales each to length 1."""
         return await self._unary(calls.embed(self._name(model), inputs, pooling, normalize), timeout)
 
     async def score(
         self, pairs: Iterable[tuple[str, str]], *, model: str | None = None, timeout: float | None = None
     ) -> list[tasks_pb2.ContinuationScore]:
-        """How likely each continuation is, for pairs of a text and its continuation."""
+        """Return the log-probability of each continuation, for pairs of a text and its continuation."""
         return await self._unary(calls.score(self._name(model), pairs), timeout)
 
     async def rerank(
@@ -176,7 +173,7 @@ class AsyncClient:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[tasks_pb2.RankedDocument]:
-        """The documents that answer a query best, best first; 0 as ``top_n`` returns all."""
+        """Return the ``top_n`` documents that answer a query best, best first; 0 returns all."""
         return await self._unary(
             calls.rerank(self._name(model), query, documents, top_n, instruction), timeout
         )
@@ -190,7 +187,7 @@ class AsyncClient:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[int]:
-        """The tokens of a text, or of a conversation as the model's chat template writes it."""
+        """Return the token ids of a text, or of a conversation rendered by the model's chat template."""
         return await self._unary(calls.tokenize(self._name(model), text, tools, add_special_tokens), timeout)
 
     async def detokenize(
@@ -201,15 +198,15 @@ class AsyncClient:
         model: str | None = None,
         timeout: float | None = None,
     ) -> str:
-        """The text of tokens."""
+        """Return the text of token ids."""
         return await self._unary(calls.detokenize(self._name(model), token_ids, skip_special_tokens), timeout)
 
     async def models(self, *, timeout: float | None = None) -> list[models_pb2.Model]:
-        """All models of the server, loaded or not."""
+        """Return all models of the server, loaded or not."""
         return await self._unary(calls.models(), timeout)
 
     async def load(self, model: str, *, timeout: float | None = None) -> models_pb2.Model:
-        """Load a model and return once it accepts requests."""
+        """Load a model, and return it when it accepts requests."""
         return await self._unary(calls.load(model), timeout)
 
     async def unload(self, model: str, *, timeout: float | None = None) -> None:
@@ -217,7 +214,7 @@ class AsyncClient:
         return await self._unary(calls.unload(model), timeout)
 
     async def stats(self, model: str = "", *, timeout: float | None = None) -> list[models_pb2.EngineStats]:
-        """Counters and gauges of one model, or of all loaded models."""
+        """Return counters and gauges of one model, or of all loaded models."""
         return await self._unary(calls.stats(model), timeout)
 
     def _name(self, model: str | None) -> str:
@@ -236,7 +233,7 @@ class AsyncClient:
                 async for part in call:
                     yield part
         finally:
-            call.cancel()  # does nothing to a call that has ended
+            call.cancel()  # has no effect on a finished call
 
     def _seconds(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout

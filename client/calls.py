@@ -1,4 +1,4 @@
-"""Unary calls: their request, and what of the response is returned."""
+"""Unary calls: the request, and the function that reads the response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POOLINGS: dict[str | None, tasks_pb2.Pooling] = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A method's name, its request, and how to read its response."""
+    """A method's name, its request, and a function that converts its response."""
 
     method: str
     request: Any
@@ -32,9 +32,9 @@ class Call(Generic[T]):
 def embed(
     model: str, inputs: Sequence[Prompt], pooling: str | None, normalize: bool
 ) -> Call[list[list[float]]]:
-    """One vector for each input."""
+    """Return the call that computes one vector for each input."""
     if pooling not in _POOLINGS:
-        raise RequestError(f"pooling is 'last' or 'mean', not {pooling!r}")
+        raise RequestError(f"pooling must be 'last' or 'mean', not {pooling!r}")
     request = tasks_pb2.EmbedRequest(
         model=model,
         inputs=[embed_input(one) for one in inputs],
@@ -45,7 +45,7 @@ def embed(
 
 
 def score(model: str, pairs: Iterable[tuple[str, str]]) -> Call[list[tasks_pb2.ContinuationScore]]:
-    """How likely each continuation is."""
+    """Return the call that computes the log-probability of each continuation."""
     inputs = [tasks_pb2.ScoreInput(text=text, continuation=end) for text, end in pairs]
     request = tasks_pb2.ScoreRequest(model=model, inputs=inputs)
     return Call("Score", request, lambda answer: list(answer.scores))
@@ -54,7 +54,7 @@ def score(model: str, pairs: Iterable[tuple[str, str]]) -> Call[list[tasks_pb2.C
 def rerank(
     model: str, query: str, documents: Sequence[str], top_n: int, instruction: str
 ) -> Call[list[tasks_pb2.RankedDocument]]:
-    """The documents in order."""
+    """Return the call that ranks documents."""
     request = tasks_pb2.RerankRequest(
         model=model, query=query, documents=documents, top_n=top_n, instruction=instruction
     )
@@ -64,7 +64,7 @@ def rerank(
 def tokenize(
     model: str, text: str | Iterable[Message], tools: Iterable[Mapping[str, Any]], add_special_tokens: bool
 ) -> Call[list[int]]:
-    """The tokens of a text or a conversation."""
+    """Return the call that tokenizes a text or a conversation."""
     request = tasks_pb2.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
     if isinstance(text, str):
         request.text = text
@@ -74,7 +74,7 @@ def tokenize(
 
 
 def detokenize(model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> Call[str]:
-    """The text of tokens."""
+    """Return the call that detokenizes token ids."""
     request = tasks_pb2.DetokenizeRequest(
         model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
     )
@@ -82,20 +82,20 @@ def detokenize(model: str, token_ids: Sequence[int], skip_special_tokens: bool) 
 
 
 def models() -> Call[list[models_pb2.Model]]:
-    """All models."""
+    """Return the call that lists all models."""
     return Call("ListModels", models_pb2.ListModelsRequest(), lambda answer: list(answer.models))
 
 
 def load(model: str) -> Call[models_pb2.Model]:
-    """Load a model."""
+    """Return the call that loads a model."""
     return Call("LoadModel", models_pb2.LoadModelRequest(model=model), lambda answer: answer.model)
 
 
 def unload(model: str) -> Call[None]:
-    """Unload a model."""
+    """Return the call that unloads a model."""
     return Call("UnloadModel", models_pb2.UnloadModelRequest(model=model), lambda answer: None)
 
 
 def stats(model: str) -> Call[list[models_pb2.EngineStats]]:
-    """Counters and gauges."""
+    """Return the call that reads counters and gauges."""
     return Call("GetStats", models_pb2.GetStatsRequest(model=model), lambda answer: list(answer.models))

@@ -1,4 +1,4 @@
-"""Channels to a server: message sizes, retries, TLS and the API key."""
+"""Channel options of a client: message sizes, retries, TLS and the API key."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TLS:
-    """Encryption of the connection.
+    """TLS settings of a connection.
 
     Args:
-        ca: PEM file of the certificates that the server's is checked with; None takes the system's.
-        certificate: PEM file of the client's own certificate, if the server asks for one (mTLS).
-        key: PEM file of its private key.
-        server_name: the name that the server's certificate must have, if it is not the target's.
+        ca: PEM file of the CA certificates that verify the server; None takes the system's.
+        certificate: PEM file of the client's certificate, if the server requires one (mTLS).
+        key: PEM file of the certificate's private key.
+        server_name: the expected name in the server's certificate, if it differs from the target's host.
     """
 
     ca: Path | str | None = None
@@ -32,15 +32,13 @@ class TLS:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """GRPC's own form.
+        """Return the settings as gRPC credentials.
 
         Raises:
             UsageError: a file cannot be read, or the certificate is given without its key.
         """
         if (self.certificate is None) != (self.key is None):
-            raise UsageError(
-                "a client certificate needs its key, and a key its certificate; give both or none"
-            )
+            raise UsageError("the client's certificate and key must be given together; give both or neither")
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
 
 
@@ -54,10 +52,10 @@ def _read(path: Path | str | None) -> bytes | None:
 
 
 def channel_options(attempts: int, max_message_bytes: int, tls: TLS | None) -> list[tuple[str, Any]]:
-    """Options of a channel.
+    """Return the options of a channel.
 
-    gRPC itself retries: only calls that have received nothing yet, only on statuses that say that nothing was
-    generated, after the time that the server states or an exponential backoff
+    gRPC retries a call only before its first response, and only on UNAVAILABLE and RESOURCE_EXHAUSTED. It
+    waits for the time that the server sends, or with exponential backoff
     (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
     """
     options: list[tuple[str, Any]] = [
@@ -80,16 +78,16 @@ def channel_options(attempts: int, max_message_bytes: int, tls: TLS | None) -> l
 
 
 def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata of every call."""
+    """Return the metadata of every call."""
     return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
 
 
 def checked_attempts(attempts: int) -> int:
-    """How often a call is sent at most.
+    """Check the maximum number of attempts of a call, and return it.
 
     Raises:
-        UsageError: gRPC does not do so many.
+        UsageError: it is not from 1 to 5, the range of gRPC.
     """
     if not 1 <= attempts <= 5:
-        raise UsageError(f"attempts is from 1, which turns retries off, to 5, not {attempts}")
+        raise UsageError(f"attempts must be from 1 (no retries) to 5, not {attempts}")
     return attempts

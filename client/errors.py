@@ -1,4 +1,4 @@
-"""Statuses of calls as the errors that the service raised; the gRPC error is their ``__cause__``."""
+"""Convert gRPC statuses to the service's errors; the gRPC error is their ``__cause__``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..errors import (
 
 
 class AccessError(CarryallError):
-    """The API key is missing or unknown, or does not allow this."""
+    """The API key is missing, unknown, or not allowed to do this."""
 
 
 class CallTimeoutError(RequestCancelled, TimeoutError):
-    """The call's ``timeout`` passed before it was finished."""
+    """The call did not finish within its ``timeout``."""
 
 
 ERRORS: dict[grpc.StatusCode, type[CarryallError]] = {
@@ -42,9 +42,9 @@ ERRORS: dict[grpc.StatusCode, type[CarryallError]] = {
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise the service's error for a call that fails inside."""
+    """Convert a gRPC error that is raised inside to the service's error."""
     try:
         yield
-    except grpc.RpcError as error:  # grpc.aio's error is one too
+    except grpc.RpcError as error:  # also the base class of grpc.aio's errors
         code, details = error.code(), error.details()
         raise ERRORS.get(code, RequestFailedError)(details or str(code)) from error

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen; see ``SamplingOptions`` in proto/carryall/v1/sampling.proto for each.
+    """Sampling options; see ``SamplingOptions`` in proto/carryall/v1/sampling.proto.
 
     ``structured_output`` has one of the keys json_schema (an object or its text), json_object, regex,
     grammar and choice (a list of texts).
@@ -53,7 +53,7 @@ class Sampling(TypedDict, total=False):
 
 
 class Scheduling(TypedDict, total=False):
-    """How a request is queued and ended; see ``GenerateRequest`` in proto/carryall/v1/generation.proto."""
+    """Scheduling options; see ``GenerateRequest`` in proto/carryall/v1/generation.proto."""
 
     request_id: str
     priority: int
@@ -63,4 +63,4 @@ class Scheduling(TypedDict, total=False):
 
 
 class Options(Sampling, Scheduling, total=False):
-    """What may be given with a prompt or a conversation."""
+    """All options of a generation or chat request."""

@@ -1,4 +1,4 @@
-"""Python values to messages of `carryall.v1`."""
+"""Convert Python values to messages of `carryall.v1`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODES = {
 
 
 def generate_request(model: str, prompt: Prompt, options: Options) -> generation_pb2.GenerateRequest:
-    """A request to continue a text or tokens.
+    """Return a request to continue a text or token ids.
 
     Raises:
         RequestError: an option is unknown or of the wrong type.
@@ -44,10 +44,10 @@ def chat_request(
     template_variables: Mapping[str, Any] | None,
     options: Options,
 ) -> generation_pb2.ChatRequest:
-    """A request for the next turn of a conversation, in the form of OpenAI's API.
+    """Return a request for the next turn of a conversation, given in the form of OpenAI's API.
 
     Raises:
-        RequestError: a message, a function or an option cannot be read.
+        RequestError: a message, a function or an option is invalid.
     """
     request = generation_pb2.ChatRequest(model=model, **_common(options))
     request.messages.extend(chat_message(message) for message in messages)
@@ -55,7 +55,7 @@ def chat_request(
     if isinstance(tool_choice, str):
         if tool_choice not in _MODES:
             raise RequestError(
-                f"tool_choice is one of {', '.join(_MODES)} or names a function, not {tool_choice!r}"
+                f"tool_choice must be one of {', '.join(_MODES)} or name a function, not {tool_choice!r}"
             )
         request.tool_choice.mode = _MODES[tool_choice]
     elif tool_choice is not None:
@@ -66,24 +66,24 @@ def chat_request(
 
 
 def conversation(messages: Iterable[Message], tools: Iterable[Mapping[str, Any]]) -> tasks_pb2.Conversation:
-    """Messages and functions to tokenize."""
+    """Return a conversation to tokenize."""
     return tasks_pb2.Conversation(
         messages=[chat_message(message) for message in messages], tools=[tool_message(tool) for tool in tools]
     )
 
 
 def chat_message(message: Message) -> generation_pb2.ChatMessage:
-    """One message of a conversation.
+    """Return one message of a conversation.
 
     Raises:
-        RequestError: it has no role, or a key that has no place in a message.
+        RequestError: the message has no role, or an unknown key.
     """
     if isinstance(message, generation_pb2.ChatMessage):
         return message
     known = {"role", "content", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"}
     if "role" not in message or not message.keys() <= known:
         raise RequestError(
-            f"a message has a role and some of {', '.join(sorted(known))}, not {sorted(message)}"
+            f"a message must have a role and only the keys {', '.join(sorted(known))}, not {sorted(message)}"
         )
     calls = [
         generation_pb2.ToolCall(
@@ -103,7 +103,7 @@ def chat_message(message: Message) -> generation_pb2.ChatMessage:
 
 
 def tool_message(tool: Mapping[str, Any]) -> generation_pb2.Tool:
-    """A function, given as in OpenAI's API or without its envelope."""
+    """Return a tool, given as in OpenAI's API or as the function alone."""
     function = tool.get("function", tool)
     return generation_pb2.Tool(
         name=function["name"],
@@ -113,7 +113,7 @@ def tool_message(tool: Mapping[str, Any]) -> generation_pb2.Tool:
 
 
 def embed_input(prompt: Prompt) -> tasks_pb2.EmbedInput:
-    """A text or tokens to embed."""
+    """Return a text or token ids to embed."""
     if isinstance(prompt, str):
         return tasks_pb2.EmbedInput(text=prompt)
     return tasks_pb2.EmbedInput(token_ids=sampling_pb2.TokenIds(ids=prompt))

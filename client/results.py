@@ -1,4 +1,4 @@
-"""What calls return: the parts of a stream put together."""
+"""Results of generation calls, joined from the parts of a stream."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Completion:
     """One continuation of a prompt.
 
     Args:
-        finish_reason: ``length`` is max_tokens or the end of the context.
-        stop_reason: the stop string or token that ended it; None if it was the model's end token.
-        logprobs: one entry a token, if asked for.
+        finish_reason: ``length`` means that max_tokens or the context length was reached.
+        stop_reason: the stop string or token id that ended it; None for the model's end token.
+        logprobs: one entry per token, if requested.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Reply(Generic[T]):
     """All continuations of a request, by index.
 
     Args:
-        prompt_logprobs: one entry for each token of the prompt except the first, if asked for.
+        prompt_logprobs: one entry for each token of the prompt except the first, if requested.
     """
 
     request_id: str
@@ -65,26 +65,26 @@ class Reply(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The first continuation, which is the only one unless ``n`` is above 1."""
+        """Return the first continuation, the only one unless ``n`` is above 1."""
         return self.completions[0]
 
     @property
     def text(self) -> str:
-        """The text of the first continuation."""
+        """Return the text of the first continuation."""
         return self.first.text
 
 
 def generated(parts: Sequence[pb.GenerateResponse]) -> Reply[Completion]:
-    """The whole of a stream of Generate.
+    """Return the complete reply of a Generate stream.
 
     Raises:
-        ServiceUnavailableError: the stream ended before the request did.
+        ServiceUnavailableError: the stream ended before the request was finished.
     """
     return _reply(parts, [Completion(**_fields(own), text=_text(own)) for own in _by_index(parts)])
 
 
 def answered(parts: Sequence[pb.ChatResponse]) -> Reply[Answer]:
-    """The whole of a stream of Chat; see ``generated``."""
+    """Return the complete reply of a Chat stream; see ``generated``."""
     return _reply(
         parts,
         [
@@ -124,7 +124,7 @@ def _text(parts: Sequence[pb.GenerateResponse]) -> str:
 
 
 def _fields(parts: Sequence[P]) -> dict[str, Any]:
-    """What a completion and an answer have in common."""
+    """Return the fields that a completion and an answer have in common."""
     last = next((part for part in parts if part.finish_reason), None)
     if last is None:
         raise ServiceUnavailableError("the stream ended before the request was finished")

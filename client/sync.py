@@ -22,19 +22,19 @@ T = TypeVar("T")
 class Client:
     """Calls a server's `carryall.v1.GenerationService`. Thread-safe.
 
-    A call that fails raises the error that the service met: RequestError, UnknownModelError,
-    UnsupportedTaskError, QueueFullError, ServiceUnavailableError, RequestCancelled, AccessError,
-    CallTimeoutError, or else RequestFailedError.
+    A failed call raises the service's error: RequestError, UnknownModelError, UnsupportedTaskError,
+    QueueFullError, ServiceUnavailableError, RequestCancelled, AccessError, CallTimeoutError, or
+    RequestFailedError for any other.
 
     Args:
         target: ``host:port``, or another target of gRPC such as ``unix:/run/carryall.sock``.
-        model: the model of calls that name none; empty takes the server's only or default model.
+        model: the model of calls without a model name; empty takes the server's default model.
         tls: None connects without encryption.
-        api_key: sent with every call.
-        timeout: seconds that a call may take, its retries included; None is no limit.
-        attempts: how often a call is sent at most, from 1 to 5. It is repeated only if the server is not
-            reached, is loading or stopping, or its queue is full, and only before its first message arrived.
-        max_message_bytes: largest message sent or taken.
+        api_key: the API key, sent with every call; None sends none.
+        timeout: the maximum duration of a call in seconds, retries included; None is no limit.
+        attempts: the maximum number of attempts of a call, from 1 to 5. A call is retried only if the server
+            is unreachable, loading or stopping, or its queue is full, and only before the first response.
+        max_message_bytes: the maximum size of a sent or received message.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Iterator[generation_pb2.GenerateResponse]:
-        """Yield the parts of a prompt's continuation as they are generated; closing the iterator cancels it.
+        """Yield the parts of a prompt's continuation during generation; closing the iterator cancels it.
 
         Args:
             prompt: a text, or token ids with special tokens included.
-            model: None takes the client's.
-            timeout: None takes the client's.
+            model: the model name; None takes the client's default.
+            timeout: seconds; None takes the client's default.
             **options: see ``Options``.
         """
         return self._parts(self._stub.Generate, generate_request(self._name(model), prompt, options), timeout)
@@ -94,7 +94,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Reply[Completion]:
-        """Continue a prompt; see ``stream``."""
+        """Return the continuation of a prompt; see ``stream``."""
         return generated(list(self.stream(prompt, model=model, timeout=timeout, **options)))
 
     def stream_chat(
@@ -115,8 +115,8 @@ class Client:
             tools: functions that the model may call, as in OpenAI's API.
             tool_choice: "auto", "none", "required", or ``{"function": {"name": ...}}``.
             template_variables: further variables of the chat template.
-            model: None takes the client's.
-            timeout: None takes the client's.
+            model: the model name; None takes the client's default.
+            timeout: seconds; None takes the client's default.
             **options: see ``Options``.
         """
         request = chat_request(self._name(model), messages, tools, tool_choice, template_variables, options)
@@ -133,7 +133,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Reply[Answer]:
-        """The next turn in a conversation; see ``stream_chat``."""
+        """Return the next turn in a conversation; see ``stream_chat``."""
         parts = self.stream_chat(
             messages,
             tools=tools,
@@ -154,13 +154,13 @@ class Client:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[list[float]]:
-        """One vector for each input; ``normalize`` scales each to length 1."""
+        """Return one vector for each input; ``normalize`` scales each to length 1."""
         return self._unary(calls.embed(self._name(model), inputs, pooling, normalize), timeout)
 
     def score(
         self, pairs: Iterable[tuple[str, str]], *, model: str | None = None, timeout: float | None = None
     ) -> list[tasks_pb2.ContinuationScore]:
-        """How likely each continuation is, for pairs of a text and its continuation."""
+        """Return the log-probability of each continuation, for pairs of a text and its continuation."""
         return self._unary(calls.score(self._name(model), pairs), timeout)
 
     def rerank(
@@ -173,7 +173,7 @@ class Client:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[tasks_pb2.RankedDocument]:
-        """The documents that answer a query best, best first; 0 as ``top_n`` returns all."""
+        """Return the ``top_n`` documents that answer a query best, best first; 0 returns all."""
         return self._unary(calls.rerank(self._name(model), query, documents, top_n, instruction), timeout)
 
     def tokenize(
@@ -185,7 +185,7 @@ class Client:
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[int]:
-        """The tokens of a text, or of a conversation as the model's chat template writes it."""
+        """Return the token ids of a text, or of a conversation rendered by the model's chat template."""
         return self._unary(calls.tokenize(self._name(model), text, tools, add_special_tokens), timeout)
 
     def detokenize(
@@ -196,15 +196,15 @@ class Client:
         model: str | None = None,
         timeout: float | None = None,
     ) -> str:
-        """The text of tokens."""
+        """Return the text of token ids."""
         return self._unary(calls.detokenize(self._name(model), token_ids, skip_special_tokens), timeout)
 
     def models(self, *, timeout: float | None = None) -> list[models_pb2.Model]:
-        """All models of the server, loaded or not."""
+        """Return all models of the server, loaded or not."""
         return self._unary(calls.models(), timeout)
 
     def load(self, model: str, *, timeout: float | None = None) -> models_pb2.Model:
-        """Load a model and return once it accepts requests."""
+        """Load a model, and return it when it accepts requests."""
         return self._unary(calls.load(model), timeout)
 
     def unload(self, model: str, *, timeout: float | None = None) -> None:
@@ -212,7 +212,7 @@ class Client:
         return self._unary(calls.unload(model), timeout)
 
     def stats(self, model: str = "", *, timeout: float | None = None) -> list[models_pb2.EngineStats]:
-        """Counters and gauges of one model, or of all loaded models."""
+        """Return counters and gauges of one model, or of all loaded models."""
         return self._unary(calls.stats(model), timeout)
 
     def _name(self, model: str | None) -> str:
@@ -229,7 +229,7 @@ class Client:
             with own_errors():
                 yield from call
         finally:
-            call.cancel()  # does nothing to a call that has ended
+            call.cancel()  # has no effect on a finished call
 
     def _seconds(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout

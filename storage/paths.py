@@ -13,7 +13,7 @@ def stays_inside(name: object) -> bool:
     """Return whether a relative file name stays in its folder on POSIX and Windows; ignores links."""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
-    place = PureWindowsPath(name)  # understands both slashes, and drives
+    place = PureWindowsPath(name)  # parses both slashes, and drives
     return not (place.drive or place.root or ".." in place.parts) and bool(place.parts)
 
 
@@ -30,40 +30,40 @@ def link_stays_inside(path: Path, folder: Path) -> bool:
 
 
 def check_name(path: Path) -> None:
-    """Refuse what no file can be called, before any work.
+    """Check that a path is a valid file name on this system.
 
     Raises:
-        UsageError: the name holds a null byte, or is longer than the system allows.
+        UsageError: the name has a null byte, or is too long.
     """
     try:
         os.stat(path)
     except FileNotFoundError:
         return
     except ValueError as error:
-        raise UsageError(f"{str(path)!r} is no file name: {error}") from error
+        raise UsageError(f"{str(path)!r} is not a valid file name: {error}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UsageError(f"{path} is no file name: {error.strerror}") from error
+            raise UsageError(f"{path} is not a valid file name: {error.strerror}") from error
 
 
 def check_utf8(path: str | Path) -> None:
-    """Refuse a path that is no UTF-8 text, which libraries in C++ cannot open.
+    """Check that a path can be encoded in UTF-8; C++ libraries cannot open other paths.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the path cannot be encoded in UTF-8.
     """
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"onnxruntime opens only paths in UTF-8, and {str(path)!r} is none") from error
+        raise UsageError(f"{str(path)!r} is not UTF-8 text; onnxruntime opens only UTF-8 paths") from error
 
 
 def check_target(path: Path) -> None:
-    """Refuse a file to be written that a rename would destroy: a device, a pipe, a socket or a folder.
+    """Check that an output path is a regular file or does not exist; a rename would destroy a device or pipe.
 
     Raises:
-        UsageError: it is one of these, or no file can be called so.
+        UsageError: it is a device, a pipe, a socket or a folder, or its name is invalid.
     """
     check_name(path)
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no regular file; name a file to write, which is made or replaced")
+        raise UsageError(f"{path} is not a regular file; give a file, which is created or replaced")

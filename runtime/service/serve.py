@@ -1,4 +1,4 @@
-"""The life of a service: listen, load, serve, drain, stop."""
+"""Run a service: listen, load, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a service listens.
+    """The addresses that a service listens on.
 
     Args:
         http: ``host:port``; None if HTTP is off.
@@ -37,16 +37,16 @@ class Addresses:
 
 
 class ServicePart(Protocol):
-    """Routes of another part of the package, and what works behind them."""
+    """A part of the service with its own routes and background work, such as batches."""
 
     def routes(self) -> Sequence[BaseRoute]:
-        """For the HTTP application."""
+        """Return the routes of the HTTP application."""
 
     async def start(self) -> None:
-        """Begin to work; called when the models are loaded."""
+        """Start background work; called after the models are loaded."""
 
     async def stop(self) -> None:
-        """Stop working; called before requests are drained."""
+        """Stop background work; called before requests are drained."""
 
 
 async def serve(
@@ -57,14 +57,14 @@ async def serve(
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
-    The addresses are bound before models are loaded, so that a taken port is known in the first second and
-    health checks are answered (NOT_SERVING) meanwhile.
+    The addresses are bound before models are loaded: a taken port fails at once, and health checks are
+    answered (NOT_SERVING) during loading.
 
     Args:
-        models: what to load and serve; freed at the end.
-        config: where to listen, and how long to drain.
-        on_ready: told the addresses once requests are accepted.
-        parts: further ones of the service.
+        models: the models to load and serve; freed at the end.
+        config: the service's settings.
+        on_ready: called with the addresses when requests are accepted.
+        parts: further parts of the service.
 
     Returns:
         Whether all requests ended within the grace period.
@@ -72,7 +72,7 @@ async def serve(
     Raises:
         UsageError: an address cannot be bound.
         CarryallError: a model cannot be loaded.
-        EngineClosedError: the engine died.
+        EngineClosedError: the last working engine has failed.
     """
     inference = Inference.of(models, config)
     grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
@@ -106,7 +106,7 @@ async def serve(
 
 
 def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[bool]:
-    """The work, with True as its result."""
+    """Return a task that runs ``work`` and returns True."""
 
     async def run() -> bool:
         await work
@@ -117,7 +117,7 @@ def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[bool]:
 
 @contextmanager
 def _stop_signal() -> Iterator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; the next one does what it did before."""
+    """Yield an event that the first SIGTERM or SIGINT sets; then restore the previous signal handlers."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -139,7 +139,7 @@ def _stop_signal() -> Iterator[asyncio.Event]:
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
-    """Return the work's result, or None if ``stop`` is set before; the work is not waited for then."""
+    """Return the work's result, or cancel it and return None if ``stop`` is set first."""
     stopping = asyncio.create_task(stop.wait())
     try:
         pending: set[asyncio.Future[Any]] = {stopping, work}

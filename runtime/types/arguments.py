@@ -1,4 +1,4 @@
-"""Arguments of public functions, checked against their annotations before any work is done."""
+"""Check the arguments of public functions against their annotations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WORDS = {str: "a text", Path: "a path", bool: "true or false", int: "an integer
 
 
 def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function refuse arguments that are not of the annotated types, with a UsageError.
+    """Return a function that raises UsageError for arguments that are not of the annotated types.
 
-    A whole number is taken where a number is expected; True is no number. Elements of sequences and mappings
-    are checked too, those of iterators are not.
+    An integer is valid where a float is expected; a bool is not a number. Elements of sequences and mappings
+    are checked, elements of iterators are not.
     """
     signature = inspect.signature(function)
 
@@ -47,7 +47,7 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type."""
+    """Return whether a value is of an annotated type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return True
@@ -82,7 +82,7 @@ def _container_fits(value: object, origin: Any, args: tuple[Any, ...]) -> bool:
 
 
 def described(hint: Any) -> str:
-    """An annotated type in words."""
+    """Return an annotated type in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(described(part) for part in args)
@@ -106,5 +106,5 @@ def _bound(
     try:
         return signature.bind(*args, **kwargs)
     except TypeError:
-        function(*args, **kwargs)  # raises Python's own words on missing and unknown arguments
+        function(*args, **kwargs)  # raises Python's own message about missing and unknown arguments
         raise

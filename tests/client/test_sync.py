@@ -164,9 +164,9 @@ def until(condition: Callable[[], bool]) -> None:
         (lambda client: client.generate("x", model="no"), UnknownModelError, "there is no model 'no'"),
         (lambda client: client.generate("x", top_q=1), RequestError, "no option 'top_q'"),
         (lambda client: client.generate("x", top_p="a"), RequestError, "wrong type"),
-        (lambda client: client.chat([{"content": "x"}]), RequestError, "a message has a role"),
-        (lambda client: client.chat([], tool_choice="x"), RequestError, "tool_choice is one of"),
-        (lambda client: client.embed(["x"], pooling="x"), RequestError, "pooling is 'last' or 'mean'"),
+        (lambda client: client.chat([{"content": "x"}]), RequestError, "a message must have a role"),
+        (lambda client: client.chat([], tool_choice="x"), RequestError, "tool_choice must be one of"),
+        (lambda client: client.embed(["x"], pooling="x"), RequestError, "pooling must be 'last' or 'mean'"),
         (lambda client: client.generate("x", max_tokens=4000, timeout=0.1), CallTimeoutError, "Deadline"),
     ],
 )

@@ -27,8 +27,8 @@ def test_a_text_is_read_and_small_ones_take_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "most", "why"),
     [
-        (b"a\xff", MOST_BYTES, "it is no UTF-8 text, see its byte 1"),
-        (b"abc", 2, "it holds more than 2 bytes"),
+        (b"a\xff", MOST_BYTES, "it is not UTF-8 text at byte 1"),
+        (b"abc", 2, "it has more than 2 bytes"),
         (None, MOST_BYTES, "No such file"),
     ],
 )
@@ -52,12 +52,12 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     check_name(tmp_path)
     check_name(tmp_path / "missing")
     for name in ("a\0b", "x" * 300):
-        with pytest.raises(UsageError, match="is no file name"):
+        with pytest.raises(UsageError, match="is not a valid file name"):
             check_name(tmp_path / name)
         with pytest.raises(UsageError, match="cannot be read"):
             read_text(tmp_path / name)
     check_utf8(tmp_path / "é")
-    with pytest.raises(UsageError, match="onnxruntime opens only paths in UTF-8"):
+    with pytest.raises(UsageError, match="onnxruntime opens only UTF-8 paths"):
         check_utf8(tmp_path / "\udcff")
 
 
@@ -67,9 +67,9 @@ def test_what_a_rename_would_destroy_is_no_target(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
-        with pytest.raises(UsageError, match="is no regular file"):
+        with pytest.raises(UsageError, match="is not a regular file"):
             write_whole(tmp_path / name, "text")
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         check_target(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
     assert (tmp_path / "pipe").is_fifo()

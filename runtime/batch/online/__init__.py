@@ -1,1 +1,1 @@
-"""Batch jobs behind a service's files and batches endpoints, run by the engine that serves."""
+"""Batch jobs of the service's files and batches endpoints, run on the service's models."""

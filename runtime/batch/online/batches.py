@@ -1,4 +1,4 @@
-"""Batches of requests in uploaded files: a queue that outlives its process, worked off one by one."""
+"""A persistent queue of batches. A batch is a file of requests; batches run one after the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KNOWN = {"input_file_id", "endpoint", "completion_window", "metadata", "output_e
 _WINDOW = re.compile(r"(\d{1,4})(m|h|d)")
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400}
 _MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
-EXPIRED = "batch_expired"  # code of the lines that a batch that expired left
+EXPIRED = "batch_expired"  # error code of the unanswered lines of an expired batch
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _COMMIT_LINES = 1000
 
@@ -46,9 +46,9 @@ class Batch(Record):
     """A batch; see https://platform.openai.com/docs/api-reference/batch/object.
 
     Args:
-        models: which models its owner may use; empty is all.
+        models: the models that its owner may use; empty allows all.
         output_expires_after: seconds from the end until the output is deleted; None keeps it.
-        times: Unix times by name, such as ``completed_at``.
+        times: Unix times of status changes by name, such as ``completed_at``.
     """
 
     input_file_id: str
@@ -66,15 +66,15 @@ class Batch(Record):
     created_at: int = 0
     times: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: {"total": 0, "completed": 0, "failed": 0})
-    tokens: list[int] = field(default_factory=lambda: [0, 0, 0])  # of prompts, cached, generated
+    tokens: list[int] = field(default_factory=lambda: [0, 0, 0])  # prompt, cached and generated tokens
 
     @property
     def open(self) -> bool:
-        """Whether something is left to be done."""
+        """Return whether the batch is not finished."""
         return self.status in _OPEN
 
     def to_json(self) -> Json:
-        """OpenAI's batch object."""
+        """Return OpenAI's batch object."""
         prompt, cached, generated = self.tokens
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         return {
@@ -104,14 +104,14 @@ class Batch(Record):
 
 
 class BatchQueue:
-    """Takes batches and works them off, one after the other, in a thread of its own.
+    """Runs batches one after the other, in its own thread.
 
-    Whatever stops the process, the next ``start`` goes on: answers are in a batch's journal.
+    Answers are stored in the batch's journal, so that the next ``start`` resumes after a crash.
 
     Args:
-        folder: where batches lie.
-        files: their inputs and outputs.
-        open_executor: gives what answers the lines of a batch.
+        folder: the folder of the batches.
+        files: the store of input and output files.
+        open_executor: returns the executor that answers the lines of a batch.
 
     Raises:
         UsageError: the folder cannot be used.
@@ -127,12 +127,12 @@ class BatchQueue:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._work, name="carryall-batches", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop working; what is answered is kept, and the next ``start`` goes on."""
+        """Stop the thread; answers are kept, and the next ``start`` resumes."""
         with self._news:
             self._closing = True
             if self._running is not None:
@@ -142,15 +142,15 @@ class BatchQueue:
             self._thread.join()
 
     def create(self, body: Mapping[str, Any], owner: str | None, models: tuple[str, ...] = ()) -> Json:
-        """Queue a batch.
+        """Add a batch to the queue, and return its object.
 
         Args:
-            body: of the request.
-            owner: who asks.
-            models: which models the owner may use; empty is all.
+            body: the body of the request.
+            owner: the name of the caller's API key; None without API keys.
+            models: the models that the owner may use; empty allows all.
 
         Raises:
-            RequestError: something in the body is wrong.
+            RequestError: a field of the body is invalid.
             UnknownObjectError: the owner has no such file.
         """
         endpoint, name = body.get("endpoint"), body.get("input_file_id")
@@ -181,26 +181,26 @@ class BatchQueue:
         return batch.to_json()
 
     def get(self, name: str, owner: str | None) -> Json:
-        """A batch.
+        """Return a batch object.
 
         Raises:
-            UnknownObjectError: there is none of this id.
+            UnknownObjectError: there is no batch of this id.
         """
         return self._records.get(name, owner).to_json()
 
     def page(
         self, owner: str | None, *, after: str | None = None, limit: int = 20
     ) -> tuple[list[Json], bool]:
-        """A piece of the list of batches, the newest first, and whether there are more."""
+        """Return a page of the owner's batches, newest first, and whether there are more."""
         found, more = self._records.page(owner, after=after, limit=limit)
         return [batch.to_json() for batch in found], more
 
     def cancel(self, name: str, owner: str | None) -> Json:
-        """Ask for a batch to end; what is answered becomes its output.
+        """Cancel a batch; the answers so far become its output.
 
         Raises:
-            UnknownObjectError: there is none of this id.
-            RequestError: it has ended.
+            UnknownObjectError: there is no batch of this id.
+            RequestError: the batch has ended.
         """
         with self._news:
             batch = self._records.get(name, owner)
@@ -214,7 +214,7 @@ class BatchQueue:
             self._news.notify_all()
         return batch.to_json()
 
-    # What follows runs in the queue's thread.
+    # The methods below run in the queue's thread.
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
@@ -228,7 +228,7 @@ class BatchQueue:
             late.start()
             try:
                 self._run(batch, stop)
-            except Exception as error:  # noqa: BLE001 -- the service goes on; so does the next batch
+            except Exception as error:  # noqa: BLE001 -- the service and the next batch must go on
                 _log.exception("batch %s failed", batch.id)
                 self._fail(batch.id, "server_error", str(error))
             finally:
@@ -237,7 +237,7 @@ class BatchQueue:
                     self._running = None
 
     def _next(self) -> Batch | None:
-        """The oldest batch that is not finished; None once the queue is to stop."""
+        """Wait for work, and return the oldest unfinished batch; None when the queue stops."""
         with self._news:
             while not self._closing:
                 waiting = next((batch for batch in self._records.all() if batch.open), None)
@@ -258,7 +258,7 @@ class BatchQueue:
             self._fail(batch.id, "invalid_file", str(error).replace(path, batch.input_file_id))
             return
         if not content.rows:
-            self._fail(batch.id, "empty_file", "the input file has no line")
+            self._fail(batch.id, "empty_file", "the input file has no lines")
             return
         with self._opened(batch, dataclasses.asdict(content)) as job:
             self._note(self._find(batch.id), job.journal.totals(), content.rows)
@@ -285,7 +285,7 @@ class BatchQueue:
             yield job
 
     def _end(self, batch: Batch, job: Job, source: Source, rows: int) -> None:
-        """Hand over what is answered, unless the service stops and the batch is to go on later."""
+        """Publish the output of a batch that ended; do nothing if it was only interrupted by a shutdown."""
         now = dataclasses.replace(self._find(batch.id), model=job.journal.fact("model"))
         if job.finished:
             final = "expired" if EXPIRED in job.journal.totals().errors else "completed"
@@ -302,14 +302,14 @@ class BatchQueue:
             export(job.journal, job.paths.output, job.paths.errors)
         self._note(now, job.journal.totals(), rows)
         outputs = {
-            "output_file_id": self._hand_over(batch, job.paths.output, "output"),
-            "error_file_id": self._hand_over(batch, job.paths.errors, "error"),
+            "output_file_id": self._publish(batch, job.paths.output, "output"),
+            "error_file_id": self._publish(batch, job.paths.errors, "error"),
         }
         self._change(now, final, **outputs)
         shutil.rmtree(job.paths.folder, ignore_errors=True)
 
-    def _hand_over(self, batch: Batch, path: str, kind: str) -> str | None:
-        """Make a file of the store of an output; the same one, if the process ended in between."""
+    def _publish(self, batch: Batch, path: str, kind: str) -> str | None:
+        """Move an output to the file store, and return its file id. After a crash, the id is the same."""
         name = f"file-{batch.id.removeprefix('batch_')}-{kind}"
         if not Path(path).exists() or not Path(path).stat().st_size:
             with contextlib.suppress(UnknownObjectError):
@@ -334,10 +334,10 @@ class BatchQueue:
         if event == "progress":
             self._note(self._find(name), facts["totals"], rows)
         elif event == "paused":
-            _log.warning("batch %s waits: %s", name, facts["reason"])
+            _log.warning("batch %s is paused: %s", name, facts["reason"])
 
     def _note(self, batch: Batch, totals: Totals, rows: int) -> None:
-        """Take over the sums of a journal, which keeps them; they need not be on the disk twice."""
+        """Copy the totals of a journal to the batch, in memory only: the journal stores them."""
         batch.counts = {"total": rows, "completed": totals.completed, "failed": totals.failed}
         batch.tokens = [totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens]
 
@@ -350,7 +350,7 @@ class BatchQueue:
         return next(batch for batch in self._records.all() if batch.id == name)
 
     def _change(self, batch: Batch, status: str, **fields: Any) -> Batch:
-        """Note a new status, with the time."""
+        """Store a new status and its time."""
         with self._news:
             times = {**batch.times, f"{status}_at": int(time.time())}
             changed = dataclasses.replace(batch, status=status, times=times, **fields)
@@ -359,7 +359,7 @@ class BatchQueue:
 
 
 def _answer_expired(journal: Journal, source: Source, endpoint: str) -> None:
-    """Fail the lines that have no answer."""
+    """Add an error for each line without an answer."""
     answers = []
     for row in source:
         if row.number in journal.finished(row.number, row.number):
@@ -377,7 +377,9 @@ def _answer_expired(journal: Journal, source: Source, endpoint: str) -> None:
 def _window_seconds(window: Any) -> int:
     found = _WINDOW.fullmatch(window) if isinstance(window, str) else None
     if found is None or not int(found[1]):
-        raise RequestError(f"'completion_window' must be a time such as '24h', '90m' or '7d', not {window!r}")
+        raise RequestError(
+            f"'completion_window' must be a duration such as '24h', '90m' or '7d', not {window!r}"
+        )
     return int(found[1]) * _UNIT_SECONDS[found[2]]
 
 
@@ -391,7 +393,7 @@ def _metadata(given: Any) -> dict[str, str] | None:
         or any(len(key) > _MOST_KEY for key in given)
     ):
         raise RequestError(
-            f"'metadata' must be an object of at most {_MOST_METADATA} texts of at most {_MOST_VALUE} "
-            f"characters, with names of at most {_MOST_KEY}"
+            f"'metadata' must be an object of at most {_MOST_METADATA} strings of at most {_MOST_VALUE} "
+            f"characters, with keys of at most {_MOST_KEY} characters"
         )
     return given

@@ -1,4 +1,4 @@
-"""Files that clients upload, and those that batches write for them."""
+"""Store of files that clients upload and of batch outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import Record, Records
 Json = dict[str, Any]
 
 BATCH, BATCH_OUTPUT = "batch", "batch_output"
-LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 24 * 3600  # until a file expires, as OpenAI has them
+LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 24 * 3600  # limits of expires_after, as in OpenAI's API
 MOST_FILES = 10_000
 _CONTENT = "content"
 
@@ -31,7 +31,7 @@ class StoredFile(Record):
     expires_at: int | None = None
 
     def to_json(self) -> Json:
-        """OpenAI's file object."""
+        """Return OpenAI's file object."""
         return {
             "id": self.id,
             "object": "file",
@@ -49,7 +49,7 @@ class FileStore:
     """Files in a folder. Thread-safe.
 
     Args:
-        folder: where they lie.
+        folder: the folder of the store.
 
     Raises:
         UsageError: the folder cannot be used.
@@ -59,11 +59,11 @@ class FileStore:
         self._records = Records(folder / "files", lambda data: StoredFile(**data), "file")
         self._uploads = folder / "uploads"
         self._uploads.mkdir(exist_ok=True)
-        for left in self._uploads.iterdir():  # of uploads that were cut off
+        for left in self._uploads.iterdir():  # left by interrupted uploads
             left.unlink()
 
     def upload_path(self) -> Path:
-        """Where a file may be written before it is added; what is left there is deleted by the next start."""
+        """Return a new path for an upload; files that are left there are deleted at the next start."""
         return self._uploads / secrets.token_hex(12)
 
     def add(
@@ -76,15 +76,15 @@ class FileStore:
         name: str | None = None,
         expires_after: int | None = None,
     ) -> StoredFile:
-        """Take over a file, which is moved.
+        """Move a file into the store, and return its record.
 
         Args:
-            content: the file; on the disk of this store.
-            filename: its name for clients.
+            content: the file, on the same file system as the store.
+            filename: the file name for clients.
             purpose: ``batch`` or ``batch_output``.
-            owner: whose it is.
-            name: its id; None makes one. A file of the same id is replaced.
-            expires_after: seconds until it is deleted; None keeps it.
+            owner: the name of the owner's API key; None without API keys.
+            name: the id; None makes one. A file with the same id is replaced.
+            expires_after: seconds until the file is deleted; None keeps it.
 
         Raises:
             OSError: the disk is full.
@@ -106,34 +106,34 @@ class FileStore:
         return record
 
     def path(self, file: StoredFile) -> Path:
-        """Where its content lies."""
+        """Return the path of a file's content."""
         return self._records.folder(file.id) / _CONTENT
 
     def get(self, name: str, owner: str | None) -> StoredFile:
-        """A file.
+        """Return a file's record.
 
         Raises:
-            UnknownObjectError: there is none of this id, or no longer.
+            UnknownObjectError: there is no file of this id, or it has expired.
         """
         self._expire()
         return self._records.get(name, owner)
 
     def content(self, name: str, owner: str | None) -> Path:
-        """The content of a file.
+        """Return the path of a file's content.
 
         Raises:
-            UnknownObjectError: there is none of this id, or no longer.
+            UnknownObjectError: there is no file of this id, it has expired, or its content is missing.
         """
         path = self.path(self.get(name, owner))
         if not path.is_file():
-            raise UnknownObjectError(f"there is no content of the file '{name}' any more")
+            raise UnknownObjectError(f"the content of the file '{name}' no longer exists")
         return path
 
     def delete(self, name: str, owner: str | None) -> None:
         """Delete a file.
 
         Raises:
-            UnknownObjectError: there is none of this id.
+            UnknownObjectError: there is no file of this id.
         """
         self._records.remove(self.get(name, owner).id)
 
@@ -146,7 +146,7 @@ class FileStore:
         newest_first: bool = True,
         purpose: str | None = None,
     ) -> tuple[list[Json], bool]:
-        """A piece of the list of files, and whether there are more; see ``Records.page``."""
+        """Return a page of the owner's files, and whether there are more; see ``Records.page``."""
         self._expire()
         if purpose is None:
             found, more = self._records.page(owner, after=after, limit=limit, newest_first=newest_first)
@@ -163,15 +163,15 @@ class FileStore:
 
 
 def expiry_seconds(name: str, given: Any) -> int | None:
-    """Read ``expires_after`` or ``output_expires_after``.
+    """Return the seconds of ``expires_after`` or ``output_expires_after``.
 
     Raises:
-        RequestError: it is not ``{"anchor": "created_at", "seconds": ...}`` with an hour to 30 days.
+        RequestError: it is not ``{"anchor": "created_at", "seconds": N}`` with N from 1 hour to 30 days.
     """
     if given is None:
         return None
     seconds = given.get("seconds") if isinstance(given, dict) else None
-    if isinstance(seconds, str) and seconds.isdecimal():  # in a form everything is a text
+    if isinstance(seconds, str) and seconds.isdecimal():  # form values are strings
         seconds = int(seconds)
     known = isinstance(given, dict) and given.get("anchor") == "created_at"
     if not known or type(seconds) is not int or not LEAST_SECONDS <= seconds <= MOST_SECONDS:

@@ -1,4 +1,4 @@
-"""A folder of small JSON documents that are read once and written whole."""
+"""A store of small JSON records in a folder, read once at the start and written whole."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FILE = "record.json"
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What is kept of an object.
+    """Fields of every record.
 
     Args:
-        id: unique.
-        owner: name of the API key that made it; None where none is needed. Others do not see it.
-        made: when, in ns; orders lists.
+        id: the unique id.
+        owner: the name of the API key that made it; None without API keys. Other owners cannot see it.
+        made: the creation time in ns; lists are sorted by it.
     """
 
     id: str
@@ -38,12 +38,12 @@ R = TypeVar("R", bound=Record)
 
 
 class Records(Generic[R]):
-    """Records by id, each in a folder of its own, where its files lie too. Thread-safe.
+    """Records by id. Each has its own folder, which also holds its files. Thread-safe.
 
     Args:
-        folder: of all of them; made if it does not exist.
-        read: makes a record of its JSON document.
-        what: they are, for messages.
+        folder: the folder of all records; created if it does not exist.
+        read: returns the record of a JSON document.
+        what: the kind of the records, for error messages.
 
     Raises:
         UsageError: the folder cannot be used.
@@ -62,22 +62,22 @@ class Records(Generic[R]):
         self._records = {record.id: record for record in sorted(found, key=lambda record: record.made)}
 
     def folder(self, name: str) -> Path:
-        """Where the files of a record lie."""
+        """Return the folder of a record."""
         return self._folder / name
 
     def all(self) -> list[R]:
-        """All records, the oldest first."""
+        """Return all records, oldest first."""
         with self._lock:
             return list(self._records.values())
 
     def moment(self) -> int:
-        """The time in ns, later than any before."""
+        """Return the time in ns; each call returns a later time."""
         with self._lock:
             self._last = max(self._last + 1, time.time_ns())
             return self._last
 
     def put(self, record: R) -> None:
-        """Keep a record, or its new state; it is on the disk when this returns."""
+        """Write a new or changed record to the disk."""
         with self._lock:
             self.folder(record.id).mkdir(exist_ok=True)
             with replacing(str(self.folder(record.id) / _FILE)) as stream:
@@ -85,10 +85,10 @@ class Records(Generic[R]):
             self._records[record.id] = record
 
     def get(self, name: str, owner: str | None) -> R:
-        """A record.
+        """Return a record.
 
         Raises:
-            UnknownObjectError: there is none of this id that its owner made.
+            UnknownObjectError: the owner has no record of this id.
         """
         with self._lock:
             record = self._records.get(name)
@@ -100,22 +100,24 @@ class Records(Generic[R]):
         """Delete a record with its files."""
         with self._lock:
             self._records.pop(name, None)
-            self.folder(name).joinpath(_FILE).unlink(missing_ok=True)  # first: the rest is dead without it
+            self.folder(name).joinpath(_FILE).unlink(
+                missing_ok=True
+            )  # first: without it, the folder is ignored
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def page(
         self, owner: str | None, *, after: str | None, limit: int, newest_first: bool = True
     ) -> tuple[list[R], bool]:
-        """A piece of the list, and whether there are more.
+        """Return a page of the owner's records, and whether there are more.
 
         Args:
-            owner: whose records.
-            after: id of the record before the piece; None begins with the first.
-            limit: of the piece's length.
-            newest_first: the order.
+            owner: the owner of the records.
+            after: the id of the record before the page; None begins with the first.
+            limit: the maximum number of records.
+            newest_first: sort by descending creation time.
 
         Raises:
-            RequestError: the limit is out of range.
+            RequestError: ``limit`` is below 1.
             UnknownObjectError: there is no record ``after``.
         """
         if limit < 1:
@@ -129,7 +131,7 @@ class Records(Generic[R]):
 
 
 def page_json(objects: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    """A piece of a list as OpenAI's API gives it."""
+    """Return a page as OpenAI's list object."""
     return {
         "object": "list",
         "data": objects,

@@ -29,17 +29,17 @@ from .served import ServedExecutor
 
 _COPY_BYTES = 2**20
 _MOST_NAME = 255
-# Read of a file that is too large: many clients understand an answer only after they have sent everything.
+# Bytes of a too large file that are read and dropped: many clients read the response only after the upload.
 _PASSED_OVER_BYTES = 16 * 2**20
 
 
 class BatchService:
-    """The endpoints, and the queue behind them.
+    """The files and batches endpoints, and the batch queue.
 
     Args:
-        folder: where files and batches are kept.
-        models: that are served; they answer the batches too.
-        config: of the service.
+        folder: the folder of files and batches.
+        models: the models that the service and the batches use.
+        config: the service's settings.
 
     Raises:
         UsageError: the folder cannot be used.
@@ -71,7 +71,7 @@ class BatchService:
         return self._started
 
     async def start(self) -> None:
-        """Open the folder, which is created if it does not exist, and resume its batches.
+        """Open the folder and resume its batches; create the folder if it does not exist.
 
         Raises:
             UsageError: the folder cannot be used.
@@ -87,12 +87,12 @@ class BatchService:
         batches.start()
 
     async def stop(self) -> None:
-        """Stop working; the next process resumes the batches."""
+        """Stop the queue; the next process resumes the batches."""
         if self._started is not None:
             await asyncio.to_thread(self._batches.stop)
 
     def routes(self) -> list[Route]:
-        """The endpoints."""
+        """Return the routes of the endpoints."""
         return [
             Route("/v1/files", self._upload, methods=["POST"]),
             Route("/v1/files", self._list_files),
@@ -207,11 +207,11 @@ def _limit(request: Request, usual: int, most: int | None = None) -> int:
 
 @contextlib.asynccontextmanager
 async def _form(request: Request, most: int) -> AsyncGenerator[Any, None]:
-    """A form with one file, whose content is on the disk.
+    """Yield the parsed form of a request, with one file stored on the disk.
 
     Raises:
-        RequestError: the body is no such form.
-        HTTPException: it has more than ``most`` bytes (413).
+        RequestError: the body is not a valid multipart form.
+        HTTPException: the body has more than ``most`` bytes (413), or the client disconnects (400).
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("the body must be a form (multipart/form-data) with 'file' and 'purpose'")
@@ -233,7 +233,7 @@ async def _form(request: Request, most: int) -> AsyncGenerator[Any, None]:
     except MultiPartException as error:
         raise RequestError(f"the form cannot be read: {error.message}") from error
     except ClientDisconnect as error:
-        raise HTTPException(400, "the connection ended within the body") from error
+        raise HTTPException(400, "the connection ended before the end of the body") from error
     try:
         yield form
     finally:

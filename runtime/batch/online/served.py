@@ -1,4 +1,4 @@
-"""Lines answered by the engine that serves, behind everybody who waits for an answer."""
+"""Answer batch lines with the service's engine, at a lower priority than interactive requests."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from ..workers.endpoints import read_generation
 from ..workers.offline import completed, error_code, failed
 from .batches import Batch
 
-# Numbers of requests that people wait for are lower, whatever a line says.
+# Priority of all batch lines. Interactive requests should have smaller numbers.
 LOW_PRIORITY = 1_000_000
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 0.5
-# What another attempt may find changed.
+# Errors that are retried.
 _TRANSIENT = (QueueFullError, ServiceUnavailableError, EngineClosedError)
 
 
 class ServedExecutor:
-    """Answers the lines of a batch; a quarter of a model's slots is left to those who wait for answers.
+    """Answers the lines of a batch. A quarter of a model's slots stays free for interactive requests.
 
     Args:
-        models: that are served.
-        loop: where they live.
-        batch: whose lines these are.
-        any_model_name: answer lines that name no served model with the default one.
-        check: raises for options beyond the service's limits.
+        models: the service's models.
+        loop: the event loop of the models.
+        batch: the batch of the lines.
+        any_model_name: answer lines with an unknown model name with the default model.
+        check: raises an error for sampling options above the service's limits.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ServedExecutor:
         self._model: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The model that answered."""
+        """Return the name of the model that answered."""
         return {"model": self._model} if self._model else {}
 
     def close(self) -> None:
-        """Leave the models to the service."""
+        """Do nothing: the models belong to the service."""
 
     def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
-        """Yield one answer a line, in the order of finishing; end early once ``stop`` is set."""
+        """Yield one answer per line, in the order of finishing; end early if ``stop`` is set."""
         ended: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
         running: set[concurrent.futures.Future[Answer]] = set()
         more = True
@@ -97,7 +97,7 @@ class ServedExecutor:
                 future.cancel()
 
     async def _answer(self, line: BatchLine) -> Answer:
-        """What becomes of a line; it waits while the model is loaded or too many requests wait."""
+        """Return the answer of a line; retry while the model is loading or the queue is full."""
         while True:
             try:
                 with self._handler(line) as handler:

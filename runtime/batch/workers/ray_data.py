@@ -1,7 +1,7 @@
-"""A model as a step of a Ray Data pipeline: ``dataset.map_batches(RayPredictor, ...)``.
+"""Run a model in a Ray Data pipeline: ``dataset.map_batches(RayPredictor, ...)``.
 
-Ray Data feeds, scales and restarts the actors. What is finished is its own affair too: see
-``ray.data.checkpoint.CheckpointConfig``, which notes the rows that were written.
+Ray Data schedules, scales and restarts the actors. It also records the finished rows; see
+``ray.data.checkpoint.CheckpointConfig``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SharedModel:
     """A model's folder in the cluster's object store; see ``share_model``.
 
     Args:
-        name: digest of the content.
+        name: digest of the archive.
         archive: reference to the object.
     """
 
@@ -44,47 +44,47 @@ class SharedModel:
     archive: Any
 
     def fetch(self) -> str:
-        """The folder on this node, unpacked once however many actors ask."""
+        """Return the folder on this node. All actors of a node share one unpacked copy."""
         return str(unpacked(self.name, ray_module().get(self.archive)))
 
 
 @checked_arguments
 def share_model(model: str | Path) -> SharedModel:
-    """Put the folder of a model into the object store of the cluster that this process is connected to.
+    """Put a model's folder into the object store of the connected Ray cluster, and return a reference.
 
     Args:
         model: a local folder: a package, or a checkpoint.
 
     Raises:
-        UsageError: it is no folder.
+        UsageError: ``model`` is not a folder.
         MissingExtraError: ray is not installed.
     """
     archive = ship(str(model))
     if archive is None:
-        raise UsageError(f"{model} is no folder; nodes find a hub id by themselves, give it as it is")
+        raise UsageError(f"{model} is not a folder; pass a hub id to RayPredictor directly")
     return SharedModel(hashlib.sha256(archive).hexdigest()[:32], ray_module().put(archive))
 
 
 class RayPredictor:
-    """Adds answers to tables; each actor of Ray Data makes one, which holds the model.
+    """Adds answers to tables. Each Ray Data actor has one predictor, with its own copy of the model.
 
-    A row's text does not depend on the rows beside it, nor on the actor: a row without a seed derives one
-    from ``seed`` and its own content.
+    A row's text does not depend on other rows or on the actor: a row without a seed gets one from ``seed``
+    and its own content.
 
     Args:
-        model: a hub id, a path that every node has, or what ``share_model`` gave.
+        model: a hub id, a path that exists on every node, or the result of ``share_model``.
         template: Jinja source over the columns; None takes the columns ``prompt``, ``messages`` or ``input``.
-        kind: what the template's text is: ``prompt``, ``chat`` or ``embedding``.
-        system: a message that precedes the user's, for ``chat``; Jinja too.
-        into: the column of texts, or of vectors. Further columns begin with its name: ``.error``, why the
-            row failed, ``.finish_reason``, ``.prompt_tokens`` and ``.completion_tokens``.
-        sampling: options of all rows, as in a request's body.
-        seed: of the whole job.
+        kind: the use of the template's text: ``prompt``, ``chat`` or ``embedding``.
+        system: Jinja source of the system message, for ``chat``.
+        into: the column of texts or vectors. More columns are added with this name and a suffix: ``.error``
+            (the reason of a failure), ``.finish_reason``, ``.prompt_tokens`` and ``.completion_tokens``.
+        sampling: sampling options of all rows, as in a request's body.
+        seed: the seed of the whole job.
         loading: fields of ``ModelConfig`` and ``EngineConfig``.
 
     Raises:
-        UsageError: the template is broken, or an option is wrong.
-        CarryallError: as ``load_model``.
+        UsageError: the template or an option is invalid.
+        CarryallError: see ``load_model``.
         MissingExtraError: pyarrow is not installed.
     """
 
@@ -110,13 +110,13 @@ class RayPredictor:
         self._engine = open_worker(WorkerSpec(model=path, loading=loading or {}, sampling=sampling or {}))
 
     def __call__(self, batch: Any) -> Any:
-        """A table with the columns of ``batch`` and the answers.
+        """Return a table with the columns of ``batch`` and of the answers.
 
         Args:
             batch: a ``pyarrow.Table``, a pandas DataFrame, or a mapping of arrays.
 
         Raises:
-            UsageError: the batch has a column of the name of one that is to be added.
+            UsageError: ``batch`` already has a column that would be added.
             CarryallError: the device is lost.
         """
         table = self._table(batch)
@@ -146,7 +146,7 @@ class RayPredictor:
         ours = {self._into, *(f"{self._into}.{name}" for name in ("error", *_FACTS))}
         taken = [name for name in table.column_names if name in ours]
         if taken:
-            raise UsageError(f"the batch has a column '{taken[0]}'; name another one with into=")
+            raise UsageError(f"the batch already has a column '{taken[0]}'; choose another name with into=")
         return table
 
     def _line(self, number: int, record: Mapping[str, Any]) -> BatchLine | BadLine:

@@ -1,4 +1,4 @@
-"""Requests and responses of /v1/responses in batches, with ids that are equal in every run."""
+"""Requests and responses of /v1/responses in batches. The ids are the same in every run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseAsk:
-    """Parse the body of a line.
+    """Return the parsed body of a line.
 
     Args:
         body: the body of the line.
-        defaults: defaults of the sampling options.
+        defaults: default sampling options.
 
     Raises:
-        RequestError: a field is wrong, or not supported in a batch.
+        RequestError: a field is invalid, or not supported in a batch.
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:

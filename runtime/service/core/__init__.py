@@ -1,1 +1,1 @@
-"""The service without its transports: requests, deltas, models and errors."""
+"""The transport-independent service: requests, deltas, models and errors."""

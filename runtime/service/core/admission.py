@@ -1,4 +1,4 @@
-"""What the present caller may use of a repository, and within which limits."""
+"""Access control: the models that a caller may use, and limits of its requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .repository import ModelRepository, ModelStatus
 if TYPE_CHECKING:
     from ...api.session import InferenceSession
 
-# Whose key the present request has; None where none is needed.
+# The caller of the current request; None if the service has no API keys.
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Admission:
-    """A repository as the present caller sees it; models that a key does not allow do not exist for it.
+    """The model repository, restricted to the models that the current caller may use.
+
+    A model that the caller may not use is reported as unknown.
 
     Args:
         models: the repository.
-        config: limits, and whether unknown names mean the default model.
+        config: the request limits, and whether unknown names select the default model.
     """
 
     def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
@@ -34,19 +36,19 @@ class Admission:
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is wanted serves requests."""
+        """Return whether at least one model accepts requests and none is loading."""
         return self._models.ready
 
     def models(self) -> list[ModelStatus]:
-        """All models that the caller may use."""
+        """Return the models that the caller may use."""
         caller = CALLER.get()
         return [one for one in self._models.models() if caller is None or caller.may_use(one.name)]
 
     def find(self, name: str, version: str = "") -> ModelStatus:
-        """The model of this very name or alias, and of a version if one is given.
+        """Return the status of the model with this name or alias, and this version if one is given.
 
         Raises:
-            UnknownModelError: there is none, or none that the caller may use.
+            UnknownModelError: there is no such model, or the caller may not use it.
         """
         found = self.models()
         for status in found:
@@ -57,10 +59,10 @@ class Admission:
         raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
 
     def llm(self, name: str | None = None) -> LLMHandler:
-        """The handler of a language model's requests; see ``ModelRepository.llm``.
+        """Return the handler of a language model's requests; see ``ModelRepository.llm``.
 
         Raises:
-            UnknownModelError: there is none of that name, or none that the caller may use.
+            UnknownModelError: there is no model of that name, or the caller may not use it.
         """
         handler, caller = self._llm(name), CALLER.get()
         if caller is not None and not caller.may_use(handler.model.info.model):
@@ -76,10 +78,10 @@ class Admission:
             return self._models.llm(None)
 
     def session(self, name: str, version: str = "") -> InferenceSession:
-        """The session of a tensor model.
+        """Return the session of a tensor model.
 
         Raises:
-            UnknownModelError: there is none of that name and version, or none that the caller may use.
+            UnknownModelError: there is no model of that name and version, or the caller may not use it.
         """
         return self._models.session(self.find(name, version).name, version or None)
 
@@ -94,20 +96,20 @@ class Admission:
         await self._models.unload(self.find(name).name)
 
     def admitted(self, asked: GenerationRequest) -> GenerationRequest:
-        """What a request asks for, in its caller's name.
+        """Check a request's sampling options, and return the request with the caller as its tenant.
 
         Raises:
-            InvalidSamplingError: an option is beyond the service's limits.
+            InvalidSamplingError: an option is above the service's limit.
         """
         self.check(asked.params)
         caller = CALLER.get()
         return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
 
     def check(self, params: SamplingParams) -> None:
-        """Make sure that sampling options are within the service's limits.
+        """Check that sampling options are within the service's limits.
 
         Raises:
-            InvalidSamplingError: one is not.
+            InvalidSamplingError: an option is above its limit.
         """
         limits = {
             "n": (params.num_samples, self._config.max_choices),

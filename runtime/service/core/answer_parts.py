@@ -1,4 +1,4 @@
-"""What an answer in a chat gains with each delta: reasoning, text, pieces of tool calls."""
+"""Split the deltas of a chat answer into parts: reasoning, text, and pieces of tool calls."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from .tool_choice import CallDelta, CallSplitter
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of what is thought or said."""
+    """A piece of the reasoning or of the answer text."""
 
     kind: Literal["reasoning", "text"]
     text: str
 
 
 class AnswerParts:
-    """Deltas of one continuation, in parts. A tool call comes in pieces, the first with its name.
+    """Splits the deltas of one continuation into parts.
+
+    A tool call has several pieces. The first piece has its name and id.
 
     Args:
-        request: what is answered.
+        request: the request that the deltas answer.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
         prompt = request.prompt
         self._conversation = prompt if isinstance(prompt, Conversation) else Conversation([])
         self._splitter = CallSplitter()
-        self.calls = 0  # how many have begun
+        self.calls = 0  # number of tool calls that have begun
 
     def of(self, delta: Delta) -> Iterator[TextPart | CallDelta]:
-        """The parts of a delta."""
+        """Yield the parts of a delta."""
         if delta.reasoning:
             yield TextPart("reasoning", delta.reasoning)
         if self._conversation.must_call:

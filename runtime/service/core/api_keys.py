@@ -1,4 +1,4 @@
-"""Who may call the service: a file of hashed keys."""
+"""API keys: a TOML file of hashed keys and their rights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ....options import Checked, checked, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey(Checked):
-    """A key's rights.
+    """One entry of the key file.
 
     Args:
-        sha256: of the key, as 64 hexadecimal digits.
-        models: which models it may use; empty is all.
+        sha256: the SHA-256 hash of the key, as 64 hexadecimal digits.
+        models: the models that the key may use; empty allows all.
     """
 
     sha256: str = option()
@@ -28,33 +28,33 @@ class ApiKey(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request.
+    """The owner of the API key that a request has.
 
     Args:
-        name: of the key.
-        models: which models the caller may use; empty is all.
+        name: the key's name in the file.
+        models: the models that the caller may use; empty allows all.
     """
 
     name: str
     models: tuple[str, ...] = ()
 
     def may_use(self, model: str) -> bool:
-        """Whether the caller may use a model."""
+        """Return whether the caller may use a model."""
         return not self.models or model in self.models
 
 
 class ApiKeys:
-    """The keys of a TOML file, which is read again when it changes.
+    """The keys of a TOML file. The file is read again when it changes.
 
-    Each key is a table: its name, ``sha256``, and optionally ``models``. The file does not hold the keys
-    themselves. They should be random, such as from ``openssl rand -hex 32``: a hash of a guessable key can be
-    guessed too.
+    Each key is a table, named after the key, with ``sha256`` and optionally ``models``. The file holds
+    hashes, not keys. Use random keys, for example from ``openssl rand -hex 32``: a hash of a guessable key
+    can be guessed too.
 
     Args:
-        path: of the file.
+        path: the key file.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,9 +63,9 @@ class ApiKeys:
         self._callers = _read(path)
 
     def find(self, key: str | None) -> Caller | None:
-        """Who a key belongs to; None if nobody.
+        """Return the owner of a key, or None if the key is unknown.
 
-        A file that was changed into something unreadable leaves the keys as they were.
+        If the changed file cannot be read, the keys that were read before stay valid.
         """
         try:
             if (stamp := self._modified()) != self._stamp:
@@ -76,7 +76,10 @@ class ApiKeys:
             return None
         digest = hashlib.sha256(key.encode()).hexdigest()
         found = None
-        for known, caller in self._callers.items():  # all of them, so that time tells nothing
+        for (
+            known,
+            caller,
+        ) in self._callers.items():  # compares with every key, so that the duration reveals nothing
             if hmac.compare_digest(known, digest):
                 found = caller
         return found

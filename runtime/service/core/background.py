@@ -1,4 +1,4 @@
-"""Long work beside the event loop."""
+"""Run long work in a thread, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run ``work`` in a daemon thread, which unlike an executor's does not hold up the process's end."""
+    """Run ``work`` in a daemon thread. Unlike an executor's thread, it does not delay the process exit."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 

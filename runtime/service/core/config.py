@@ -1,4 +1,4 @@
-"""Settings of the service; imports no transport, so that a command line can show its defaults."""
+"""Settings of the service. Imports no transport, so that the command line loads fast."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ....options import Checked, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(Checked):
-    """Where the service listens, for whom, and within which limits.
+    """Addresses, access control and limits of the service.
 
     Args:
         host: where to listen; 0.0.0.0 is every address of this machine.
         http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
-        grace_seconds: how long requests in progress may go on after the service was told to stop.
-        models: a folder of models to serve, in place of MODEL (docs/serving.md).
-        served_model_names: further names by which requests may call the model.
-        any_model_name: answer requests for models that there are not with the default one.
+        grace_seconds: how long running requests may continue after the service is told to stop.
+        models: a folder of models to serve, instead of MODEL (docs/serving.md).
+        served_model_names: more names that requests may use for the model.
+        any_model_name: answer requests for unknown models with the default model.
         strict: refuse requests with unknown fields instead of ignoring these fields.
         playground: serve a page to chat with the models at ``/``.
         cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
-        api_keys: a TOML file of hashed keys (docs/serving.md); only requests with one of them are answered.
-        tls_certificate: a file with the service's certificate in PEM; connections are encrypted then.
+        api_keys: a TOML file of hashed keys (docs/serving.md); requests without a valid key are refused.
+        tls_certificate: a file with the service's certificate in PEM; turns on encryption.
         tls_key: a file with the certificate's private key.
-        tls_client_ca: a file with certificates; clients must show one that these signed.
-        max_body_bytes: the largest request taken, and the largest gRPC message sent.
-        max_choices: most continuations of one prompt (``n``, ``best_of``).
-        max_logprobs: most log-probabilities a token.
-        max_stored_responses: how many answers of /v1/responses are kept for those who come back to them.
+        tls_client_ca: a file with CA certificates; clients must have a certificate signed by one.
+        max_body_bytes: the largest request body, and the largest gRPC message sent.
+        max_choices: the maximum number of continuations of one prompt (``n``, ``best_of``).
+        max_logprobs: the maximum number of log-probabilities per token.
+        max_stored_responses: the maximum number of stored /v1/responses answers.
         shared_memory: let clients of the Open Inference Protocol pass tensors in shared memory; any client
             can then read and write the shared memory objects of this user.
-        batch_folder: where files and batches are kept (docs/batch.md); without it there are none.
+        batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's body.
 
     Raises:
-        UsageError: a value is of another type, or out of range.
+        UsageError: a value has the wrong type or is out of range.
     """
 
     host: str = "127.0.0.1"
@@ -66,7 +66,7 @@ class ServerConfig(Checked):
     body_timeout_seconds: float = option(30.0, least=0.1)
 
     def __post_init__(self) -> None:
-        """Check each value, then what they say together."""
+        """Check each value, then the values that depend on each other."""
         Checked.__post_init__(self)
         if self.http_port is None and self.grpc_port is None:
             raise UsageError("neither http_port nor grpc_port is set, so nothing would be served")

@@ -1,4 +1,4 @@
-"""Growing outputs cut into what is new in each, and put together again."""
+"""Split growing outputs into deltas, and concatenate deltas again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .messages import Choice, Delta, Generation, Usage
 
 
 class DeltaTracker:
-    """Turns the successive states of one request into deltas; a delta costs what is new in it."""
+    """Turns the successive states of one request into deltas. The cost is linear in the new tokens."""
 
     def __init__(self) -> None:
         self._last: dict[int, CompletionOutput] = {}
         self._prompt_sent = False
 
     def advance(self, output: RequestOutput) -> Iterator[Delta]:
-        """Yield what each continuation gained since the state before.
+        """Yield what each continuation gained since the previous state.
 
         Raises:
             ProviderRuntimeError: the request failed.
@@ -53,7 +53,7 @@ class DeltaTracker:
             prompt_tokens=len(output.prompt_token_ids),
         )
         if completion.index == 0 and not self._prompt_sent and (new.token_ids or completion.finish_reason):
-            # The prompt's are sent at once; they are complete when the first token is there.
+            # The prompt's logprobs are complete with the first token. They are sent once.
             self._prompt_sent = True
             delta = dataclasses.replace(delta, prompt_logprobs=output.prompt_logprobs or [])
         news = delta.text or delta.token_ids or delta.reasoning or delta.tool_calls

@@ -1,4 +1,4 @@
-"""Requests in, deltas out: the service without its transports."""
+"""Requests of one language model: takes requests and yields deltas, for every transport."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from .served_model import ServedModel
 LOADING = "the model is still loading; retry later"
 STOPPING = "the service is shutting down; retry elsewhere"
 CUT_OFF = "the service was shut down before the request was finished; retry elsewhere"
-_FAREWELL_SECONDS = 0.5
+_ERROR_SECONDS = 0.5
 
 
 class LLMHandler:
-    """Serves requests from one engine, from `ready` until `drain`. Lives in one event loop.
+    """Serves requests with one engine, from `ready` until `drain`. Use it in one event loop only.
 
     Args:
-        on_engine_lost: called when a request has met a dead engine.
-        observer: gives whoever follows the requests; None where nobody does.
+        on_engine_lost: called when a request fails because the engine is closed.
+        observer: returns the observer of the requests, or None.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LLMHandler:
         self._refusal: str | None = LOADING
         self._on_engine_lost = on_engine_lost
         self._observer = observer
-        self._mean_seconds = 1.0  # of a request, from queueing to its end
+        self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
         self._streams: set[RequestStream] = set()
         self._idle = asyncio.Event()
@@ -64,10 +64,10 @@ class LLMHandler:
 
     @property
     def model(self) -> ServedModel:
-        """The model that is served.
+        """Return the model that is served.
 
         Raises:
-            ServiceUnavailableError: it is still loading.
+            ServiceUnavailableError: the model is still loading.
         """
         if self._model is None:
             raise ServiceUnavailableError(LOADING)
@@ -75,7 +75,7 @@ class LLMHandler:
 
     @property
     def active(self) -> int:
-        """How many requests are in progress."""
+        """Return the number of requests in progress."""
         return self._active
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
@@ -83,9 +83,9 @@ class LLMHandler:
 
         Raises:
             ServiceUnavailableError: the model is loading, or the service is shutting down.
-            RequestError: the request is at fault.
+            RequestError: the request is invalid.
             QueueFullError: too many requests are waiting.
-            EngineClosedError: the engine was shut down meanwhile.
+            EngineClosedError: the engine was shut down during the request.
             ProviderRuntimeError: the model failed to run.
         """
         with self._in_progress() as llm:
@@ -112,7 +112,7 @@ class LLMHandler:
             except QueueFullError as error:
                 stats = llm.stats()
                 error.retry_after = self._mean_seconds * stats.waiting / max(1, stats.slots)
-                observer = None  # it was never taken in
+                observer = None  # the engine did not accept the request
                 raise
             finally:
                 self._streams.discard(stream)
@@ -121,14 +121,14 @@ class LLMHandler:
                     observer.ended()
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt.
+        """Return the token ids of a prompt.
 
         Args:
-            prompt: text, token ids, or a conversation, which the chat template writes.
-            add_special_tokens: begin a text as the model expects texts to begin.
+            prompt: a text, token ids, or a conversation, which the chat template renders.
+            add_special_tokens: add the tokenizer's special tokens to a text, such as BOS.
 
         Raises:
-            RequestError: the prompt is at fault, or the model has no tokenizer.
+            RequestError: the prompt is invalid, or the model has no tokenizer.
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
@@ -136,10 +136,10 @@ class LLMHandler:
             return await llm.token_ids(ready, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens.
+        """Return the text of token ids.
 
         Raises:
-            RequestError: a token is none of the vocabulary's.
+            RequestError: a token id is not in the vocabulary.
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
@@ -148,11 +148,11 @@ class LLMHandler:
     async def embed(
         self, prompts: Sequence[str | list[int]], *, pooling: Pooling = "last", normalize: bool = True
     ) -> Embeddings:
-        """Vectors of texts, or of token ids.
+        """Return the embeddings of texts or token ids.
 
         Raises:
-            RequestError: a prompt is at fault.
-            UnsupportedTaskError: the model gives no vectors.
+            RequestError: a prompt is invalid.
+            UnsupportedTaskError: the model cannot compute embeddings.
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
@@ -168,7 +168,7 @@ class LLMHandler:
     async def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
-        """How likely continuations are; see ``LLM.score``."""
+        """Return the log-probability of each continuation; see ``LLM.score``."""
         with self._in_progress() as llm:
             return await llm.score(texts, continuations)
 
@@ -180,16 +180,16 @@ class LLMHandler:
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
-        """The probability that each document answers the query; see ``LLM.rerank``."""
+        """Return the probability that each document answers the query; see ``LLM.rerank``."""
         with self._in_progress() as llm:
             return await llm.rerank(query, documents, instruction=instruction, answers=answers)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its reader gets a last delta with finish_reason "cancelled"."""
+        """Cancel a request; its last delta has finish_reason "cancelled"."""
         self.model.llm.abort(request_id)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing.
+        """Return the engine's counters and gauges.
 
         Raises:
             ServiceUnavailableError: the model is loading.
@@ -197,10 +197,10 @@ class LLMHandler:
         return self.model.llm.stats()
 
     async def drain(self, grace_seconds: float) -> bool:
-        """Refuse new requests and wait for those in progress, then end what is left with an error.
+        """Refuse new requests, wait for those in progress, and end the remaining ones with an error.
 
         Returns:
-            Whether all ended in time.
+            Whether all requests ended within ``grace_seconds``.
         """
         self._refusal = STOPPING
         try:
@@ -208,8 +208,8 @@ class LLMHandler:
         except TimeoutError:
             for stream in self._streams:
                 stream.fail(ServiceUnavailableError(CUT_OFF))
-            with suppress(TimeoutError):  # the answers leave now; who does not take theirs loses it
-                await asyncio.wait_for(self._idle.wait(), _FAREWELL_SECONDS)
+            with suppress(TimeoutError):  # time for clients to read the errors
+                await asyncio.wait_for(self._idle.wait(), _ERROR_SECONDS)
             return False
         return True
 
@@ -231,10 +231,10 @@ class LLMHandler:
 
 
 async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
-    """A prompt as the engine takes it."""
+    """Return a prompt in the engine's form; a conversation is rendered."""
     if not isinstance(prompt, Conversation):
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
     rendered = await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)
-    # What must consist of calls is read by ``tool_choice``, whatever style the template has.
+    # ``tool_choice`` parses an answer that must consist of tool calls, so the template's parser is not used.
     return dataclasses.replace(rendered, new_parser=lambda: None) if prompt.must_call else rendered

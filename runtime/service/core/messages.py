@@ -1,4 +1,4 @@
-"""What every transport turns its requests into, and its answers out of."""
+"""Requests and answers in one form for all transports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...types.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat messages, as the model's chat template takes them: each with a `role` and a `content`.
+    """Chat messages for the model's chat template: each has a `role` and a `content`.
 
     Args:
         tools: JSON schemas of functions that the model may call.
-        variables: whatever else the template understands.
-        must_call: the answer consists of tool calls, held to that by ``params.structured_output``; its text
-            is theirs as JSON, see ``tool_choice``.
+        variables: further variables of the template.
+        must_call: the answer consists of tool calls. ``params.structured_output`` enforces it, and the
+            answer's text is the calls as JSON; see ``tool_choice``.
         parallel_calls: whether an answer may hold more than one tool call.
     """
 
@@ -39,13 +39,13 @@ Prompt = str | list[int] | Conversation  # list[int]: token ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request, whatever it came by.
+    """One request, from any transport.
 
     Args:
-        priority: a smaller number is served first.
-        cache_salt: only requests of the same salt, a tenant's say, share cached prefixes.
-        tenant: who asks; the model is shared out fairly between tenants. None takes the salt.
-        timeout: seconds after which the request ends as cancelled, however far it is; None is no limit.
+        priority: requests with a smaller number are scheduled first.
+        cache_salt: only requests with the same salt share cached prefixes.
+        tenant: the requester; tenants get equal shares of the model. None uses ``cache_salt``.
+        timeout: seconds after which the request is cancelled; None is no limit.
     """
 
     prompt: Prompt
@@ -58,7 +58,7 @@ class GenerationRequest:
 
 
 def checked_timeout(seconds: float) -> float:
-    """Return a request's ``timeout``.
+    """Check a request's ``timeout`` and return it.
 
     Raises:
         RequestError: it is not a positive, finite number.
@@ -79,25 +79,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What a continuation gained since the last delta; all of them concatenated are the whole."""
+    """The new part of a continuation. The concatenation of all deltas is the whole continuation."""
 
     request_id: str
     index: int
     text: str = ""
     token_ids: Sequence[int] = ()
-    logprobs: Sequence[dict[int, Logprob]] = ()  # one a token, if asked for
+    logprobs: Sequence[dict[int, Logprob]] = ()  # one entry per token, if requested
     reasoning: str = ""
-    tool_calls: Sequence[ToolCall] = ()  # each is whole
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # all of them at once, if asked for
+    tool_calls: Sequence[ToolCall] = ()  # complete calls only
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # in one delta, if requested
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None  # in the last delta of the request
-    prompt_tokens: int = 0  # how many tokens the prompt has
+    prompt_tokens: int = 0  # length of the prompt in tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The whole of one continuation."""
+    """One complete continuation."""
 
     index: int
     text: str
@@ -121,11 +121,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Vectors of texts.
+    """Embeddings of texts.
 
     Args:
-        vectors: one row a text, float32 [texts, hidden_size].
-        prompt_tokens: how many tokens the texts have in all.
+        vectors: one row per text, float32 [texts, hidden_size].
+        prompt_tokens: the total number of tokens of the texts.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -134,7 +134,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The loaded model, as clients see it."""
+    """Public facts of a loaded model."""
 
     model: str
     provider: str
@@ -145,6 +145,6 @@ class ModelInfo:
 
 
 def by_rank(candidates: Mapping[int, Logprob], most: int | None = None) -> list[Logprob]:
-    """Return one token's candidates, best first; ``most`` leaves out a chosen token of a lower rank."""
+    """Return one token's candidates, best first; ``most`` is the largest rank that is returned."""
     ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
     return ranked if most is None else [candidate for candidate in ranked if candidate.rank <= most]

@@ -1,7 +1,8 @@
-"""Metrics for Prometheus, by vLLM's names and meanings, so that its dashboards and routers work here.
+"""Prometheus metrics with vLLM's names and meanings, so that its dashboards and routers work.
 
 See https://docs.vllm.ai/en/latest/usage/metrics.html and the model server protocol of the Gateway API
-inference extension (docs/proposals/003-model-server-protocol). What vLLM has no name for is ``carryall:...``.
+inference extension (docs/proposals/003-model-server-protocol). Metrics that vLLM does not have are named
+``carryall:...``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .messages import Delta, GenerationRequest
 from .repository import ModelRepository
 
 _LABELS = ("model_name", "engine")
-_ENGINE = "0"  # one engine a model
-# Bounds of buckets as in vLLM, so that quantiles can be compared.
+_ENGINE = "0"  # each model has one engine
+# The bucket bounds are vLLM's, so that quantiles are comparable.
 _SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -40,27 +41,30 @@ _GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:num_requests_running": ("Requests that hold a slot.", lambda stats: stats.running),
     "vllm:num_requests_waiting": ("Requests in the queue.", lambda stats: stats.waiting),
     "vllm:kv_cache_usage_perc": (
-        "Share of the KV cache that running requests hold, 1 is all.",
+        "Share of the KV cache that running requests use, from 0 to 1.",
         lambda stats: (stats.kv_tokens - stats.idle_kv_tokens) / max(1, stats.kv_tokens_budget),
     ),
-    "carryall:kv_cache_bytes": ("Memory of the KV cache.", lambda stats: stats.kv_bytes),
+    "carryall:kv_cache_bytes": ("Memory of the KV cache in bytes.", lambda stats: stats.kv_bytes),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "vllm:prompt_tokens": ("Tokens of prompts.", lambda stats: stats.prompt_tokens),
-    "vllm:generation_tokens": ("Tokens generated.", lambda stats: stats.generated_tokens),
+    "vllm:prompt_tokens": ("Prompt tokens.", lambda stats: stats.prompt_tokens),
+    "vllm:generation_tokens": ("Generated tokens.", lambda stats: stats.generated_tokens),
     "vllm:prompt_tokens_cached": (
-        "Tokens of prompts whose KV was cached.",
+        "Prompt tokens with cached KV.",
         lambda stats: stats.prefix_cached_tokens,
     ),
     "vllm:prefix_cache_queries": (
-        "Tokens of prompts that were looked for in the cache.",
+        "Prompt tokens looked up in the prefix cache.",
         lambda stats: stats.prompt_tokens,
     ),
-    "vllm:prefix_cache_hits": ("Tokens of them that were found.", lambda stats: stats.prefix_cached_tokens),
-    "vllm:num_preemptions": ("Times a running request gave up its slot.", lambda stats: stats.preemptions),
-    "vllm:spec_decode_num_draft_tokens": ("Tokens proposed.", lambda stats: stats.proposed_tokens),
+    "vllm:prefix_cache_hits": (
+        "Prompt tokens found in the prefix cache.",
+        lambda stats: stats.prefix_cached_tokens,
+    ),
+    "vllm:num_preemptions": ("Preemptions of running requests.", lambda stats: stats.preemptions),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens proposed.", lambda stats: stats.proposed_tokens),
     "vllm:spec_decode_num_accepted_tokens": (
-        "Proposed tokens that became output.",
+        "Draft tokens accepted.",
         lambda stats: stats.accepted_tokens,
     ),
     "carryall:steps": ("Forward steps.", lambda stats: stats.steps),
@@ -68,10 +72,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 
 
 class Metrics:
-    """Counts and times of all requests of a repository, from when it is made.
+    """Counters and durations of all requests of a repository.
 
     Args:
-        models: observed from now on; their engines' own figures are asked for when metrics are read.
+        models: the repository. Its requests are observed from now on; its engines are read at each scrape.
     """
 
     def __init__(self, models: ModelRepository) -> None:
@@ -83,23 +87,29 @@ class Metrics:
             return Histogram(name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
 
         self.first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+            "vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.", _SECONDS
         )
-        self.between = histogram("vllm:inter_token_latency_seconds", "From token to token.", _BETWEEN)
+        self.between = histogram("vllm:inter_token_latency_seconds", "Seconds between tokens.", _BETWEEN)
         self.per_token = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time of a request's tokens.", _BETWEEN
+            "vllm:request_time_per_output_token_seconds",
+            "Mean seconds per output token of a request.",
+            _BETWEEN,
         )
-        self.latency = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _LONG)
-        self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to the slot.", _LONG)
-        self.prefill = histogram("vllm:request_prefill_time_seconds", "From slot to first token.", _LONG)
-        self.decode = histogram("vllm:request_decode_time_seconds", "From first to last token.", _LONG)
-        self.prompts = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.outputs = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
-        self.choices = histogram("vllm:request_params_n", "Continuations of a prompt.", (1, 2, 5, 10, 20))
-        self.limits = histogram("vllm:request_params_max_tokens", "The limit that was given.", _TOKENS)
+        self.latency = histogram(
+            "vllm:e2e_request_latency_seconds", "Seconds from arrival to the last token.", _LONG
+        )
+        self.queued = histogram("vllm:request_queue_time_seconds", "Seconds in the queue.", _LONG)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "Seconds of prefill.", _LONG)
+        self.decode = histogram(
+            "vllm:request_decode_time_seconds", "Seconds from the first to the last token.", _LONG
+        )
+        self.prompts = histogram("vllm:request_prompt_tokens", "Tokens per prompt.", _TOKENS)
+        self.outputs = histogram("vllm:request_generation_tokens", "Tokens per answer.", _TOKENS)
+        self.choices = histogram("vllm:request_params_n", "Continuations per prompt.", (1, 2, 5, 10, 20))
+        self.limits = histogram("vllm:request_params_max_tokens", "max_tokens of requests.", _TOKENS)
         self.ended = Counter(
             "vllm:request_success",
-            "Requests that ended, by why.",
+            "Finished requests, by reason.",
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
@@ -110,7 +120,7 @@ class Metrics:
         return _Request(self, model, request)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -120,7 +130,7 @@ class _Request:
     def __init__(self, metrics: Metrics, model: str, request: GenerationRequest) -> None:
         self._metrics, self._labels, self._asked = metrics, (model, _ENGINE), request
         self._arrival = time.monotonic()
-        self._before: float | None = None  # when the latest token came
+        self._before: float | None = None  # time of the latest token
         self._tokens = 0
         self._prompt_tokens = 0
         self._times: RequestMetrics | None = None
@@ -144,7 +154,7 @@ class _Request:
     def ended(self) -> None:
         """See ``RequestObserver``."""
         metrics, labels = self._metrics, self._labels
-        # vLLM's word for a client that went away.
+        # vLLM's reason for a client that disconnected.
         metrics.ended.labels(*labels, self._reason or "abort").inc()
         metrics.choices.labels(*labels).observe(self._asked.params.n)
         if self._asked.params.max_tokens is not None:
@@ -168,13 +178,13 @@ class _Request:
 
 
 class _Engines(Collector):
-    """Figures that engines keep themselves."""
+    """Collects the counters and gauges of the engines."""
 
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of engines that are not loaded yet."""
+        """Yield nothing: engines are not loaded yet when this is registered."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
@@ -209,7 +219,7 @@ class _Engines(Collector):
         yield self._states()
 
     def _adapters(self) -> Metric:
-        """There are none; routers ask all the same."""
+        """Return the LoRA metric, without adapters: LoRA is not supported, but routers read the metric."""
         adapters = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters in use.",

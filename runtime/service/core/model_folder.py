@@ -1,11 +1,11 @@
-"""A folder of models as a repository: what lies in it, of which kind and version, with which settings.
+"""Find the models of a folder, with their kind, version and settings.
 
-A model is a subfolder, or an ``.onnx`` file. A subfolder may hold numbered subfolders, one a version (the
-largest is served), and a ``config.toml`` with what should differ from the command line's options::
+A model is a subfolder or an ``.onnx`` file. A subfolder may hold numbered subfolders, one per version; the
+largest version is served. It may hold a ``config.toml``, which overrides the command line's options::
 
-    kind = "tensor"      # or "llm"; otherwise the files tell
-    version = 2          # otherwise the largest
-    load = false         # not before a client asks for it
+    kind = "tensor"      # or "llm"; default: detected from the files
+    version = 2          # default: the largest
+    load = false         # load on request only
 
     [model]
     provider = "openvino"
@@ -36,7 +36,7 @@ _KEYS = ("kind", "version", "load", "model", "engine")
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What a ``config.toml`` says."""
+    """The content of a ``config.toml``."""
 
     kind: ModelKind | None = None
     version: int | None = None
@@ -46,18 +46,18 @@ class _Settings:
 
 
 def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[str, ModelLoader]:
-    """The models of a folder, by name, in alphabetical order.
+    """Return the loaders of a folder's models, by name, in alphabetical order.
 
     Args:
-        folder: of the repository.
-        model: options of every model, but for ``model.model``.
+        folder: the folder of models.
+        model: options of every model, except ``model.model``.
         engine: options of every language model's engine.
 
     Raises:
-        UsageError: there is no such folder, nothing in it, or a ``config.toml`` is at fault.
+        UsageError: the folder does not exist or is empty, or a ``config.toml`` is invalid.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder of models")
+        raise UsageError(f"{folder} is not a folder of models")
     found: dict[str, ModelLoader] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -67,7 +67,7 @@ def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[st
         elif path.suffix == ".onnx":
             found[path.stem] = _tensor_loader(path, model, "1", load=True)
     if not found:
-        raise UsageError(f"{folder} holds no models: neither folders nor .onnx files")
+        raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
     return found
 
 
@@ -79,7 +79,9 @@ def _loader(folder: Path, model: ModelConfig, engine: EngineConfig) -> ModelLoad
     of_model = _changed(model, settings.model, folder)
     if kind == "tensor":
         if file is None:
-            raise ModelNotFoundError(f"{path} holds no .onnx file, or several; a tensor model needs one")
+            raise ModelNotFoundError(
+                f"{path} has no .onnx file, or several; a tensor model needs exactly one"
+            )
         return _tensor_loader(file, of_model, version, load=settings.load)
     own = dataclasses.replace(of_model, model=path)
     of_engine = _changed(engine, settings.engine, folder)
@@ -92,7 +94,7 @@ def _loader(folder: Path, model: ModelConfig, engine: EngineConfig) -> ModelLoad
 
 def _tensor_loader(path: Path, model: ModelConfig, version: str, *, load: bool) -> ModelLoader:
     def open_session() -> Any:
-        from ...api.session import InferenceSession  # brings onnxruntime
+        from ...api.session import InferenceSession  # imports onnxruntime
 
         return InferenceSession(path, providers=[model.provider], allow_fallback=model.allow_fallback)
 
@@ -110,14 +112,14 @@ def _settings(path: Path) -> _Settings:
     expected: dict[str, type] = {"kind": str, "version": int, "load": bool, "model": dict, "engine": dict}
     for name, value in content.items():
         if type(value) is not expected[name]:
-            raise UsageError(f"{name} in {path} cannot be {value!r}")
+            raise UsageError(f"{name} in {path} must be of type {expected[name].__name__}, not {value!r}")
     if content.get("kind", "llm") not in ("llm", "tensor"):
-        raise UsageError(f"kind in {path} is 'llm' or 'tensor', not {content['kind']!r}")
+        raise UsageError(f"kind in {path} must be 'llm' or 'tensor', not {content['kind']!r}")
     return _Settings(**content)
 
 
 def _version(folder: Path, wanted: int | None) -> tuple[Path, str]:
-    """The folder of the version that is served, and its number; 1 where there are no versions."""
+    """Return the folder and number of the version that is served; 1 if there are no versions."""
     versions = {int(path.name): path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()}
     if wanted is not None and wanted not in versions:
         there_are = ", ".join(map(str, sorted(versions))) or "none"
@@ -134,7 +136,7 @@ def _only_onnx(folder: Path) -> Path | None:
 
 
 def _is_llm(folder: Path) -> bool:
-    """Whether it is a package, or the checkpoint of a model that generates text."""
+    """Return whether a folder is a package, or a checkpoint of a model that generates text."""
     if (folder / "carryall.json").is_file():
         return True
     try:
@@ -148,7 +150,7 @@ def _is_llm(folder: Path) -> bool:
 
 
 def _changed(config: Any, changes: dict[str, Any], folder: Path) -> Any:
-    """The options, with those that the model's own file sets."""
+    """Return the options with the changes of the model's ``config.toml``."""
     if not changes:
         return config
     owner = f"{folder / CONFIG_FILE}"

@@ -1,4 +1,4 @@
-"""What is told to whoever watches the service's requests; see ``metrics``."""
+"""Interfaces for observing the service's requests; ``metrics`` implements them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class RequestObserver(Protocol):
     """Follows one request."""
 
     def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
-        """The request gained something."""
+        """Record a delta of the request."""
 
     def ended(self) -> None:
-        """No more deltas will come, whatever the reason."""
+        """Record the end of the request, for any reason."""
 
 
 class Observer(Protocol):
     """Follows all requests of a service."""
 
     def begin(self, model: str, request: GenerationRequest) -> RequestObserver:
-        """A request was taken in."""
+        """Record that a request was accepted, and return its observer."""

@@ -1,4 +1,4 @@
-"""The models of a service: which there are, in which state, and who serves them. Lives in one event loop."""
+"""The models of a service, with their states and handlers. Use it in one event loop only."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ ModelKind = Literal["llm", "tensor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """What a client may know of a model.
+    """Public facts of a model.
 
     Args:
-        name: as requests call it.
+        name: the name in requests.
         version: a number, as text.
         kind: ``llm`` generates text, ``tensor`` maps tensors to tensors.
-        state: whether it serves requests.
-        reason: why it failed; empty otherwise.
+        state: the loading state; only ``ready`` models accept requests.
+        reason: why the model failed; empty otherwise.
         info: facts of the loaded model; None unless it is a language model that is ready.
-        aliases: other names that requests may call it.
+        aliases: other names that requests may use.
     """
 
     name: str
@@ -56,14 +56,14 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """How a model is loaded.
+    """The function that loads a model, and facts known before loading.
 
     Args:
-        load: makes a ``ServedModel`` of a language model, an ``InferenceSession`` of a tensor model; called
-            in a thread of its own.
-        kind: of the model.
+        load: returns a ``ServedModel`` for a language model, an ``InferenceSession`` for a tensor model. It
+            is called in its own thread.
+        kind: the kind of the model.
         version: a number, as text.
-        wanted: whether it is loaded with the service, or only when a client asks for that.
+        wanted: whether it is loaded at startup; otherwise on request only.
     """
 
     load: Callable[[], Any]
@@ -74,9 +74,9 @@ class ModelLoader:
 
 @dataclass(slots=True)
 class _Entry:
-    """A model and what serves it.
+    """A model and its handler.
 
-    ``handler`` is new with each loading: a request never meets a model that was loaded after it.
+    Each loading makes a new ``handler``, so that a request never runs on a model that was loaded after it.
     """
 
     name: str
@@ -90,19 +90,19 @@ class _Entry:
 
 
 def public_name(model: str | Path) -> str:
-    """What clients call a model that is given as a path or a hub id: the folder's name, or the id."""
+    """Return a model's name for clients: the folder's name of a path, or the hub id."""
     path = Path(model).expanduser()
     return str(model) if not path.exists() else path.resolve().name.removesuffix(".onnx")
 
 
 class ModelRepository:
-    """Models by name; ``llm`` finds the one for a request.
+    """Models by name.
 
     Args:
-        loaders: by name, how each model is loaded; of a language model, the function alone will do.
-        aliases: further names of models.
-        default: the model of requests that name none; None is the only language model, if there is one only.
-        grace_seconds: how long requests in progress may go on when their model is unloaded.
+        loaders: the loader of each model, by name. A plain function loads a language model.
+        aliases: model names by alias.
+        default: the model of requests without a model name; None takes the only language model, if any.
+        grace_seconds: how long running requests may continue when their model is unloaded.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class ModelRepository:
         default: str | None = None,
         grace_seconds: float = 30.0,
     ) -> None:
-        self.all_lost = asyncio.Event()  # set once no engine works any more, though one did
-        self.observer: Observer | None = None  # told of all requests
+        self.all_lost = asyncio.Event()  # set when the last working engine has failed
+        self.observer: Observer | None = None  # observes all requests
         self._aliases = dict(aliases or {})
         self._grace_seconds = grace_seconds
         self._entries = {
@@ -130,11 +130,11 @@ class ModelRepository:
     def of_one(
         cls, name: str, load: Callable[[], ServedModel], *, aliases: Sequence[str] = ()
     ) -> ModelRepository:
-        """A repository with a single model."""
+        """Return a repository with one model."""
         return cls({name: load}, aliases=dict.fromkeys(aliases, name), default=name)
 
     def models(self) -> list[ModelStatus]:
-        """All models, in the order in which they were given."""
+        """Return the status of all models, in the order of ``loaders``."""
         return [
             ModelStatus(
                 name=entry.name,
@@ -150,34 +150,36 @@ class ModelRepository:
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is wanted serves requests, and there is one."""
+        """Return whether at least one model accepts requests and none is loading."""
         states = [entry.state for entry in self._entries.values()]
         return "ready" in states and "loading" not in states
 
     def llm(self, name: str | None = None) -> LLMHandler:
-        """The handler of a language model's requests.
+        """Return the handler of a language model's requests.
 
         Args:
-            name: of the model or an alias; None or an empty text takes the default.
+            name: the name or an alias of the model; None or an empty text takes the default.
 
         Raises:
-            UnknownModelError: there is none of that name.
+            UnknownModelError: there is no model of that name.
             RequestError: no name is given, and there is no default.
-            UnsupportedTaskError: it generates no text.
-            ServiceUnavailableError: it is not loaded.
+            UnsupportedTaskError: the model is a tensor model.
+            ServiceUnavailableError: the model is not loaded.
         """
         entry = self._loaded(self._find(name))
         if entry.loader.kind != "llm":
-            raise UnsupportedTaskError(f"the model '{entry.name}' maps tensors to tensors, it has no text")
+            raise UnsupportedTaskError(
+                f"the model '{entry.name}' is a tensor model; it does not generate text"
+            )
         return entry.handler
 
     def session(self, name: str, version: str | None = None) -> InferenceSession:
-        """The session of a tensor model.
+        """Return the session of a tensor model.
 
         Raises:
-            UnknownModelError: there is none of that name and version.
-            UnsupportedTaskError: it is a language model.
-            ServiceUnavailableError: it is not loaded.
+            UnknownModelError: there is no model of that name and version.
+            UnsupportedTaskError: the model is a language model.
+            ServiceUnavailableError: the model is not loaded.
         """
         entry = self._find(name)
         if version not in (None, "", entry.loader.version):
@@ -185,7 +187,7 @@ class ModelRepository:
                 f"there is no version {version} of '{name}'; version {entry.loader.version} is served"
             )
         if entry.loader.kind != "tensor":
-            raise UnsupportedTaskError(f"the model '{entry.name}' generates text, it is no tensor model")
+            raise UnsupportedTaskError(f"the model '{entry.name}' is a language model, not a tensor model")
         session = self._loaded(entry).session
         if session is None:
             raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
@@ -194,16 +196,18 @@ class ModelRepository:
     @staticmethod
     def _loaded(entry: _Entry) -> _Entry:
         if entry.state == "failed":
-            raise ServiceUnavailableError(f"the model '{entry.name}' does not work: {entry.reason}")
+            raise ServiceUnavailableError(f"the model '{entry.name}' has failed: {entry.reason}")
         if entry.state == "unloaded":
             raise ServiceUnavailableError(f"the model '{entry.name}' is not loaded; load it first")
         return entry
 
     async def load_all(self) -> None:
-        """Load all models that are wanted, one after the other. Of several, some may fail.
+        """Load the models of startup, one after the other.
+
+        A failure is logged if another model can be loaded.
 
         Raises:
-            CarryallError: none of them can be loaded.
+            CarryallError: no model can be loaded.
         """
         wanted = [name for name, entry in self._entries.items() if entry.loader.wanted]
         failures: list[CarryallError] = []
@@ -217,11 +221,11 @@ class ModelRepository:
             raise failures[0]
 
     async def load(self, name: str) -> None:
-        """Load a model, unless it is loaded.
+        """Load a model if it is not loaded.
 
         Raises:
-            UnknownModelError: there is none of that name.
-            CarryallError: it cannot be loaded; see ``load_model``.
+            UnknownModelError: there is no model of that name.
+            CarryallError: the model cannot be loaded; see ``load_model``.
         """
         entry = self._find(name)
         async with entry.changing:
@@ -243,17 +247,17 @@ class ModelRepository:
             entry.state = "ready"
 
     async def unload(self, name: str) -> bool:
-        """Refuse the model's new requests, wait for those in progress, and free it.
+        """Refuse the model's new requests, wait for those in progress, and free the model.
 
         Returns:
             Whether all requests ended within the grace period.
 
         Raises:
-            UnknownModelError: there is none of that name.
+            UnknownModelError: there is no model of that name.
         """
         entry = self._find(name)
         async with entry.changing:
-            entry.session = None  # requests in progress keep it until they end
+            entry.session = None  # running requests hold their own reference
             if entry.model is None:
                 entry.state = "unloaded"
                 return True
@@ -291,15 +295,15 @@ class ModelRepository:
         return LLMHandler(lambda: self._lost(name), lambda: self.observer)
 
     def _lost(self, name: str) -> None:
-        """Take note of a dead engine."""
+        """Mark a model as failed because its engine is closed."""
         entry = self._entries[name]
         if entry.state != "ready":
-            return  # it is being unloaded
+            return  # the model is being unloaded
         entry.state, entry.reason = "failed", "its engine stopped working"
         if not any(other.state in ("ready", "loading") for other in self._entries.values()):
             self.all_lost.set()
 
 
 def _encodable(text: str) -> str:
-    """Return a text with what UTF-8 cannot encode written as escapes: names of files may be any bytes."""
+    """Return a text with escapes for characters that UTF-8 cannot encode; file names may have them."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""A loaded model with its engine, as the handler serves it."""
+"""A loaded model with its engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .messages import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An engine, what clients may know of it, and the sampling options of requests that leave them out."""
+    """An engine, public facts of its model, and default sampling options."""
 
     llm: AsyncLLM
     info: ModelInfo
@@ -40,10 +40,10 @@ def load_served_model(
 
     Args:
         model: as for ``LLM``.
-        name: what clients call it; None takes the name of its package or folder.
-        engine_config: how requests are scheduled; None takes the defaults.
-        progress: told about every tensor written, as (done, total, name).
-        **fields: of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
+        name: the name for clients; None takes the name of the package or folder.
+        engine_config: scheduling options; None takes the defaults.
+        progress: called with (done, total, name) after each tensor is written.
+        **fields: fields of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
 
     Raises:
         CarryallError: see ``load_model``.

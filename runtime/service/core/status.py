@@ -1,4 +1,4 @@
-"""What an error means to a client: one table for all transports."""
+"""Status codes of errors: one table for all transports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ....errors import (
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A kind of failure.
+    """The status codes of an error class.
 
     Args:
         grpc: the name of a ``grpc.StatusCode``.
@@ -30,7 +30,7 @@ class Status:
     http: int
 
 
-# The first class that an error belongs to decides.
+# The first class in this order that an error is an instance of gives its status.
 STATUS: dict[type[CarryallError], Status] = {
     UnknownModelError: Status("NOT_FOUND", 404),
     UnknownObjectError: Status("NOT_FOUND", 404),
@@ -45,5 +45,5 @@ STATUS: dict[type[CarryallError], Status] = {
 
 
 def status_of(error: CarryallError) -> Status:
-    """The status that tells a client what went wrong."""
+    """Return the status of an error."""
     return next(status for kind, status in STATUS.items() if isinstance(error, kind))

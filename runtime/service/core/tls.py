@@ -1,4 +1,4 @@
-"""Certificates for all transports, read again when their files change."""
+"""TLS certificates of all transports. Their files are read again when they change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .config import ServerConfig
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Contents of the files, in PEM."""
+    """Contents of the certificate files, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -21,12 +21,12 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Where the certificates lie.
+    """Paths of the certificate files.
 
     Args:
-        certificate: of the service, with intermediate ones behind it.
+        certificate: the service's certificate, followed by intermediate certificates.
         key: its private key.
-        client_ca: whose certificates clients must show; None asks them for none.
+        client_ca: the CA that signs client certificates; None does not request client certificates.
     """
 
     certificate: Path
@@ -35,16 +35,16 @@ class Tls:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Tls | None:
-        """What the settings say; None without encryption."""
+        """Return the paths in the settings, or None if encryption is off."""
         if config.tls_certificate is None or config.tls_key is None:
             return None
         return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
 
     def read(self) -> Certificates:
-        """The files' contents.
+        """Return the contents of the files.
 
         Raises:
-            UsageError: one cannot be read, or they do not belong together.
+            UsageError: a file cannot be read, or the key does not match the certificate.
         """
         self.context()
         return Certificates(
@@ -52,7 +52,7 @@ class Tls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """A context for a server's sockets, TLS 1.2 or later.
+        """Return an SSL context for a server, with TLS 1.2 or later.
 
         Raises:
             UsageError: see ``read``.
@@ -63,7 +63,7 @@ class Tls:
         return context
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Let new connections use what the files hold now.
+        """Load the files into a context, for new connections.
 
         Raises:
             UsageError: see ``read``.
@@ -78,11 +78,11 @@ class Tls:
                 context.verify_mode = ssl.CERT_REQUIRED
         except (ssl.SSLError, OSError) as error:
             raise UsageError(
-                f"{self.certificate} and {self.key} are no certificate with its key in PEM: {error}"
+                f"{self.certificate} and {self.key} are not a certificate and its key in PEM: {error}"
             ) from error
 
     def stamp(self) -> tuple[int, ...]:
-        """Changes with the files; 0 stands for one that is not there just now."""
+        """Return the modification times of the files in ns; 0 for a missing file."""
         paths = [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
         return tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths)
 

@@ -1,7 +1,7 @@
-"""Answers that must be tool calls: the form that a grammar holds the model to, and how such text is read.
+"""Answers that must be tool calls: their JSON schema, and the parser of such answers.
 
-A model that must call a tool writes ``[{"name": ..., "arguments": {...}}, ...]`` and nothing else, whatever
-style its chat template has, so that even a model that was never taught to call tools cannot miss.
+A grammar constrains the answer to ``[{"name": ..., "arguments": {...}}, ...]``. The chat template's own
+format is not used, so that the form also works for models that were not trained to call tools.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class CallDelta:
     """A piece of a tool call.
 
     Args:
-        index: of the call in the answer.
-        arguments: the next piece of their JSON text.
-        id: in the first piece of a call.
-        name: in the first piece of a call.
+        index: the index of the call in the answer.
+        arguments: the next piece of the arguments' JSON text.
+        id: the call's id, in its first piece only.
+        name: the function's name, in the first piece only.
     """
 
     index: int
@@ -38,15 +38,15 @@ class CallDelta:
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], only: str | None, *, parallel: bool) -> dict[str, Any]:
-    """The JSON schema of an answer that consists of tool calls.
+    """Return the JSON schema of an answer that consists of tool calls.
 
     Args:
-        tools: as requests give them, each a function with ``name`` and ``parameters``.
-        only: the function that must be called; None leaves the choice.
+        tools: the request's tools, each a function with ``name`` and ``parameters``.
+        only: the function that must be called; None allows all.
         parallel: whether the answer may hold several calls.
 
     Raises:
-        RequestError: there are no tools, none of that name, or one has no name.
+        RequestError: there are no tools, no tool is named ``only``, or a tool has no name.
     """
     functions = [_function(tool) for tool in tools]
     wanted = [function for function in functions if only in (None, function["name"])]
@@ -72,7 +72,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one call; what its parameters define moves to the root, where references begin."""
+    """Return the schema of one call; its ``$defs`` move to the root, since references start there."""
     parameters = dict(function.get("parameters") or {"type": "object"})
     for key in ("$defs", "definitions"):
         for name, schema in dict(parameters.pop(key, None) or {}).items():
@@ -89,7 +89,7 @@ def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> di
 
 
 def _moved(schema: Any, prefix: str) -> Any:
-    """A schema whose references name the definitions of ``prefix`` at the root."""
+    """Return a schema with references changed to the definitions named ``prefix.NAME`` at the root."""
     if isinstance(schema, list):
         return [_moved(item, prefix) for item in schema]
     if not isinstance(schema, dict):
@@ -101,22 +101,22 @@ def _moved(schema: Any, prefix: str) -> Any:
 
 
 class CallSplitter:
-    """Takes such an answer apart while it arrives."""
+    """Parses an answer of tool calls incrementally."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._span: JsonSpan | None = None  # of the arguments that are being written
-        self._sent = 0  # characters of them that were given out
+        self._span: JsonSpan | None = None  # of the current call's arguments
+        self._sent = 0  # characters of the arguments yielded so far
         self._index = -1
 
     def push(self, text: str) -> Iterator[CallDelta]:
-        """Add text; yield what became known of the calls."""
+        """Add text and yield the new pieces of the calls."""
         self._text += text
         while self._span is not None or (head := _HEAD.match(self._text)):
             if self._span is None and head:
                 self._text, self._span, self._sent = self._text[head.end() :], JsonSpan(), 0
                 self._index += 1
-                # Nine letters and digits are what Mistral's templates demand of an id.
+                # Mistral's templates require ids of nine letters and digits.
                 yield CallDelta(self._index, "", secrets.token_hex(5)[:9], json.loads(head[1]))
             if not self._sent:
                 self._text = self._text.lstrip()
@@ -133,7 +133,7 @@ class CallSplitter:
 
 
 def read_calls(text: str) -> list[ToolCall]:
-    """All calls of such an answer; of one that was cut off, as far as they were written."""
+    """Return all calls of an answer; a truncated answer may end with an incomplete call."""
     calls: list[ToolCall] = []
     for delta in CallSplitter().push(text):
         if delta.name is not None:

@@ -1,4 +1,4 @@
-"""Who calls: API keys in front of every method."""
+"""Check the API key of every gRPC call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 from ..core.admission import CALLER
 from ..core.api_keys import ApiKeys
 
-# What may be asked without a key: whether the server works.
+# Health checks need no API key.
 _OPEN = (
     "/grpc.health.v1.Health/",
     "/inference.GRPCInferenceService/ServerLive",
@@ -20,7 +20,7 @@ _OPEN = (
 
 
 class Callers(grpc.aio.ServerInterceptor):
-    """Refuses calls without a known key, and tells the others' handlers whose key it is.
+    """Refuses calls without a known API key, and sets ``CALLER`` for the others.
 
     Args:
         keys: the known keys. A call has one as metadata `authorization: Bearer KEY` or `x-api-key: KEY`.
@@ -34,14 +34,14 @@ class Callers(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See gRPC."""
+        """Return the handler of a call, or one that refuses it; see ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN):
             return handler
         caller = self._keys.find(_key(dict(handler_call_details.invocation_metadata or ())))
         if caller is None:
             return _refusing(handler)
-        CALLER.set(caller)  # this call's task goes on with the handler
+        CALLER.set(caller)  # the handler runs in the same task
         return handler
 
 
@@ -51,7 +51,7 @@ def _key(metadata: dict[str, Any]) -> str | None:
 
 
 def _refusing(handler: Any) -> Any:
-    """A handler of the same kind that answers nobody."""
+    """Return a handler of the same kind that refuses every call."""
 
     async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         message = "a valid API key is needed, as metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'"

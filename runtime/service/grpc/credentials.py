@@ -1,4 +1,4 @@
-"""Certificates of the gRPC server, read again when their files change."""
+"""TLS certificates of the gRPC server. Their files are read again when they change."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ _log = logging.getLogger(__name__)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Credentials that take renewed certificates for new connections.
+    """Return server credentials that use renewed certificates for new connections.
 
     Raises:
-        UsageError: the files cannot be read, or do not belong together.
+        UsageError: a file cannot be read, or the key does not match the certificate.
     """
-    renewed: Any = _Renewed(tls)  # may return None, unlike what the stubs say
+    renewed: Any = _Renewed(tls)  # may return None, which the type stubs do not allow
     return grpc.dynamic_ssl_server_credentials(
         _configuration(tls), renewed, require_client_authentication=tls.client_ca is not None
     )
 
 
 class _Renewed:
-    """Asked by gRPC at each new connection, in a thread of its own; None keeps what it has."""
+    """Returns renewed certificates, or None if the files have not changed.
+
+    gRPC calls it in its own thread at each new connection.
+    """
 
     def __init__(self, tls: Tls) -> None:
         self._tls, self._stamp, self._lock = tls, tls.stamp(), threading.Lock()
@@ -39,7 +42,7 @@ class _Renewed:
             self._stamp = stamp
         try:
             return _configuration(self._tls)
-        except UsageError as error:  # half-written; the old ones stay
+        except UsageError as error:  # files may be half written; the old certificates stay
             _log.warning("the renewed certificate is not used: %s", error)
             return None
 

@@ -1,4 +1,4 @@
-"""Bytes that are no message end as INVALID_ARGUMENT; gRPC would end them as UNKNOWN and log a traceback."""
+"""Refuse malformed messages with INVALID_ARGUMENT; gRPC itself returns UNKNOWN and logs a traceback."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .statuses import Context, errors_as_status
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
-    """In place of a message that could not be read."""
+    """Replaces a message that cannot be parsed."""
 
     reason: str
 
 
 class Decoding(grpc.aio.ServerInterceptor):
-    """Reads the messages of some services.
+    """Parses the requests of some services, and refuses malformed ones.
 
     Args:
-        services: full names; their methods are coroutines, which write to their context.
+        services: full service names. Their methods must be coroutines that write to their context.
     """
 
     def __init__(self, services: tuple[str, ...]) -> None:
@@ -35,7 +35,7 @@ class Decoding(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See gRPC."""
+        """Return the handler of a call, with a parser that refuses malformed messages."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._paths):
             return handler
@@ -91,4 +91,4 @@ def _checked_stream(
 
 def _refuse(request: Any) -> None:
     if isinstance(request, _Malformed):
-        raise RequestError(f"the request is no such message: {request.reason}")
+        raise RequestError(f"the request is malformed: {request.reason}")

@@ -25,15 +25,15 @@ _STATES: dict[ModelState, str] = {
     "unloaded": "UNAVAILABLE",
     "failed": "UNAVAILABLE",
 }
-# Requests of one stream that run at the same time; further ones are read when one of them has ended.
+# Maximum number of concurrent requests of one stream. Further requests are read when one has ended.
 _MOST_OF_A_STREAM = 256
 
 
 class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
-    """Translates between the wire and the models. Methods are named as on the wire.
+    """Implements the protocol's methods; the method names are the protocol's.
 
     Args:
-        inference: runs requests.
+        inference: runs the requests.
     """
 
     def __init__(self, inference: Inference) -> None:
@@ -44,11 +44,11 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:  # noqa: N802
-        """Whether all models accept requests."""
+        """Return whether at least one model accepts requests and none is loading."""
         return pb.ServerReadyResponse(ready=self._inference.models.ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        """Whether a model accepts requests."""
+        """Return whether a model accepts requests."""
         async with errors_as_status(context):
             status = self._inference.models.find(request.name, request.version)
             return pb.ModelReadyResponse(ready=status.state == "ready")
@@ -56,14 +56,14 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(  # noqa: N802
         self, request: pb.ServerMetadataRequest, context: Context
     ) -> pb.ServerMetadataResponse:
-        """Name, version and extensions of the server."""
+        """Return the name, version and extensions of the server."""
         version = importlib.metadata.version("carryall")
         return pb.ServerMetadataResponse(name="carryall", version=version, extensions=EXTENSIONS)
 
     async def ModelMetadata(  # noqa: N802
         self, request: pb.ModelMetadataRequest, context: Context
     ) -> pb.ModelMetadataResponse:
-        """Inputs and outputs of a model."""
+        """Return the inputs and outputs of a model."""
         async with errors_as_status(context):
             facts = self._inference.facts(request.name, request.version)
             return pb.ModelMetadataResponse(
@@ -77,7 +77,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(  # noqa: N802
         self, request: pb.ModelConfigRequest, context: Context
     ) -> pb.ModelConfigResponse:
-        """Settings of a model, as Triton names them."""
+        """Return the settings of a model, under Triton's names."""
         async with errors_as_status(context):
             return pb.ModelConfigResponse(
                 config=_config(self._inference.facts(request.name, request.version))
@@ -93,7 +93,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
-        """Run many requests at the same time; responses carry the id of their request."""
+        """Run the requests of a stream concurrently; each response has the id of its request."""
         async with errors_as_status(context):
             writing = asyncio.Lock()
             room = asyncio.Semaphore(_MOST_OF_A_STREAM)
@@ -104,7 +104,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                     task.add_done_callback(lambda _: room.release())
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
-        """Write all responses to one request of a stream, or its error."""
+        """Write all responses to one request of a stream, or an error response."""
         try:
             places = OutputPlaces(request, self._memory)
             async with aclosing(
@@ -123,7 +123,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStatistics(  # noqa: N802
         self, request: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
-        """Counters and durations of one model or of all."""
+        """Return counters and durations of one model or of all models."""
         async with errors_as_status(context):
             inference = self._inference
             statuses = (
@@ -149,7 +149,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, request: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        """List all models, or those that are ready."""
+        """Return all models, or only those that are ready."""
         async with errors_as_status(context):
             _only_repository(request.repository_name)
             statuses = self._inference.models.models()
@@ -171,7 +171,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             _only_repository(request.repository_name)
             if request.parameters:
                 raise UnsupportedTaskError(
-                    f"models are loaded as the server was told, without {', '.join(request.parameters)}"
+                    f"load parameters are not supported: {', '.join(request.parameters)}"
                 )
             await self._inference.models.load(request.model_name)
             return pb.RepositoryModelLoadResponse()
@@ -184,14 +184,16 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             _only_repository(request.repository_name)
             others = request.parameters.keys() - {"unload_dependents"}  # no model depends on another
             if others:
-                raise UnsupportedTaskError(f"models are unloaded without {', '.join(sorted(others))}")
+                raise UnsupportedTaskError(
+                    f"unload parameters are not supported: {', '.join(sorted(others))}"
+                )
             await self._inference.models.unload(request.model_name)
             return pb.RepositoryModelUnloadResponse()
 
     async def SystemSharedMemoryStatus(  # noqa: N802
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """List registered regions."""
+        """Return the registered shared memory regions."""
         async with errors_as_status(context):
             answer = pb.SystemSharedMemoryStatusResponse()
             for region in self._memory.regions(request.name):
@@ -204,7 +206,7 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryRegister(  # noqa: N802
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a region."""
+        """Register a shared memory region."""
         async with errors_as_status(context):
             self._memory.register(request.name, request.key, request.offset, request.byte_size)
             return pb.SystemSharedMemoryRegisterResponse()
@@ -212,14 +214,14 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryUnregister(  # noqa: N802
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Forget a region, or all."""
+        """Unregister a shared memory region, or all regions if the name is empty."""
         async with errors_as_status(context):
             self._memory.unregister(request.name)
             return pb.SystemSharedMemoryUnregisterResponse()
 
 
 async def _write(context: Context, writing: asyncio.Lock, message: Any) -> None:
-    async with writing:  # gRPC takes one write at a time
+    async with writing:  # gRPC allows one write at a time
         await context.write(message)
 
 
@@ -237,7 +239,7 @@ def _metadata(facts: TensorFacts) -> pb.ModelMetadataResponse.TensorMetadata:
 def _config(facts: ModelFacts) -> pb.ModelConfig:
     def data_type(datatype: str) -> str:
         name = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-        return name if name in pb.DataType.keys() else "TYPE_INVALID"  # noqa: SIM118 -- it is no mapping
+        return name if name in pb.DataType.keys() else "TYPE_INVALID"  # noqa: SIM118 -- it is not a mapping
 
     return pb.ModelConfig(
         name=facts.name,

@@ -1,4 +1,4 @@
-"""Between the protocol's gRPC messages and its requests and responses."""
+"""Convert the Open Inference Protocol's gRPC messages to requests, and responses to messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "share
 
 
 def inference_request(message: pb.ModelInferRequest, memory: SharedMemory) -> InferenceRequest:
-    """Read a request.
+    """Return the request of a message.
 
     Raises:
-        RequestError: its tensors are not what they claim to be.
+        RequestError: the data of a tensor does not match its datatype or shape, or is missing.
     """
     raw = iter(message.raw_input_contents)
     inputs: dict[str, Array] = {}
@@ -47,7 +47,7 @@ def _input(
         size = _whole(tensor.parameters, _SIZE)
         region = memory.region(tensor.parameters[_REGION].string_param)
         data = region.part(_whole(tensor.parameters, _OFFSET), size)
-        # A copy, since the client may write there before the run has ended.
+        # A copy: the client may overwrite the region during the run.
         return from_raw(tensor.name, tensor.datatype, tensor.shape, bytes(data))
     if is_raw:
         if tensor.HasField("contents"):
@@ -58,7 +58,9 @@ def _input(
             raise RequestError(f"raw_input_contents has no entry for input '{tensor.name}'") from None
     field = type_named(tensor.name, tensor.datatype).contents
     if field is None:
-        raise RequestError(f"input '{tensor.name}': {tensor.datatype} travels in raw_input_contents only")
+        raise RequestError(
+            f"input '{tensor.name}': {tensor.datatype} is supported in raw_input_contents only"
+        )
     for other, _ in tensor.contents.ListFields():
         if other.name != field:
             raise RequestError(
@@ -68,14 +70,14 @@ def _input(
 
 
 class OutputPlaces:
-    """Where a request wants its outputs: typed, raw, or in shared memory.
+    """The form of a request's outputs: typed, raw, or in shared memory.
 
     Args:
-        message: the request. Its outputs are raw unless its inputs are typed.
+        message: the request. Outputs are typed if an input is typed, otherwise raw.
         memory: registered regions.
 
     Raises:
-        RequestError: a region is not registered, or too small for what is asked.
+        RequestError: a region is not registered, or smaller than the requested part.
     """
 
     def __init__(self, message: pb.ModelInferRequest, memory: SharedMemory) -> None:
@@ -92,7 +94,7 @@ class OutputPlaces:
         """Write an output to its region and return its size; None if it has no region.
 
         Raises:
-            RequestError: it is larger than the region.
+            RequestError: the output is larger than the region.
         """
         if name not in self._regions:
             return None
@@ -104,7 +106,7 @@ class OutputPlaces:
 
 
 def inference_response(response: InferenceResponse, places: OutputPlaces) -> pb.ModelInferResponse:
-    """Write a response.
+    """Return the message of a response.
 
     Raises:
         RequestError: an output does not fit its shared memory.

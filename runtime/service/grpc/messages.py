@@ -1,4 +1,4 @@
-"""Between the messages of `carryall.v1` that generate, and the service's own."""
+"""Convert messages of `carryall.v1` to generation requests, and deltas to messages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
 
 
 def generate_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
-    """Read a request to continue a prompt; ``defaults`` are the model's own sampling options.
+    """Return the request of a Generate message; ``defaults`` are the model's default sampling options.
 
     Raises:
-        RequestError: it has no prompt, or a sampling option is out of range.
+        RequestError: the message has no prompt, or a sampling option is out of range.
     """
     match message.WhichOneof("prompt"):
         case "text":
@@ -39,20 +39,20 @@ def generate_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -
 
 
 def chat_request(message: pb.ChatRequest, defaults: Mapping[str, Any]) -> GenerationRequest:
-    """Read a request for the next turn in a conversation; see ``generate_request``.
+    """Return the request of a Chat message; see ``generate_request``.
 
     Raises:
-        RequestError: a part of it is not JSON, a sampling option is out of range, or calls are demanded of
-            functions that there are not, or in a form of their own.
+        RequestError: a JSON field is invalid, a sampling option is out of range, tool_choice names an unknown
+            function, or tool_choice and structured_output are both given.
     """
     told = [] if message.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else message.tools
     talk = _conversation(message.messages, told, message.template_variables_json)
-    # An answer goes on until the model ends it; a plain continuation might never end.
+    # A chat answer has no default length limit, since chat models end their answers.
     options: dict[str, Any] = {"max_tokens": None, **defaults}
     if not _must_call(message.tool_choice):
         return _request(message, talk, options)
     if message.sampling.HasField("structured_output"):
-        raise RequestError("tool_choice demands a call, so structured_output cannot demand another form")
+        raise RequestError("tool_choice requires a tool call; structured_output cannot be used with it")
     schema = calls_schema(talk.tools, message.tool_choice.function_name or None, parallel=True)
     talk = Conversation(
         talk.messages, talk.tools, {"enable_thinking": False, **talk.variables}, must_call=True
@@ -65,10 +65,10 @@ def _must_call(choice: pb.ToolChoice) -> bool:
 
 
 def conversation(message: tasks_pb2.Conversation) -> Conversation:
-    """Read a conversation.
+    """Return the conversation of a message.
 
     Raises:
-        RequestError: a part of it is not JSON.
+        RequestError: a JSON field is invalid.
     """
     return _conversation(message.messages, message.tools, message.template_variables_json)
 
@@ -90,7 +90,7 @@ def _request(
 
 
 def _conversation(messages: Any, tools: Any, variables: str) -> Conversation:
-    """Read the parts of a conversation."""
+    """Return a conversation from its parts."""
     return Conversation(
         [_turn(turn) for turn in messages],
         [_tool(tool) for tool in tools],
@@ -115,7 +115,7 @@ def _past_call(call: pb.ToolCall) -> dict[str, Any]:
 
 
 def _tool(tool: pb.Tool) -> dict[str, Any]:
-    """A function as chat templates know it."""
+    """Return a tool in the form that chat templates expect."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -139,7 +139,7 @@ def _object(what: str, text: str) -> dict[str, Any]:
 
 
 def _options(message: sampling_pb2.SamplingOptions) -> dict[str, Any]:
-    """Return the options that were set; their names are those of SamplingParams."""
+    """Return the options that are set, by their names in SamplingParams."""
     options = {field.name: value for field, value in message.ListFields()}
     others = options.pop("others", {})
     try:
@@ -167,7 +167,7 @@ def _bad_word(word: sampling_pb2.BadWord) -> str | list[int]:
 
 
 def generate_response(delta: Delta, model: str, top_logprobs: int) -> pb.GenerateResponse:
-    """Write a delta, with the ``top_logprobs`` most likely candidates of each token that has logprobs."""
+    """Return the message of a delta, with the ``top_logprobs`` best candidates of each token."""
     message = pb.GenerateResponse(text_delta=delta.text)
     _write(message, delta, model, top_logprobs)
     message.finish_reason = _finish_reason(delta)
@@ -175,7 +175,7 @@ def generate_response(delta: Delta, model: str, top_logprobs: int) -> pb.Generat
 
 
 class ChatWriter:
-    """Writes the deltas of one request, and numbers the function calls of each answer.
+    """Converts the deltas of one chat request to messages, and numbers the tool calls of each answer.
 
     Args:
         model: the name of the model that answers.
@@ -190,7 +190,7 @@ class ChatWriter:
         self._calls = Counter[int]()
 
     def response(self, delta: Delta) -> pb.ChatResponse:
-        """Write the next delta."""
+        """Return the message of the next delta."""
         message = pb.ChatResponse(reasoning_delta=delta.reasoning)
         _write(message, delta, self._model, self._top_logprobs)
         if self._must_call:
@@ -206,7 +206,7 @@ class ChatWriter:
         return message
 
     def _split(self, message: pb.ChatResponse, delta: Delta) -> None:
-        """Write the pieces of calls of an answer that consists of them."""
+        """Add the pieces of tool calls to a message, for an answer that consists of tool calls."""
         for piece in self._splitters[delta.index].push(delta.text):
             self._calls[delta.index] = piece.index + 1
             message.tool_calls.add(
@@ -222,14 +222,14 @@ def _finish_reason(delta: Delta) -> pb.FinishReason:
 def _write(
     message: pb.GenerateResponse | pb.ChatResponse, delta: Delta, model: str, top_logprobs: int
 ) -> None:
-    """Write what both kinds of responses have."""
+    """Fill the fields that both kinds of responses have."""
     message.request_id, message.model, message.index = delta.request_id, model, delta.index
     message.token_ids.extend(delta.token_ids)
     message.logprobs.extend(
         _token_logprobs(token, candidates, top_logprobs)
         for token, candidates in zip(delta.token_ids, delta.logprobs, strict=False)
     )
-    # The prompt's own token comes first in each.
+    # The first candidate of each entry is the prompt's token.
     message.prompt_logprobs.extend(
         _token_logprobs(next(iter(entry)), entry, len(entry)) for entry in delta.prompt_logprobs if entry
     )

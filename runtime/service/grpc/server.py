@@ -32,17 +32,17 @@ SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 KSERVE = kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVICES = (SERVICE, KSERVE, VLLM)
-# Calls without an end of their own, such as Health.Watch, get this long to notice the shutdown.
+# Time for endless calls, such as Health.Watch, to end at shutdown.
 CLOSING_SECONDS = 0.2
 
 
 class GrpcServer:
-    """Serves the models of a repository; healthy from `set_serving` until `set_stopping`.
+    """Serves the models of a repository; its health is SERVING from `set_serving` until `set_stopping`.
 
     Args:
         models: the repository.
-        config: where to listen, for whom, and within which limits.
-        inference: the Open Inference Protocol, shared with other transports; None makes one.
+        config: the service's settings.
+        inference: the Open Inference Protocol service, shared with other transports; None makes one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", config.max_body_bytes),
             ("grpc.max_send_message_length", config.max_body_bytes),
-            ("grpc.so_reuseport", 0),  # else a second server binds the same port and steals half the calls
+            ("grpc.so_reuseport", 0),  # 1 lets a second server bind the port and get half the calls
         ]
         interceptors: list[grpc.aio.ServerInterceptor] = [Decoding(SERVICES)]
         if config.api_keys is not None:
@@ -75,7 +75,7 @@ class GrpcServer:
         )
 
     async def start(self) -> str:
-        """Listen, not healthy yet; return the address, `host:port`.
+        """Listen with health NOT_SERVING, and return the address as `host:port`.
 
         Raises:
             UsageError: the address cannot be bound, or a certificate cannot be used.
@@ -87,8 +87,8 @@ class GrpcServer:
             port = self._bind(address)
         except RuntimeError as error:
             raise UsageError(
-                f"cannot listen on {address}: is the port taken, the host this machine's, the port allowed? "
-                "Choose another with --grpc-port or --host"
+                f"cannot listen on {address}: the port is taken or not allowed, or the host is not an "
+                "address of this machine; choose another with --grpc-port or --host"
             ) from error
         await self._server.start()
         return f"{host}:{port}"
@@ -100,15 +100,15 @@ class GrpcServer:
         return self._server.add_secure_port(address, server_credentials(tls))
 
     async def set_serving(self) -> None:
-        """Report healthy."""
+        """Set the health to SERVING."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def set_stopping(self) -> None:
-        """Report unhealthy from now on."""
+        """Set the health to NOT_SERVING for the rest of the process."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Close the port and end what is left; the repository has been drained before."""
+        """Close the port and end the remaining calls; drain the repository before."""
         await self._server.stop(CLOSING_SECONDS)
 
     async def _set_health(self, status: int) -> None:

@@ -36,13 +36,13 @@ KINDS: dict[ModelKind, models_pb2.ModelKind] = {
 
 
 class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
-    """Translates between the wire and the models. Methods are named as on the wire."""
+    """Implements the service's methods; the method names are those of the proto file."""
 
     def __init__(self, models: Admission) -> None:
         self._models = models
 
-    # Writing to the context instead of yielding: a cancelled call then raises here, and the request is
-    # cancelled at once instead of when the generator is collected.
+    # Responses are written to the context, not yielded. A cancelled call then raises here at once and cancels
+    # its request; a generator would do so when it is garbage collected.
     async def Generate(  # noqa: N802
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
@@ -93,7 +93,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
             return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
-        """Return the documents, best first."""
+        """Return the documents and their scores, best first."""
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
@@ -105,7 +105,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(  # noqa: N802
         self, request: tasks_pb2.TokenizeRequest, context: Context
     ) -> tasks_pb2.TokenizeResponse:
-        """Return the tokens of a text or a conversation."""
+        """Return the token ids of a text or a conversation."""
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
             token_ids = await _tokens(handler, request)
@@ -117,7 +117,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(  # noqa: N802
         self, request: tasks_pb2.DetokenizeRequest, context: Context
     ) -> tasks_pb2.DetokenizeResponse:
-        """Return the text of tokens."""
+        """Return the text of token ids."""
         async with errors_as_status(context):
             handler = self._models.llm(request.model)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
@@ -127,7 +127,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def ListModels(  # noqa: N802
         self, request: models_pb2.ListModelsRequest, context: Context
     ) -> models_pb2.ListModelsResponse:
-        """List all models."""
+        """Return all models."""
         async with errors_as_status(context):
             models = [_model(status) for status in sorted(self._models.models(), key=lambda one: one.name)]
             return models_pb2.ListModelsResponse(

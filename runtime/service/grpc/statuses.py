@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses with the details of google.rpc (https://google.aip.dev/193)."""
+"""Convert errors to gRPC statuses with google.rpc details (https://google.aip.dev/193)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ..core.status import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Seconds after which a refused request may be sent again.
+# Seconds after which a client may retry a refused request.
 RETRY_SECONDS = 1.0
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-# The part of a request that an error concerns.
+# The request field of each error class.
 _FIELDS: dict[type[CarryallError], str] = {
     InvalidSamplingError: "sampling",
     ChatTemplateError: "messages",
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 async def errors_as_status(context: Context) -> AsyncIterator[None]:
     """End the call with the status of an error that is raised inside.
 
-    gRPC's own retries honour `grpc-retry-pushback-ms`
-    (https://github.com/grpc/proposal/blob/master/A6-client-retries.md), other clients read RetryInfo.
+    gRPC's own retries use `grpc-retry-pushback-ms`
+    (https://github.com/grpc/proposal/blob/master/A6-client-retries.md). Other clients use RetryInfo.
     """
     try:
         yield
@@ -52,16 +52,14 @@ async def errors_as_status(context: Context) -> AsyncIterator[None]:
             raise
         await _abort(context, error)
     except Exception as error:
-        if context.done():  # the client is gone; there is nobody to tell
+        if context.done():  # the client is gone and cannot get a status
             raise
         _log.exception("a call failed")
-        await _abort(
-            context, RequestFailedError(f"the request met a fault of the server: {type(error).__name__}")
-        )
+        await _abort(context, RequestFailedError(f"internal error of the server: {type(error).__name__}"))
 
 
 def code_of(error: CarryallError) -> grpc.StatusCode:
-    """The status code of an error."""
+    """Return the gRPC status code of an error."""
     return grpc.StatusCode[status_of(error).grpc]
 
 

@@ -1,4 +1,4 @@
-"""`vllm.grpc.engine.VllmEngine`, which routers speak: tokens in, tokens out, for the default model."""
+"""`vllm.grpc.engine.VllmEngine`: vLLM's engine protocol, which routers use. Serves the default model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .vllm_messages import GenerationWriter, generation_request
 
 
 class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Translates between the wire and the default model. Methods are named as on the wire.
+    """Implements the protocol's methods for the default model; the method names are the protocol's.
 
     Args:
-        models: the models; requests of this protocol name none.
+        models: the models. Requests of this protocol have no model name.
     """
 
     def __init__(self, models: Admission) -> None:
@@ -43,7 +43,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                         await context.write(response)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:  # noqa: N802
-        """Return the vector of a prompt."""
+        """Return the embedding of a prompt."""
         async with errors_as_status(context):
             self._last_request = time.time()
             if not request.tokenized.input_ids:
@@ -57,14 +57,14 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def HealthCheck(  # noqa: N802
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
-        """Whether the models accept requests."""
+        """Return whether at least one model accepts requests and none is loading."""
         ready = self._models.ready
         return pb.HealthCheckResponse(
             healthy=ready, message="ready" if ready else "not every model is loaded"
         )
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
-        """End requests; unknown ids are ignored."""
+        """Cancel requests; unknown ids are ignored."""
         async with errors_as_status(context):
             handler = self._models.llm()
             for request_id in request.request_ids:
@@ -74,7 +74,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
-        """Facts of the default model."""
+        """Return facts of the default model."""
         async with errors_as_status(context):
             model = self._models.llm().model
             return pb.GetModelInfoResponse(
@@ -91,7 +91,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetServerInfo(  # noqa: N802
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
-        """Facts of the server."""
+        """Return facts of the server."""
         async with errors_as_status(context):
             stats = self._models.llm().stats()
             return pb.GetServerInfoResponse(
@@ -104,7 +104,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:  # noqa: N802
-        """How busy the engine is."""
+        """Return the load of the engine."""
         async with errors_as_status(context):
             stats = self._models.llm().stats()
             load = pb.SchedulerLoad(

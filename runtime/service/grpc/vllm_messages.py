@@ -1,4 +1,4 @@
-"""Between the messages of `vllm.grpc.engine` and the service's own."""
+"""Convert messages of `vllm.grpc.engine` to generation requests, and deltas to messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...types.sampling_params import SamplingParams
 from ..core.messages import Delta, GenerationRequest, by_rank
 
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
-# Fields without presence whose zero means that they are left out.
-_ZERO_IS_LEFT_OUT = ("top_p", "repetition_penalty", "n")
+# Fields without presence: 0 means that the option is not set.
+_ZERO_IS_UNSET = ("top_p", "repetition_penalty", "n")
 _PLAIN = (
     *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens"),
     *("skip_special_tokens", "ignore_eos", "include_stop_str_in_output"),
@@ -23,14 +23,16 @@ _OPTIONAL = ("temperature", "max_tokens", "logprobs", "prompt_logprobs", "seed")
 
 
 def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Read a request. Options left out have the defaults of SamplingParams: routers send the model's own.
+    """Return the request of a message.
+
+    Unset options have the defaults of SamplingParams, since routers send the model's defaults themselves.
 
     Raises:
-        RequestError: it has no prompt, or an option is out of range.
-        UnsupportedTaskError: it has media, or asks for what the engine cannot do.
+        RequestError: the message has no prompt, or an option is out of range.
+        UnsupportedTaskError: the message has media, or uses an unsupported feature.
     """
     if message.HasField("mm_inputs") or message.HasField("media_refs") or message.extra_mm_inputs:
-        raise UnsupportedTaskError("this server takes text only, no media")
+        raise UnsupportedTaskError("this server supports text only, not media")
     if message.HasField("kv_transfer_params_json"):
         raise UnsupportedTaskError("this server does not transfer KV caches between engines")
     if message.data_parallel_rank:
@@ -50,17 +52,17 @@ def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
 
 
 def sampling_params(message: pb.SamplingParams) -> SamplingParams:
-    """Read sampling options.
+    """Return the sampling options of a message.
 
     Raises:
-        InvalidSamplingError: one is out of range.
-        UnsupportedTaskError: one asks for what the engine cannot do.
+        InvalidSamplingError: an option is out of range.
+        UnsupportedTaskError: an option is not supported.
     """
     if message.HasField("truncate_prompt_tokens"):
         raise UnsupportedTaskError("truncate_prompt_tokens is not supported; truncate the prompt before")
     options: dict[str, Any] = {"max_tokens": None}
     options |= {name: getattr(message, name) for name in _PLAIN}
-    options |= {name: value for name in _ZERO_IS_LEFT_OUT if (value := getattr(message, name))}
+    options |= {name: value for name in _ZERO_IS_UNSET if (value := getattr(message, name))}
     options |= {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     options |= {"stop": list(message.stop), "stop_token_ids": list(message.stop_token_ids)}
     options["logit_bias"] = dict(message.logit_bias)
@@ -74,10 +76,10 @@ def sampling_params(message: pb.SamplingParams) -> SamplingParams:
 
 
 class GenerationWriter:
-    """Writes the deltas of one request.
+    """Converts the deltas of one request to messages.
 
     Args:
-        stream: whether chunks are sent before the end.
+        stream: whether to send chunks during generation.
         params: the request's options.
     """
 
@@ -89,7 +91,7 @@ class GenerationWriter:
         self._cached = 0
 
     def responses(self, delta: Delta, prompt: Sequence[int]) -> Iterator[pb.GenerateResponse]:
-        """Write the next delta; ``prompt`` are its tokens."""
+        """Yield the messages of the next delta; ``prompt`` is the prompt's token ids."""
         if delta.usage is not None:
             self._cached = delta.usage.cached_tokens
         tokens = self._tokens[delta.index]

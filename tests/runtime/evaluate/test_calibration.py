@@ -45,7 +45,7 @@ def test_lines_are_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:
             b'{"messages": []}',
             "line 1 is neither a string nor an object with 'text' or 'prompt'",
         ),
-        ("binary.txt", b"\xff\xfe\x00", "it is no UTF-8 text, see its byte 0"),
+        ("binary.txt", b"\xff\xfe\x00", "it is not UTF-8 text at byte 0"),
     ],
 )
 def test_bad_files_are_named(

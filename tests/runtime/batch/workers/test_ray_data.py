@@ -79,11 +79,11 @@ def test_vectors_are_a_column_of_lists() -> None:
 
 
 def test_what_cannot_be_is_said(predictor: RayPredictor, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the batch has a column 'output\.error'"):
+    with pytest.raises(UsageError, match=r"the batch already has a column 'output\.error'"):
         predictor(pa.table({"text": ["a"], "output.error": ["b"]}))
     with pytest.raises(UsageError, match="the template has a syntax error"):
         RayPredictor("demo", template="{{ text ")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         share_model(tmp_path / "none")
 
 

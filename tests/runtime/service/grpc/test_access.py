@@ -168,11 +168,11 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, serving(llm) as served:
             server = GrpcServer(served.models, config)
-            with pytest.raises(UsageError, match="no certificate with its key"):
+            with pytest.raises(UsageError, match="not a certificate and its key"):
                 await server.start()
 
     asyncio.run(scenario())
-    with pytest.raises(UsageError, match="needs its key"):
+    with pytest.raises(UsageError, match="must be given together"):
         TLS(certificate="x").credentials()
     with pytest.raises(UsageError, match="cannot read"):
         TLS(ca=tmp_path / "none").credentials()

@@ -160,7 +160,7 @@ def test_a_request_at_fault_is_refused(change: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        ({"datatype": "FP16", "contents": {}}, "travels in raw_input_contents only"),
+        ({"datatype": "FP16", "contents": {}}, "is supported in raw_input_contents only"),
         ({"datatype": "FP32", "contents": {"int_contents": [1]}}, "belongs in fp32_contents"),
         ({"datatype": "FP32", "contents": {"fp32_contents": [1]}}, "has 2 elements, not 1"),
         ({"datatype": "FP9", "contents": {}}, "unknown datatype 'FP9'"),

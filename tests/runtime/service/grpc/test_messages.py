@@ -212,7 +212,7 @@ def test_calls_are_numbered_within_their_answer() -> None:
             pb.ChatRequest(
                 tools=[TOOL], tool_choice=REQUIRED, sampling={"structured_output": {"regex": "a"}}
             ),
-            "cannot demand another form",
+            "structured_output cannot be used with it",
         ),
     ],
 )
