@@ -47,7 +47,7 @@ NOT_RUN = {
     "docs/adding_a_model_family.md: ": "two functions of a module; exporter/models/llama.py is one",
     "docs/batch.md: rows = ray.data": "needs a Ray cluster; tests/runtime/batch/workers runs it",
     "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",
-    "docs/serving.md: # config.toml beside": "tests/runtime/service/core/test_model_folder.py does",
+    "docs/serving.md: # config.toml in the folder": "tests/runtime/service/core/test_model_folder.py does",
     "docs/serving.md: # openssl rand": "tests/runtime/service/core/test_api_keys.py reads such files",
     "docs/cuda.md: pip install": "installs packages, and needs a GPU",
     "docs/directml.md: pip uninstall": "installs packages, and needs Windows and a GPU",

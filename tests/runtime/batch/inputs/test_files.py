@@ -304,7 +304,7 @@ def test_an_output_that_is_no_file_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         run(spec(source, name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
 
