@@ -15,6 +15,7 @@ from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
 from ...graph_opt.lower.pipelines.slots import slot_passes
+from ...graph_opt.lower.products.block_minima import weight_with_minima
 from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
 from ...options import Checked
 from ..base import Runner, RunnerConfig
@@ -121,13 +122,18 @@ def wide_bytes(graph: ir.Graph) -> int:
     It does not pay if most weights are not int4, or for a mixture of experts, whose experts see few tokens
     each and run in one operator on the stored weights.
     """
-    found = [blocked_weight(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
+    found = [_blocked(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
     weights = [one for one in found if isinstance(one, BlockedWeight)]
     if any(nodes_of(graph, "TopK")):
         return 0
     narrow = sum(one.inputs * one.outputs for one in weights if one.bits == _NARROW_BITS)
     every = sum(one.inputs * one.outputs for one in weights)
     return every if 2 * narrow > every else 0
+
+
+def _blocked(value: ir.Value | None) -> BlockedWeight | str | None:
+    added = weight_with_minima(value)
+    return blocked_weight(value) if added is None else added.blocked
 
 
 PROVIDER = CpuProvider
