@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
@@ -30,7 +31,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Build a wheel from an sdist of this checkout."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # setuptools collects the sdist's files in a folder of the checkout, which two workers would share.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "carryall-build.lock"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert len(list(out.glob("*.tar.gz"))) == 1
     (path,) = out.glob("*.whl")
