@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from ....errors import RequestError, ServiceUnavailableError, UsageError
 from ....storage.paths import check_name
-from ...service.core.admission import Admission
+from ...service.core.admission import CALLER, Admission, caller_name
 from ...service.core.config import ServerConfig
 from ...service.core.handler import LOADING
 from ...service.core.repository import ModelRepository
-from ...service.http.service import caller_of, json_response, service_of
+from ...service.http.service import json_response, service_of
 from .batches import KNOWN, Batch, BatchQueue
 from .files import BATCH, FileStore, StoredFile, expiry_seconds
 from .records import MOST_LISTED, page_json
@@ -123,7 +123,7 @@ class BatchService:
                 raise RequestError(f"'purpose' must be 'batch', not {purpose!r}")
             parts = {name: form.get(f"expires_after[{name}]") for name in ("anchor", "seconds")}
             seconds = expiry_seconds("expires_after", parts if any(parts.values()) else None)
-            stored = await asyncio.to_thread(self._add, sent, seconds, _owner(request))
+            stored = await asyncio.to_thread(self._add, sent, seconds, caller_name())
         return json_response(stored.to_json())
 
     def _add(self, sent: UploadFile, seconds: int | None, owner: str | None) -> StoredFile:
@@ -143,7 +143,7 @@ class BatchService:
         if (order := asked.get("order", "desc")) not in ("asc", "desc"):
             raise RequestError(f"'order' must be asc or desc, not {order!r}")
         found = self._files.page(
-            _owner(request),
+            caller_name(),
             after=asked.get("after"),
             limit=_limit(request, 10_000),
             newest_first=order == "desc",
@@ -153,48 +153,43 @@ class BatchService:
 
     async def _get_file(self, request: Request) -> Response:
         """``GET /v1/files/{id}``."""
-        return json_response(self._files.get(request.path_params["id"], _owner(request)).to_json())
+        return json_response(self._files.get(request.path_params["id"], caller_name()).to_json())
 
     async def _delete_file(self, request: Request) -> Response:
         """``DELETE /v1/files/{id}``."""
         name = request.path_params["id"]
-        await asyncio.to_thread(self._files.delete, name, _owner(request))
+        await asyncio.to_thread(self._files.delete, name, caller_name())
         return json_response({"id": name, "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
         """``GET /v1/files/{id}/content``."""
         name = request.path_params["id"]
-        file = self._files.get(name, _owner(request))
-        path = self._files.content(name, _owner(request))
+        file = self._files.get(name, caller_name())
+        path = self._files.content(name, caller_name())
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     async def _create(self, request: Request) -> Response:
         """``POST /v1/batches``."""
         body, headers = await service_of(request).known_body(request, KNOWN)
-        caller = caller_of(request)
+        caller = CALLER.get()
         models = () if caller is None else caller.models
-        made = await asyncio.to_thread(self._batches.create, body, _owner(request), models)
+        made = await asyncio.to_thread(self._batches.create, body, caller_name(), models)
         return json_response(made, headers)
 
     async def _list(self, request: Request) -> Response:
         """``GET /v1/batches``."""
         after = request.query_params.get("after")
-        found = self._batches.page(_owner(request), after=after, limit=_limit(request, 20, MOST_LISTED))
+        found = self._batches.page(caller_name(), after=after, limit=_limit(request, 20, MOST_LISTED))
         return json_response(page_json(*found))
 
     async def _get(self, request: Request) -> Response:
         """``GET /v1/batches/{id}``."""
-        return json_response(self._batches.get(request.path_params["id"], _owner(request)))
+        return json_response(self._batches.get(request.path_params["id"], caller_name()))
 
     async def _cancel(self, request: Request) -> Response:
         """``POST /v1/batches/{id}/cancel``."""
-        name, owner = request.path_params["id"], _owner(request)
+        name, owner = request.path_params["id"], caller_name()
         return json_response(await asyncio.to_thread(self._batches.cancel, name, owner))
-
-
-def _owner(request: Request) -> str | None:
-    caller = caller_of(request)
-    return None if caller is None else caller.name
 
 
 def _limit(request: Request, usual: int, most: int | None = None) -> int:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
+def caller_name() -> str | None:
+    """Return the name of the API key of the current request; None if keys are off."""
+    caller = CALLER.get()
+    return None if caller is None else caller.name
+
+
 class Admission:
     """The model repository, restricted to the models that the current caller may use.
 

@@ -37,7 +37,7 @@ async def create_message(request: Request) -> Response:
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
-    asked = service.admitted(request, read_message(body, handler.model.defaults))
+    asked = service.admission.admitted(read_message(body, handler.model.defaults))
     model = handler.model.info.model
     if not stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))

@@ -51,7 +51,7 @@ async def chat(request: Request) -> Response:
         return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
     tools = objects_field("tools", body.get("tools") or [])
     asked = _asked(Conversation(turns, tools, _variables(body)), handler, body)
-    return await _answer(request, handler, service.admitted(request, asked), body, headers, chat_form=True)
+    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=True)
 
 
 async def generate(request: Request) -> Response:
@@ -70,7 +70,7 @@ async def generate(request: Request) -> Response:
     conversation = Conversation([*turns, {"role": "user", "content": prompt}], [], _variables(body))
     raw = bool_field("raw", body.get("raw") or False) or not await _has_template(handler, conversation)
     asked = _asked(prompt if raw else conversation, handler, body)
-    return await _answer(request, handler, service.admitted(request, asked), body, headers, chat_form=False)
+    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=False)
 
 
 async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool:

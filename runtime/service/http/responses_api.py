@@ -13,12 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import CarryallError, RequestError
+from ..core.admission import caller_name
 from ..core.handler import LLMHandler
 from .errors import described
 from .openai.reading import text_field
 from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
 from .response_store import ResponseStore, StoredResponse
-from .service import HttpService, caller_of, json_response, service_of
+from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
 Json = dict[str, Any]
@@ -41,21 +42,21 @@ class ResponsesApi:
         handler = service.llm(request, body.get("model"))
         before: list[Json] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            before = self._store.get(previous, _owner(request)).turns
+            before = self._store.get(previous, caller_name()).turns
         read = read_response(body, handler.model.defaults, before)
-        ask = dataclasses.replace(read, request=service.admitted(request, read.request))
+        ask = dataclasses.replace(read, request=service.admission.admitted(read.request))
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
-            return json_response(self._in_background(handler, ask, builder, _owner(request)), headers)
+            return json_response(self._in_background(handler, ask, builder, caller_name()), headers)
         if ask.stream:
-            pieces = self._events(handler, ask, builder, _owner(request))
+            pieces = self._events(handler, ask, builder, caller_name())
 
             def late(error: Exception) -> bytes:
                 return _event_bytes(builder.end_with("failed", _error(error)))
 
             return await streamed(request, pieces, headers=headers, late_error=late)
         await while_connected(request.receive, self._run(handler, ask, builder))
-        self._keep(ask, builder, _owner(request))
+        self._keep(ask, builder, caller_name())
         return json_response(builder.response, headers)
 
     async def _run(self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder) -> None:
@@ -121,16 +122,11 @@ class ResponsesApi:
     async def delete(self, request: Request) -> Response:
         """Handle ``DELETE /v1/responses/{id}``: delete a stored response."""
         name = request.path_params["id"]
-        self._store.remove(name, _owner(request))
+        self._store.remove(name, caller_name())
         return json_response({"id": name, "object": "response", "deleted": True})
 
     def _stored(self, request: Request) -> StoredResponse:
-        return self._store.get(request.path_params["id"], _owner(request))
-
-
-def _owner(request: Request) -> str | None:
-    caller = caller_of(request)
-    return None if caller is None else caller.name
+        return self._store.get(request.path_params["id"], caller_name())
 
 
 def _event_bytes(one: Json) -> bytes:

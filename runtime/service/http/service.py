@@ -11,11 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
 from ....plain_json import plain_json
-from ..core.admission import CALLER, Admission
-from ..core.api_keys import Caller
+from ..core.admission import Admission
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
-from ..core.messages import GenerationRequest
 from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
@@ -66,24 +64,11 @@ class HttpService:
         names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
         return body, {IGNORED_HEADER: names[:500]} if names else {}
 
-    def admitted(self, request: Request, asked: GenerationRequest) -> GenerationRequest:
-        """Return the request with the caller's name as tenant, after a check of the service's limits.
-
-        Raises:
-            InvalidSamplingError: an option exceeds a limit of the service.
-        """
-        return self.admission.admitted(asked)
-
 
 def service_of(request: Request) -> HttpService:
     """Return the service that the request's application serves."""
     service: HttpService = request.app.state.service
     return service
-
-
-def caller_of(request: Request) -> Caller | None:
-    """Return the API key of the request, or None if keys are off."""
-    return CALLER.get()
 
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:

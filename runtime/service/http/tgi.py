@@ -58,7 +58,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     prompt = body.get("inputs")
     if not isinstance(prompt, str):
         raise RequestError("'inputs' must be a string")
-    asked = service.admitted(request, generation_request(prompt, _options(handler, parameters)))
+    asked = service.admission.admitted(generation_request(prompt, _options(handler, parameters)))
     details = bool_field("details", parameters.get("details") or False)
     full = prompt if bool_field("return_full_text", parameters.get("return_full_text") or False) else ""
     if stream if stream is not None else bool_field("stream", body.get("stream") or False):
