@@ -10,7 +10,9 @@ import click
 import rich.progress as bars
 from rich.console import Console
 
+from ..runtime.batch.execute import Outcome
 from ..runtime.batch.jobs.journal import Totals
+from ..runtime.batch.spec import BatchSpec
 from .options import print_json
 
 _LINE_SECONDS = 10.0
@@ -126,3 +128,31 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_outcome(
+    spec: BatchSpec, outcome: Outcome, display: BatchProgress, *, as_json: bool, quiet: bool
+) -> None:
+    """Print how a run of a job ended."""
+    facts = display.pace.facts(outcome.totals)
+    state = "finished" if outcome.finished else "stopped"
+    if as_json:
+        print_json({"event": state, **facts, "job": str(outcome.folder), "output": spec.output})
+        return
+    totals = outcome.totals
+    if not outcome.finished:
+        click.echo(
+            f"stopped: {totals.answered} lines are answered; run the same command to continue, or "
+            f"'carryall batch merge {outcome.folder} -o FILE' to write these answers",
+            err=True,
+        )
+    elif not quiet:
+        reasons = ", ".join(f"{count} {code}" for code, count in sorted(totals.errors.items()))
+        lines = f"{totals.completed} completed, {totals.failed} failed" + (f" ({reasons})" if reasons else "")
+        if outcome.answered_before == totals.answered:
+            click.echo(f"{spec.output} was already finished: {lines}", err=True)
+        else:
+            seconds, rate = facts["seconds"], facts["tokens_per_second"]
+            click.echo(f"{lines}; {seconds:.1f} s, {rate:.0f} tokens/s", err=True)
+    if totals.failed:  # also when quiet: it is why the exit code is 1
+        click.echo(f"failed lines are in {spec.paths.errors}", err=True)

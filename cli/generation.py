@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import ProviderRuntimeError
+from ..errors import ProviderRuntimeError, UsageError
 from ..providers.placement import Placement
 from ..runtime.api.llm import LLM
-from ..runtime.api.requests import Prompt
+from ..runtime.api.requests import ChatPrompt, Prompt, RequestFactory
 from ..runtime.models.config import ModelConfig
 from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
+from ..storage.texts import read_text
 from .progress import progress
 
 
@@ -69,3 +72,19 @@ def speed_line(output: RequestOutput) -> str:
         f"{len(output.outputs[0].token_ids)} tokens, {found['tokens_per_second']:.1f} tokens/s, "
         f"first token after {found['time_to_first_token'] * 1e3:.0f} ms"
     )
+
+
+def chat_prompt(loaded: LoadedModel, message: str, tools: Path | None) -> ChatPrompt:
+    """Render a message, and the functions of a file, with the model's chat template."""
+    functions = None if tools is None else _functions(tools)
+    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}], tools=functions)
+
+
+def _functions(path: Path) -> list[dict[str, Any]]:
+    try:
+        functions = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(functions, list) or not all(isinstance(each, dict) for each in functions):
+        raise UsageError(f"{path} must hold a list of objects, one per function")
+    return functions

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -46,3 +47,25 @@ def tell_notes(notes: Sequence[str], *, quiet: bool) -> None:
     """Print the notes of a report to stderr."""
     for note in () if quiet else notes:
         click.echo(note, err=True)
+
+
+BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., float | None]:
+    """Return the callback of an option that takes a number with a unit, such as ``10GB`` or ``30d``."""
+    factors = {unit.upper(): factor for unit, factor in units.items()}
+
+    def read(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*)", text)
+        if found is None or found[2].upper() not in factors:
+            known = ", ".join(filter(None, units))
+            raise click.BadParameter(
+                f"'{text}' is not a valid {name}: give a number and one of {known}, such as {example}"
+            )
+        return float(found[1]) * factors[found[2].upper()]
+
+    return read

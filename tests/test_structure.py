@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 MAX_FILES = 20  # in one folder
+MAX_VERB_LINES = 100
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
 
@@ -66,6 +67,7 @@ runtime.batch.workers
 runtime.batch
 runtime.batch.online
 cli
+cli.printing
 cli.verbs
 """
 RANK = {room: rank for rank, line in enumerate(LAYERS.split("\n")) for room in line.split()}
@@ -184,6 +186,11 @@ def test_no_folder_is_a_heap() -> None:
         for path in modules(folder)
     )
     assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_a_verb_parses_calls_and_prints_in_100_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in modules("cli/verbs")}
+    assert {name: length for name, length in lengths.items() if length > MAX_VERB_LINES} == {}
 
 
 def test_tests_mirror_the_package() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,7 +10,9 @@ from ...runtime.batch.execute import retry_failed as drop_failed
 from ...runtime.batch.jobs.merge import merge_jobs
 from ...runtime.batch.jobs.report import write_report
 from ...runtime.batch.jobs.status import ask_to_cancel, job_status
+from ..batch_run import run_job
 from ..options import json_option, print_json, quiet_option
+from ..printing.batch import describe
 
 job_argument = click.argument("job")
 
@@ -30,27 +30,6 @@ def status(job: str, as_json: bool) -> None:
         print_json(found)
         return
     click.echo(describe(found))
-
-
-def describe(found: dict[str, Any]) -> str:
-    """Return the state of a job as text."""
-    counts, usage = found["request_counts"], found["usage"]
-    answered = counts["completed"] + counts["failed"]
-    of = "" if counts["total"] is None else f" of {counts['total']}"
-    reasons = ", ".join(f"{count} {code}" for code, count in sorted(found["errors"].items()))
-    lines = [
-        f"{found['status']}: {answered}{of} lines answered, {counts['failed']} failed"
-        + (f" ({reasons})" if reasons else ""),
-        f"model {found['model']}, {usage['input_tokens']} prompt tokens "
-        f"({usage['input_tokens_details']['cached_tokens']} cached), {usage['output_tokens']} generated",
-        f"output {found['output_file']}",
-    ]
-    process = found["process"]
-    if process:
-        lines.append(f"process {process.get('pid')} on {process.get('host')}")
-    if found["updated_at"]:
-        lines.append(f"last answer {time.time() - found['updated_at']:.0f} s ago")
-    return "\n".join(lines)
 
 
 @click.command("cancel")
@@ -96,8 +75,6 @@ def retry_failed(job: str, as_json: bool, quiet: bool) -> int:
     Example:
         carryall batch retry-failed results.jsonl
     """
-    from .batch import run_job
-
     spec, count = drop_failed(job)
     if not quiet and not as_json:
         click.echo(f"{count} failed lines are tried again", err=True)

@@ -7,9 +7,9 @@ import math
 import click
 
 from ...runtime.tasks.benchmark import MOST_REPEATS, benchmark
-from ..bench_report import show
 from ..load_options import Chosen, config_options
 from ..options import json_option, quiet_option, tell_notes
+from ..printing.bench import show
 from ..progress import phases
 from ..sections import SectionedCommand
 

@@ -11,8 +11,8 @@ import click
 from ...errors import RequestError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import RequestFactory
-from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
+from ..conversation import Conversation
 from ..load_options import Chosen, config_options
 from ..options import quiet_option
 from ..sampling import sampling_options, sampling_params
@@ -57,34 +57,6 @@ def command(
                 conversation.reset()
             else:
                 _answer(conversation, message)
-
-
-class Conversation:
-    """The messages of a conversation, and the model that answers them."""
-
-    def __init__(
-        self, llm: LLM, requests: RequestFactory, params: SamplingParams, opening: list[dict[str, str]]
-    ) -> None:
-        self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
-        self.messages = list(opening)
-
-    def reset(self) -> None:
-        """Drop all messages except the system message."""
-        self.messages = list(self._opening)
-
-    def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer in pieces; a partial answer is kept in the conversation too."""
-        asked = [*self.messages, {"role": "user", "content": message}]
-        said: list[str] = []
-        try:
-            for piece, _ in generation.stream_text(
-                self._llm, self._requests.chat_prompt(asked).token_ids, self._params
-            ):
-                said.append(piece)
-                yield piece
-        finally:
-            if said:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
 
 
 def _answer(conversation: Conversation, message: str) -> None:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.columns import Columns
 from rich.console import Console
-from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from ...runtime.api.llm import LLM
 from ...runtime.models.loading import check_available
 from ...runtime.types.outputs import RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
-from ..demo_steps import Step, run_steps
+from ..demo_steps import run_steps
 from ..generation import open_model, speed, stream_text
-from ..options import human_bytes, json_option, print_json
+from ..options import json_option, print_json
+from ..printing.demo import document, show_steps
 
 PROMPT = "import os\nimport sys\n\n\ndef main("
 PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.15)
-OPERATORS_SHOWN = 9
 
 
 @click.command("demo")
@@ -45,41 +40,12 @@ def command(prompt: str, as_json: bool) -> None:
     console = Console(highlight=False, quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
         steps = run_steps(Path(folder), quiet=as_json)
-        _show_steps(console, steps)
+        show_steps(console, steps)
         loaded = open_model(str(steps[-1].package), quiet=True)
         with LLM(loaded) as llm:
             output = _write(console, llm, prompt)
     if as_json:
-        print_json(_document(steps, prompt, output))
-
-
-def _show_steps(console: Console, steps: Sequence[Step]) -> None:
-    table = Table(
-        "step", "result", "nodes", "weights", "seconds", box=None, pad_edge=False, header_style="dim"
-    )
-    for step in steps:
-        size = human_bytes(step.weight_bytes)
-        table.add_row(step.name, step.result, str(step.nodes), size, f"{step.seconds:.1f}")
-    console.print(Padding(table, (1, 0)))
-    before, after = steps[0], steps[-1]
-    graphs = [
-        _operators(before, f"before: {before.nodes} nodes"),
-        _operators(after, f"after: {after.nodes} nodes"),
-    ]
-    console.print(Padding(Columns(graphs, padding=(0, 4)), (0, 0, 1, 0)))
-
-
-def _operators(step: Step, title: str) -> Table:
-    """Return the most frequent operators as bars."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
-    )
-    top = list(step.operators.items())[:OPERATORS_SHOWN]
-    for name, count in top:
-        table.add_row(name.split("::")[-1], Text("█" * max(1, round(count / 6)) + f" {count}", style="cyan"))
-    rest = step.nodes - sum(count for _, count in top)
-    table.add_row(f"{len(step.operators) - len(top)} others", Text(f"{rest}", style="dim"))
-    return table
+        print_json(document(steps, prompt, output))
 
 
 def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
@@ -97,19 +63,3 @@ def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
         f"[bold green]{found['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
     )
     return output
-
-
-def _document(steps: Sequence[Step], prompt: str, output: RequestOutput) -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "text": output.outputs[0].text,
-        "tokens": len(output.outputs[0].token_ids),
-        **{name: round(value, 4) for name, value in speed(output).items()},
-        "nodes_before": steps[0].nodes,
-        "nodes_after": steps[-1].nodes,
-        "operators_before": steps[0].operators,
-        "operators_after": steps[-1].operators,
-        "weight_bytes_before": steps[0].weight_bytes,
-        "weight_bytes_after": steps[-1].weight_bytes,
-        "seconds": {step.name: round(step.seconds, 3) for step in steps},
-    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,12 @@ import click
 
 from ...errors import UsageError
 from ...runtime.api.llm import LLM
-from ...runtime.api.requests import ChatPrompt, Prompt, RequestFactory
-from ...runtime.models.loading import LoadedModel
-from ...runtime.types.outputs import CompletionOutput, RequestOutput
-from ...storage.texts import read_text
+from ...runtime.api.requests import Prompt
+from ...runtime.types.outputs import RequestOutput
 from .. import generation
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import json_option, print_json, quiet_option
+from ..printing.run import document
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
 
@@ -75,10 +72,12 @@ def command(
         raise UsageError("no prompt is given: carryall run MODEL PROMPT")
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     params = sampling_params(loaded, sampling)
-    text = _prompt(prompt)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise UsageError("the prompt is empty")
     written: Prompt = text
     if chat:
-        asked = _written(loaded, text, tools)
+        asked = generation.chat_prompt(loaded, text, tools)
         written = asked if as_json else asked.token_ids  # streamed text includes reasoning and calls
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
@@ -90,64 +89,8 @@ def command(
     if output is None:
         raise UsageError("the model ended the text before its first token")
     if as_json:
-        print_json(_document(loaded.name, text, output))
+        print_json(document(loaded.name, text, output))
         return
     click.echo("" if streamed else "\n\n".join(f"[{one.index}] {one.text}" for one in output.outputs))
     if not quiet and sys.stderr.isatty():
         click.secho(generation.speed_line(output), dim=True, err=True)
-
-
-def _prompt(argument: str) -> str:
-    text = sys.stdin.read() if argument == "-" else argument
-    if not text:
-        raise UsageError("the prompt is empty")
-    return text
-
-
-def _written(loaded: LoadedModel, message: str, tools: Path | None) -> ChatPrompt:
-    functions = None if tools is None else _functions(tools)
-    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}], tools=functions)
-
-
-def _functions(path: Path) -> list[dict[str, Any]]:
-    try:
-        functions = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(functions, list) or not all(isinstance(each, dict) for each in functions):
-        raise UsageError(f"{path} must hold a list of objects, one per function")
-    return functions
-
-
-def _document(model: str, prompt: str, output: RequestOutput) -> dict[str, Any]:
-    first, metrics = output.outputs[0], output.metrics
-    return {
-        "model": model,
-        "prompt": prompt,
-        "prompt_tokens": len(output.prompt_token_ids),
-        "text": first.text,
-        "token_ids": first.token_ids,
-        "tokens": len(first.token_ids),
-        "finish_reason": first.finish_reason,
-        "choices": [_choice(completion) for completion in output.outputs],
-        **{name: round(value, 4) for name, value in generation.speed(output).items()},
-        "cached_tokens": metrics.cached_tokens if metrics else 0,
-        "proposed_tokens": metrics.proposed_tokens if metrics else 0,
-        "accepted_tokens": metrics.accepted_tokens if metrics else 0,
-    }
-
-
-def _choice(completion: CompletionOutput) -> dict[str, Any]:
-    return {
-        "index": completion.index,
-        "text": completion.text,
-        "reasoning_content": completion.reasoning_content,
-        "tool_calls": [dataclasses.asdict(call) for call in completion.tool_calls],
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "cumulative_logprob": completion.cumulative_logprob,
-        "logprobs": None
-        if completion.logprobs is None
-        else [[dataclasses.asdict(one) for one in token.values()] for token in completion.logprobs],
-    }

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .options import human_bytes
+from ..options import human_bytes
 
 
 def show(document: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Results of verbs as tables, text and JSON documents."""

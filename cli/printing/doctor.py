@@ -1,0 +1,89 @@
+"""Print what ``carryall doctor`` found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ...providers.host.doctor import Diagnosis, ProviderReport
+from ...providers.host.selftest import SelftestReport
+from ..options import human_bytes
+
+
+def show_selftest(report: SelftestReport) -> None:
+    """Print the report of a self-test as a table."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    rows = {
+        "provider": report.provider,
+        "tokens": f"{report.agreement:.0%} of {report.tokens} equal to {report.reference}",
+        "logits": f"differ by at most {report.worst:.2%} of the largest",
+        "loading": f"{report.load_seconds:.2f} s, and {report.first_prompt_seconds:.2f} s for the first text",
+        "prompt": f"{report.prompt_tokens_per_second:.0f} tokens/s",
+        "decoding": f"{report.decode_tokens_per_second:.0f} tokens/s",
+        "result": "passed" if report.passed else "FAILED: outputs differ from the reference",
+    }
+    for label, text in rows.items():
+        table.add_row(Text(label, style="bold"), Text(text))
+    Console(highlight=False).print(table)
+
+
+def show(found: Diagnosis) -> None:
+    """Print a diagnosis as tables."""
+    console = Console(highlight=False)
+    console.print(Padding(_machine(found), (0, 0, 1, 0)))
+    providers = Table("provider", "", "", box=None, pad_edge=False, header_style="bold")
+    for report in found.providers:
+        mark, style = _mark(report)
+        took = f" ({report.milliseconds:.0f} ms)" if report.milliseconds is not None else ""
+        devices = f"; devices: {', '.join(report.devices)}" if report.devices else ""
+        providers.add_row(report.name, Text(mark, style=style), Text(report.detail + took + devices))
+    console.print(Padding(providers, (0, 0, 1, 0)))
+    installed = [f"{name} {version}" for name, version in found.packages.items() if version]
+    missing = [name for name, version in found.packages.items() if not version]
+    packages = Table(box=None, show_header=False, pad_edge=False)
+    packages.add_row(Text("installed", style="bold"), ", ".join(installed))
+    packages.add_row(Text("missing", style="bold"), ", ".join(missing) or "nothing")
+    console.print(Padding(packages, (0, 0, 1, 0)))
+    nothing = "nothing: every device has a working provider"
+    console.print(Text("next steps", style="bold"))
+    for step in found.next_steps or [nothing]:
+        console.print(Text(f"  {step}", style="red" if found.next_steps else ""))
+
+
+def _machine(found: Diagnosis) -> Table:
+    machine = found.machine
+    table = Table(box=None, show_header=False, pad_edge=False)
+    cores = f"{machine.usable_cores} of {machine.logical_cores} logical cores used"
+    memory = [
+        human_bytes(machine.memory_total),
+        f"{human_bytes(machine.memory_available)} free",
+        f"bandwidth {found.memory_bandwidth:.0f} GB/s",
+    ]
+    rows = {
+        "machine": machine.system,
+        "processor": f"{machine.cpu}, {cores}",
+        "features": ", ".join(machine.features) or "unknown",
+        "memory": ", ".join(memory),
+        "accelerators": ", ".join(found.accelerators) or "none found",
+        **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
+        "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
+        f"{human_bytes(found.cache.free)} free there",
+        "python": found.python,
+    }
+    for label, text in rows.items():
+        table.add_row(Text(label, style="bold"), Text(text))
+    return table
+
+
+def _loadable(libraries: Mapping[str, bool]) -> list[str]:
+    return [name if loads else f"{name} MISSING" for name, loads in libraries.items()]
+
+
+def _mark(report: ProviderReport) -> tuple[str, str]:
+    if not report.counts:
+        return ("for tests" if report.works else "needs a name"), "dim"
+    return ("works", "green") if report.works else ("no", "red")
