@@ -271,6 +271,7 @@ FAST = [fence for fence in RUN if fence.key not in SLOW]
 AS_WRITTEN = [fence for fence in RUN if "demo" in fence.content or fence.key in SLOW]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fence", FAST, ids=lambda fence: fence.key[:60])
 def test_what_a_page_shows_runs(fence: Fence, sandbox: Path) -> None:
     check(fence, "draft", sandbox)

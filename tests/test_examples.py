@@ -39,6 +39,7 @@ def test_the_kubernetes_job_is_one() -> None:
     assert container["args"][0].startswith("carryall batch run /data/in.jsonl -o /data/out.jsonl ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PROMISES))
 def test_example(name: str, tmp_path: Path) -> None:
     done = subprocess.run(

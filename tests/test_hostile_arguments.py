@@ -136,6 +136,7 @@ def parameters(name: str) -> list[str]:
     return [one.name for one in found if one.kind not in variadic and one.name not in called]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_few_values_of_every_parameter(name: str, sandbox: Path) -> None:
     for parameter in parameters(name):

@@ -147,6 +147,7 @@ import carryall.runtime.service.grpc.server
 """
 
 
+@pytest.mark.long
 def test_nothing_that_libraries_print_reaches_stdout(tmp_path: Path) -> None:
     environment = {**os.environ, "CARRYALL_LOG": "debug", "CARRYALL_LOG_FORMAT": "json"}
     done = subprocess.run(

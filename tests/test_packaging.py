@@ -55,6 +55,7 @@ def source_files() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == source_files()

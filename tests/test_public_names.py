@@ -42,6 +42,7 @@ def test_all_is_true_wherever_it_stands(name: str) -> None:
     assert [item for item in exported if not hasattr(module, item)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [

@@ -107,6 +107,7 @@ def is_discovery(name: str) -> bool:
     return init.is_file() and len(ast.parse(init.read_text()).body) == 1
 
 
+@pytest.mark.long
 def test_imports_inside_the_package_are_relative() -> None:
     wrong = {
         (str(path.relative_to(ROOT)), name)
@@ -127,6 +128,7 @@ def has_modules(folder: str) -> bool:
     return any(path.name != "__init__.py" for path in (ROOT / folder.replace(".", "/")).glob("*.py"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_import_points_upward(folder: str) -> None:
     wrong = set()

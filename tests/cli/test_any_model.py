@@ -64,6 +64,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
+@pytest.mark.long
 def test_it_is_optimized_verified_and_quantized(
     model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

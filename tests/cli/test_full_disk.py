@@ -60,6 +60,7 @@ WRITERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     writer: str, disk: Path, tiny_checkpoint: Path, tiny_package: Path
@@ -111,6 +112,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("fault", FAULTS)

@@ -175,6 +175,7 @@ def attempts(verb: str, flag: str, count: int | None) -> list[tuple[str, ...]]:
     return [(*ROWS[verb].arguments, flag, value) for value in values]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ROWS)
 def test_a_few_values_of_every_option(verb: str, sandbox: Path) -> None:
     for flag in options(verb):
@@ -190,6 +191,7 @@ def test_all_values_of_every_option(verb: str, sandbox: Path) -> None:
             check(sandbox, arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", [verb for verb in ROWS if ROWS[verb].models])
 def test_what_is_no_model_or_job(verb: str, sandbox: Path) -> None:
     for place in ROWS[verb].models:

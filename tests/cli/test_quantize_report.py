@@ -16,6 +16,7 @@ def run(*args: object) -> Result:
     return CliRunner().invoke(carryall, [str(arg) for arg in args], env={"COLUMNS": "110"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "measured"),
     [
@@ -44,6 +45,7 @@ def test_the_price_of_every_method(
     assert "provider cpu" in facts["machine"]
 
 
+@pytest.mark.long
 def test_the_page_shows_it(tiny_package: Path, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     options = ("--method", "int8-dynamic", "--block-size", 16, "--report", file)

@@ -69,6 +69,7 @@ TWICE = [signal.SIGINT, signal.SIGINT]
 INTERRUPTED = (130, -signal.SIGINT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], TWICE])
 def test_run(numbers: list[int]) -> None:
     process = start("run", "demo", "def f(", "-q", *LONG, "--temperature", "1", "--stop", "@@@@@")
@@ -77,6 +78,7 @@ def test_run(numbers: list[int]) -> None:
     assert code in (*INTERRUPTED, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], TWICE])
 def test_batch(numbers: list[int], tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
@@ -89,6 +91,7 @@ def test_batch(numbers: list[int], tmp_path: Path) -> None:
     assert code in INTERRUPTED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("numbers", "grace", "codes"),
     [
@@ -111,6 +114,7 @@ def test_serve_with_a_request_in_progress(numbers: list[int], grace: str, codes:
     assert code in codes
 
 
+@pytest.mark.long
 def test_serve_while_it_loads() -> None:
     process = start("serve", "demo", "--grpc-port", "0", "--json")
     time.sleep(2)
@@ -137,6 +141,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delay", [0.05, 0.33])
 def test_the_interpreter_ends_while_daemon_threads_generate(delay: float) -> None:
     done = subprocess.run(

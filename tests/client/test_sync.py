@@ -180,6 +180,7 @@ def test_errors_are_those_of_the_service(
     use(work, step_seconds=0.002)
 
 
+@pytest.mark.long
 def test_a_call_is_repeated_after_the_time_that_the_server_states() -> None:
     async def scenario() -> None:
         async with null_llm(max_slots=1, max_queue=1, step_seconds=0.005) as llm, serving(llm) as served:
@@ -213,6 +214,7 @@ def test_an_unreachable_server_is_unavailable() -> None:
         client.models()
 
 
+@pytest.mark.long
 def test_a_call_waits_for_a_model_that_loads() -> None:
     async def scenario() -> None:
         loaded = threading.Event()

@@ -92,6 +92,7 @@ def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
     close_to(runner.forward([Row(0, tokens[-1:], CONTEXT - 1)])[0], expected[-1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("row", "why"),
     [

@@ -65,6 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROVIDERS = pytest.mark.parametrize("provider", [CpuProvider(), CudaOnCpu()], ids=["cpu", "device"])
 
 
+@pytest.mark.long
 @PROVIDERS
 @pytest.mark.parametrize("times", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_opening_and_closing_runners(model: Path, provider: Provider, times: int) -> None:
@@ -79,6 +80,7 @@ def test_opening_and_closing_runners(model: Path, provider: Provider, times: int
     assert grown.resident < 4  # pages that the allocators of threads keep; no more after 2,500 than after 250
 
 
+@pytest.mark.long
 @PROVIDERS
 @pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_runs_of_every_length(model: Path, provider: Provider, times: int) -> None:

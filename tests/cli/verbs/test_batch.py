@@ -212,6 +212,7 @@ def long_source(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "long.jsonl", [{"prompt": f"p{n}"} for n in range(3000)])
 
 
+@pytest.mark.long
 def test_a_job_is_watched_and_cancelled_from_another_terminal(
     long_source: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_job_is_watched_and_cancelled_from_another_terminal(
     assert on_job("merge", out, "-o", merged).exit_code == 2  # it exists
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_job_with_what_is_answered(long_source: Path, out: Path, number: int) -> None:
     process = background(long_source, out)

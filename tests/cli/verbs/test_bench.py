@@ -20,6 +20,7 @@ def run(*args: object) -> Result:
     return CliRunner().invoke(carryall, [str(arg) for arg in args], env={"COLUMNS": "100"})
 
 
+@pytest.mark.long
 def test_bench_reports_what_it_measured(tiny_package: Path) -> None:
     arguments = ("--batch", "1,3", "--prompt-tokens", 16, "--new-tokens", 8, "--repeats", 2)
     result = run("bench", tiny_package, *arguments, "--json")
@@ -44,6 +45,7 @@ def test_bench_reports_what_it_measured(tiny_package: Path) -> None:
         assert found["peak_memory_bytes"] > 10_000_000
 
 
+@pytest.mark.long
 def test_bench_in_words(tiny_package: Path) -> None:
     result = run("bench", tiny_package, "--batch", 1, "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1)
     assert result.exit_code == 0, result.output
@@ -51,6 +53,7 @@ def test_bench_in_words(tiny_package: Path) -> None:
         assert words in result.stdout
 
 
+@pytest.mark.long
 def test_bench_measures_the_batches_of_the_readme_on_the_demo() -> None:
     """The first request must not end before the prefill of the last has begun."""
     result = run("bench", "demo", "--batch", "1,8", "--repeats", 1, "--json")
@@ -59,6 +62,7 @@ def test_bench_measures_the_batches_of_the_readme_on_the_demo() -> None:
     assert [(entry["batch"], entry["prompt_tokens"]) for entry in found["results"]] == [(1, 256), (8, 256)]
 
 
+@pytest.mark.long
 def test_the_results_of_earlier_batches_are_kept_when_a_later_one_fails(
     tiny_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +99,7 @@ def test_bench_refuses_what_does_not_fit(options: list[str], words: str, tiny_pa
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_demo_ends_in_one_json_object() -> None:
     result = run("demo", "--json")
     assert result.exit_code == 0, result.output
@@ -111,6 +116,7 @@ def test_the_demo_ends_in_one_json_object() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_demo_shows_its_steps_and_its_text() -> None:
     result = run("demo", "--prompt", "import os\n")
     assert result.exit_code == 0, result.output
@@ -119,6 +125,7 @@ def test_the_demo_shows_its_steps_and_its_text() -> None:
     assert "import os\n" in result.stdout
 
 
+@pytest.mark.long
 def test_every_step_of_the_demo_is_a_package(tmp_path: Path) -> None:
     steps = run_steps(tmp_path, quiet=True)
     assert [step.name for step in steps] == ["export", "quantize", "optimize"]
@@ -132,6 +139,7 @@ def test_doctor_takes_no_provider_without_a_selftest(option: str) -> None:
     assert f"{option} needs --selftest" in result.stderr
 
 
+@pytest.mark.long
 def test_doctor_says_what_works() -> None:
     result = run("doctor", "--json")
     found = json.loads(result.stdout)

@@ -32,6 +32,7 @@ def test_a_checkpoint_becomes_a_package(tiny_checkpoint: Path, tmp_path: Path) -
     assert set(Package.open(tmp_path / "out").integrity().values()) == {""}
 
 
+@pytest.mark.long
 def test_json_tells_what_was_written(tmp_path: Path) -> None:
     result = run("export", "demo", tmp_path / "out", "--quantize", "int4", "--json")
     found = json.loads(result.stdout)
@@ -44,6 +45,7 @@ def test_json_tells_what_was_written(tmp_path: Path) -> None:
     assert Package.open(tmp_path / "out").record.passes == ("WeightOnlyQuantization",)
 
 
+@pytest.mark.long
 def test_warnings_are_one_line_on_stderr(tmp_path: Path) -> None:
     write_tiny("llama", tmp_path / "source")
     weights = tmp_path / "source" / "model.safetensors"
@@ -108,6 +110,7 @@ def test_quantize_takes_all_kinds(
     assert verified.exit_code == 0, verified.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["export", "quantize"])
 def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_path: Path) -> None:
     """The 40 inputs of two down projections are not a multiple of 16: 2560 of 29760 weights, 8.6 %."""

@@ -139,6 +139,7 @@ def test_a_graph_that_does_not_say_its_context_needs_the_option(package: Path, t
     assert run(*arguments, "--context-length", 64).exit_code == 0
 
 
+@pytest.mark.long
 def test_verify_wants_the_same_vocabulary_and_decoders(package: Path, tmp_path: Path) -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> net (float[3] x) => (float[3] y) { y = Relu(x) }'
     ir.save(ir.from_onnx_text(text), tmp_path / "net.onnx")

@@ -112,6 +112,7 @@ def test_wrong_use_is_refused(
     assert re.search(message, result.stderr)
 
 
+@pytest.mark.long
 def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--block-size", 16, "--algorithm", "gptq", "--kv", "int8")
@@ -143,6 +144,7 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
     assert divergence[0] < 0.8 * divergence[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["hqq", "kquant", "awq", "awq+gptq"])
 def test_algorithms_are_recorded_and_run(tiny_package: Path, tmp_path: Path, algorithm: str) -> None:
     out = tmp_path / "out"
@@ -217,6 +219,7 @@ def test_the_embedding_may_stay_float(tiny_package: Path, tmp_path: Path) -> Non
     assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.INT8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["int4", "int8", "int8-dynamic", "int8-static", "fp16", "bf16"])
 def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: str) -> None:
     once = tmp_path / "once"

@@ -69,6 +69,7 @@ def test_static_int8_runs_near_the_float_model(tiny_package: Path, tmp_path: Pat
     assert "is already quantized; start from the float model" in again.stderr
 
 
+@pytest.mark.long
 def test_calibration_is_done_once_for_all_calibrators(
     tiny_package: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

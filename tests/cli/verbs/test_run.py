@@ -130,6 +130,7 @@ def test_a_seed_makes_sampling_reproducible(tiny_package: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.long
 def test_the_demo_runs_in_int4_in_its_own_process() -> None:
     command = [
         sys.executable,
@@ -207,6 +208,7 @@ def test_chat_without_a_template_is_one_line() -> None:
     assert "chat template" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are Unix's")
 def test_chat_at_a_terminal(tiny_package: Path) -> None:
     import pty
@@ -238,6 +240,7 @@ def test_chat_at_a_terminal(tiny_package: Path) -> None:
     )  # a message that is too long does not end the conversation
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 def test_ctrl_c_ends_in_one_line() -> None:
     command = [

@@ -45,6 +45,7 @@ def service(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_the_embedded_model_streams_and_sigterm_drains() -> None:
     with service("demo", *FREE, "--json", "--max-slots", "2") as process:
         assert process.stdout is not None

@@ -59,6 +59,7 @@ def net(path: Path, op: str = "Add") -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("wrong_passes")
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_the_first_wrong_pass_is_named(tiny_package: Path, tmp_path: Path, target: str) -> None:

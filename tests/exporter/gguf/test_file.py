@@ -81,6 +81,7 @@ def test_rope_factors_are_tensors(tmp_path: Path) -> None:
     compare(tmp_path, "phi3", extra=extra, rope_parameters=rope)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_type_keeps_its_numbers(tmp_path: Path, kind: str, tied: bool) -> None:

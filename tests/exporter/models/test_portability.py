@@ -64,6 +64,7 @@ def test_every_family_has_a_case() -> None:
     assert {model_type for model_type, _ in CASES.values()} == set(families())
 
 
+@pytest.mark.long
 def test_the_graph_is_standard_onnx(package: Package) -> None:
     onnx.checker.check_model(str(package.model_path), full_check=True)
     model = package.load()
@@ -71,6 +72,7 @@ def test_the_graph_is_standard_onnx(package: Package) -> None:
     assert {node.domain for node in model.graph.all_nodes()} == {""}
 
 
+@pytest.mark.long
 def test_greedy_continuation_equals_transformers(
     package: Package, engine: str, golden: dict[str, Array]
 ) -> None:
@@ -89,6 +91,7 @@ def test_greedy_continuation_equals_transformers(
     np.testing.assert_array_equal(np.concatenate(tokens, axis=1), golden["tokens"])
 
 
+@pytest.mark.long
 def test_a_prompt_in_pieces_equals_the_whole(package: Package, engine: str, case: str) -> None:
     if case in LENGTH_DEPENDENT:
         pytest.skip("its rotary embedding depends on the length of the run")

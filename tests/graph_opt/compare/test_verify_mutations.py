@@ -212,6 +212,7 @@ def check(name: str, count: int, folder: Path) -> None:
     assert sum(one.effect > 1 for one in found) > count // 3  # many mutations must have an effect
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_mutations_are_found(name: str, tmp_path: Path) -> None:
     check(name, 5, tmp_path)

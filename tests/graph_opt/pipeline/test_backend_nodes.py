@@ -38,6 +38,7 @@ def failures(names: list[str]) -> list[str]:
     return [reason for reason in map(fails_after_passes, names) if reason is not None]
 
 
+@pytest.mark.long
 def test_a_sample_of_the_tests() -> None:
     names = random.Random(7).sample(sorted(node_tests()), SAMPLE)
     assert failures(names) == []

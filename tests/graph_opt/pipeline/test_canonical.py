@@ -100,6 +100,7 @@ def operators(model: ir.Model) -> set[str]:
     return {node.op_type for node in model.graph}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocked", ["-inf", "-3.4028235e38"])
 def test_a_traced_attention_becomes_canonical(blocked: str) -> None:
     model, report = run(traced(blocked=blocked), canonical_passes(), debug=True)

@@ -199,6 +199,7 @@ def error(found: Logits, expected: Logits) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_a_package_gives_equal_results_on_every_target(
     name: str, quantized: Quantize, float_package: Package, tmp_path: Path

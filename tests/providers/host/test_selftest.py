@@ -33,6 +33,7 @@ def result(provider: Provider, checkpoint: Path) -> SelftestReport:
     return selftest(provider, get_provider("cpu"), lambda: export_model(checkpoint), PROMPT, new_tokens=8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cpu", "openvino", *STAND_INS])
 def test_what_runs_here_passes(name: str, checkpoint: Path) -> None:
     provider = STAND_INS[name]() if name in STAND_INS else get_provider(name)

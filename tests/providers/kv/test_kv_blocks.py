@@ -87,6 +87,7 @@ def test_the_rows_that_stay_are_the_right_ones_as_they_were(
                 np.testing.assert_array_equal(row, old[head][source])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "form"), [({"kv_cache": "int8"}, "u8"), ({}, "f32")])
 def test_rows_are_read_as_openvino_writes_them(
     options: dict[str, Any], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def test_options_are_checked(model: Path) -> None:
         CpuProvider().session(model, RunnerConfig(options={"spinning": "yes"}))
 
 
+@pytest.mark.long
 def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
     """Prefill and wide steps run in the second graph, on the same caches as the first."""
     prompt = np.arange(40) % 90

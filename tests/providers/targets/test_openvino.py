@@ -84,6 +84,7 @@ def all_logits(runner: Runner, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.flo
     return logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tmp_path: Path) -> None:
     made, ids = package(family, tmp_path), tokens(40)
@@ -96,6 +97,7 @@ def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tm
     np.testing.assert_allclose(mixed[1], expected[5:39], atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_without_hidden_states_compute_wanted_rows_alone(family: str, tmp_path: Path) -> None:
     made, ids = package(family, tmp_path), tokens(40)

@@ -83,6 +83,7 @@ def tokens(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingPara
     return [output.outputs[0].token_ids for output in llm.generate(list(prompts), params)]
 
 
+@pytest.mark.long
 def test_batch_is_single(options: dict[str, Any], expected: list[list[int]]) -> None:
     with LLM(**options, prefix_cache=False) as llm:
         assert tokens(llm, PROMPTS, PARAMS) == expected
@@ -107,6 +108,7 @@ def test_speculative_is_plain(options: dict[str, Any], expected: list[list[int]]
         assert llm.stats().proposed_tokens > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("swap", [False, True])
 def test_preempted_is_undisturbed(options: dict[str, Any], expected: list[list[int]], swap: bool) -> None:
     with LLM(**options) as llm:

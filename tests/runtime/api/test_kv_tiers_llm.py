@@ -41,6 +41,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.long
 def test_restored_from_disk_equals_computed(options: dict[str, Any], tmp_path: Path) -> None:
     def generate() -> tuple[list[list[int]], int]:
         config = EngineConfig(prefix_cache_dir=tmp_path)

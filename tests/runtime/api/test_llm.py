@@ -112,6 +112,7 @@ def test_a_stream_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> Non
         assert not llm._engine.has_work
 
 
+@pytest.mark.long
 def test_a_stream_that_is_collected_within_a_step_ends_after_it(tmp_path: Path) -> None:
     """The collector may run inside a step, with the lock held; closing the stream must not wait for it."""
     model = toy_model(tmp_path)
@@ -298,6 +299,7 @@ def test_closing_ends_another_thread_s_requests(tmp_path: Path) -> None:
     assert len(errors) == 1
 
 
+@pytest.mark.long
 def test_threads_share_the_batch_and_get_their_own_results(tmp_path: Path) -> None:
     llm = LLM(toy_model(tmp_path, step_seconds=0.01))
     prompts = [f"thread {i}" for i in range(6)]

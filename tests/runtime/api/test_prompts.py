@@ -165,6 +165,7 @@ def test_a_long_list_of_token_ids_is_refused_by_its_length(tmp_path: Path) -> No
         Reader(byte_level(tmp_path), 100).token_ids(Counted([1] * 1000))
 
 
+@pytest.mark.long
 def test_normalization_shrinks_text_by_what_the_proof_says() -> None:
     for form in ("NFC", "NFD"):
         most = 0.0

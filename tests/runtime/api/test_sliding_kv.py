@@ -65,6 +65,7 @@ def record_trims(llm: LLM) -> list[tuple[int, int]]:
     return trims
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "trims"),
     [(EngineConfig(), False), (EngineConfig(prefix_cache=False), True), (ALWAYS, True)],
@@ -87,6 +88,7 @@ def test_trimmed_is_whole(
         assert books == 989 - each + (999 - each) * config.prefix_cache
 
 
+@pytest.mark.long
 def test_the_next_turn_continues_a_trimmed_slot_and_shorter_texts_begin_anew(
     options: dict[str, Any], expected: list[int]
 ) -> None:
@@ -102,6 +104,7 @@ def test_the_next_turn_continues_a_trimmed_slot_and_shorter_texts_begin_anew(
         assert llm.stats().prefix_cached_tokens == 999
 
 
+@pytest.mark.long
 def test_when_kv_is_short_windows_go_before_requests_do(options: dict[str, Any]) -> None:
     prompts = [PROMPT, PROMPT[::-1]]
     with LLM(**options) as llm:

@@ -83,6 +83,7 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     return str(request.param)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_keeps_what_the_rule_says(family: str, provider: str, tmp_path: Path) -> None:
     checkpoint = write_tiny(family, tmp_path / "tiny", **FAMILIES[family])

@@ -165,6 +165,7 @@ class Counted(list[Any]):
         return super().copy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [(), ("never this",)])
 @pytest.mark.parametrize("parsed", [False, True])
 def test_work_for_a_published_token_does_not_grow(

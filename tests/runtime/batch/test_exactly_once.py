@@ -185,6 +185,7 @@ def test_an_interrupted_restart_may_still_replace_the_output(tmp_path: Path, sou
     assert run(spec(source, out, seed=1)).finished
 
 
+@pytest.mark.long
 def test_a_second_process_is_kept_out_and_a_dead_one_is_not(tmp_path: Path, source: Path, out: Path) -> None:
     began, end = multiprocessing.Event(), multiprocessing.Event()
 
@@ -248,6 +249,7 @@ def peak_bytes(tmp_path: Path, lines: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peak_bytes(tmp_path, 100)  # import everything that is imported once
     # 18,000 more custom_ids of 200 characters would be 3.6 MB. The peak itself varies by 0.7 MB.
@@ -354,6 +356,7 @@ def kill_repeatedly(tmp_path: Path, kills: int) -> None:
         shutil.rmtree(tmp_path / "out.jsonl.job")
 
 
+@pytest.mark.long
 def test_a_killed_job_ends_with_the_same_bytes(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path, kills=6)
 

@@ -59,6 +59,7 @@ def check_reference(got: Sample, logits: Logits, state: SamplingState) -> None:
         assert got.token_id == expected or used
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=400)
 @given(
     seed=st.integers(0, 2**31),

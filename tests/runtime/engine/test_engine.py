@@ -24,6 +24,7 @@ def mixed(count: int = 9) -> list[Request]:
     return [make_request(f"r{i}", 1 + 11 * i % 40, GREEDY if i % 2 else RANDOM) for i in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_step_tokens", [4, 7, 32, 256])
 @pytest.mark.parametrize("max_slots", [1, 3, 4])
 def test_batch_equals_single_and_chunked_equals_whole(max_slots: int, max_step_tokens: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from engine_kit import GREEDY, make_engine, make_request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,7 @@ def test_others_get_a_token_at_every_step() -> None:
     assert slow.output_token_ids == run(make_engine()[0], [demanding("slow")])[0]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     delays=st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=5),

@@ -180,6 +180,7 @@ def lowered(case: Case, package: Path) -> Path:
     return lowered_model(files, provider, config).parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", WAYS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_package_is_an_error_that_names_the_file(
@@ -214,6 +215,7 @@ def test_a_file_that_was_added_is_an_error(case: Case) -> None:
     assert generate(case.package) == case.answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", WAYS)
 @pytest.mark.parametrize("name", ENTRY_FILES)
 def test_a_damaged_cache_entry_changes_no_answer(

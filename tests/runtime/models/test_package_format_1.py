@@ -55,6 +55,7 @@ def test_it_answers_as_in_the_new_format(new: Path, request: pytest.FixtureReque
     assert resolve_model(package).content_key == key
 
 
+@pytest.mark.long
 def test_it_is_written_anew_in_the_new_format(old: Path) -> None:
     quantized = Package.open(resolve_model(old, quantize="int4").folder)
     assert quantized.record.format_version == 2

@@ -70,6 +70,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
         assert draft.runner.closed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
 @pytest.mark.parametrize("method", ["prompt-lookup", "draft:draft"])
 def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
@@ -136,6 +137,7 @@ def test_proposals_of_eight_requests_are_verified_in_one_inference(monkeypatch: 
     assert stats.accepted_tokens > 8
 
 
+@pytest.mark.long
 def test_the_command_line_takes_it() -> None:
     command = ["run", "demo", "x = 1\nx = 1\nx =", "--max-tokens", "8", "--context-length", "64", "--quiet"]
     plain = CliRunner().invoke(carryall, command)

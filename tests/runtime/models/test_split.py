@@ -40,6 +40,7 @@ def whole() -> list[list[int]]:
     return tokens("cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "split",
     [
@@ -60,6 +61,7 @@ def test_parts_keep_prefixes_and_speculation_right(whole: list[list[int]]) -> No
             assert [output.outputs[0].token_ids for output in outputs] == whole
 
 
+@pytest.mark.long
 def test_kv_of_all_parts_can_be_taken_out_and_put_back() -> None:
     loaded = load_model("draft", provider="cpu:0-0,cpu@process:1-2", max_slots=2)
     runner = cast(MovableRunner, loaded.runner)
@@ -93,6 +95,7 @@ def test_a_process_that_dies_is_an_error_of_the_run(lonely: ProcessRunner) -> No
         lonely.forward([Row(0, np.array([1]), 2)])
 
 
+@pytest.mark.long
 def test_a_fault_in_the_process_is_the_same_error_here(lonely: ProcessRunner, tmp_path: Path) -> None:
     with pytest.raises(ProviderRuntimeError, match="does not continue slot 0"):
         lonely.forward([Row(0, np.array([1]), 5)])

@@ -58,6 +58,7 @@ def check(report: Report) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_model_goes_all_the_way_through_the_functions(package: Path, tmp_path: Path) -> None:
     phases = Phases()
     recipe = carryall.QuantizationRecipe("int8", block_size=16, embedding="float")

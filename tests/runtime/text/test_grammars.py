@@ -28,6 +28,7 @@ def test_a_slow_mask_is_waited_for_no_longer_than_asked(monkeypatch: pytest.Monk
     assert slow.ready(5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("min_tokens", [0, 150])
 def test_a_grammar_that_becomes_too_much_work_is_an_error_and_no_early_end(
     min_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

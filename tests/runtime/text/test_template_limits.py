@@ -78,6 +78,7 @@ def doubled(times: int) -> str:
     return "{% set ns = namespace(x=['aaaa']) %}" + "{% set ns.x = [ns.x, ns.x] %}" * times
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
     arguments = {
@@ -95,6 +96,7 @@ def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
     assert "more than" in refused(f"{doubled(60)}{{{{ ns.x | {name}{arguments} }}}}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_in_a_loop_over_a_large_text(name: str) -> None:
     """Each filter gets a text of a million characters repeatedly: the work of a rendering is bounded."""
@@ -128,6 +130,7 @@ def test_every_method_is_allowed_checked_or_refused(method: str) -> None:
             refused(f"{{{{ {value}.{name}() }}}}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [

@@ -46,6 +46,7 @@ def lowered(path: Path, *, prompts: bool) -> Path:
     return save(pipeline.run(ir.load(path), kept)[0], path.with_name(f"{prompts}.onnx"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_equal_the_int8_kernel(family: str, tmp_path: Path) -> None:
     path = quantized(family, tmp_path)

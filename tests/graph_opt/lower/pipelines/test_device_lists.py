@@ -102,6 +102,7 @@ def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, 
     return PortableRunner(path), export_model(checkpoint)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compute", [FP16, BF16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("family", QUICK)
 def test_cuda_graphs_compute_the_model(family: str, compute: ir.DataType, tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_cuda_graphs_compute_the_model(family: str, compute: ir.DataType, tmp_pa
     assert worst(expected, lowered) < bar
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compute", [None, FP16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("family", QUICK)
 def test_directml_graphs_compute_the_model(family: str, compute: ir.DataType | None, tmp_path: Path) -> None:
@@ -125,6 +127,7 @@ def test_directml_graphs_compute_the_model(family: str, compute: ir.DataType | N
     assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kernels", [CUDA, DIRECTML], ids=["cuda", "directml"])
 def test_quantized_weights_give_equal_results(kernels: Kernels, bits: int, tmp_path: Path) -> None:
@@ -145,6 +148,7 @@ def test_quantized_weights_give_equal_results(kernels: Kernels, bits: int, tmp_p
     assert worst(PortableRunner(path), lowered) < 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compute", [None, FP16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("family", QUICK)
 def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | None, tmp_path: Path) -> None:
@@ -218,6 +222,7 @@ def test_tensorrt_graphs_run_in_the_reference_evaluator(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits[0], expected.forward({0: tokens})[0], atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 @pytest.mark.parametrize("kernels", [CUDA, DIRECTML], ids=["cuda", "directml"])
 def test_integer_products_become_weight_only_where_there_are_no_kernels(

@@ -44,6 +44,7 @@ def lowered(model: ir.Model, compute: ir.DataType | None = None) -> ir.Model:
     return run(model, slot_passes(options), debug=True)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_portable_graph(family: str, tmp_path: Path) -> None:
     """One run mixes prompts, pieces on scattered blocks, and single tokens."""

@@ -75,6 +75,7 @@ def worst(portable: Path, lowered: Path) -> float:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", [CPU, BARE], ids=["cpu", "bare"])
 @pytest.mark.parametrize(("family", "overrides"), CASES, ids=IDS)
 def test_lowered_equals_portable(
@@ -103,6 +104,7 @@ def return_to_short_context(model: ir.Model, folder: Path, portable: Path, kerne
         np.testing.assert_allclose(left, right, atol=1e-5 * float(np.abs(left).max()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("family", "overrides"), [CASES[0], CASES[2], CASES[5], CASES[9]])
@@ -123,6 +125,7 @@ def test_lowered_quantized_weights_give_equal_results(
     assert worst(portable, save(model, tmp_path / "lowered.onnx")) < 1e-5
 
 
+@pytest.mark.long
 def test_int8_activations_add_little_error_to_int4_weights() -> None:
     """Accuracy level 4 rounds activations to 8 bits per block; int4 weights alone cause a KL of 0.09."""
     exact, rounded = export_model(DEMO), export_model(DEMO)

@@ -55,6 +55,7 @@ def error(expected: ir.Model, lowered: ir.Model, folder: Path) -> float:
     return worst(PortableRunner(folder / "portable.onnx"), slots)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-points"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_qmoe_computes_int4_experts(family: str, symmetric: bool, tmp_path: Path) -> None:
@@ -65,6 +66,7 @@ def test_qmoe_computes_int4_experts(family: str, symmetric: bool, tmp_path: Path
     assert error(expected, model, tmp_path) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_moe_computes_float_experts(family: str, tmp_path: Path) -> None:
     expected, model = (exported(family, tmp_path) for _ in range(2))
@@ -88,6 +90,7 @@ def test_the_graph_for_cuda_computes_the_model(family: str, tmp_path: Path) -> N
     assert error(expected, model, tmp_path) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_8_bit_experts_round_activations_as_separate_products(family: str, tmp_path: Path) -> None:
     form = BlockFormat(bits=8, block_size=32)

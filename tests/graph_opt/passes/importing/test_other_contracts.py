@@ -46,6 +46,7 @@ def one_token(model: ir.Model) -> None:
             value.shape = ir.Shape(["batch", 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decoder_without_a_cache_gets_one(family: str, tmp_path: Path) -> None:
     write_tiny(family, tmp_path / "checkpoint")

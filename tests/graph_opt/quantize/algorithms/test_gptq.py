@@ -30,6 +30,7 @@ def correlated_inputs(count: int, width: int) -> Floats:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 32), (4, 128), (8, 64)])
 def test_products_with_typical_inputs_are_nearer_than_by_rounding(

@@ -99,6 +99,7 @@ def test_errors_locate_outliers_and_smoothing_removes_them(outliers: Path) -> No
     assert max(after.values()) < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("method", ["dynamic", "static"])
 def test_smoothing_or_the_error_limit_corrects_outliers(family: str, method: str, tmp_path: Path) -> None:

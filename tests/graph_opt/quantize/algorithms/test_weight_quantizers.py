@@ -36,6 +36,7 @@ def solved(algorithm: str, weight: Floats, form: BlockFormat, moments: Floats | 
     return {"awq": awq.quantize, "gptq": gptq.quantize}[algorithm](weight, form, known)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("algorithm", [*UNCALIBRATED, "awq", "gptq"])
 def test_levels_fit_and_errors_are_small(algorithm: str, form: BlockFormat) -> None:

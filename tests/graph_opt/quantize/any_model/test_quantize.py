@@ -97,6 +97,7 @@ def test_results_are_near_and_both_evaluators_agree(method: Any) -> None:
     assert report.to_dict()["outputs"]["y"]["snr"] == report.outputs["y"].snr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "mse"])
 def test_every_calibrator_and_both_kinds_of_activations(calibrator: str, activations: str) -> None:
@@ -131,6 +132,7 @@ def test_a_layer_with_a_large_output_error_stays_float() -> None:
     assert spared.outputs["y"].snr >= plain.outputs["y"].snr
 
 
+@pytest.mark.long
 def test_auto_is_at_least_as_near_as_any_calibrator_on_what_it_saw() -> None:
     found = [
         quantize_static(net(), samples(3), IntegerOptions(calibrator=calibrator))[1].outputs["y"].snr
@@ -201,6 +203,7 @@ def test_dynamic_errors_are_those_of_the_layers_alone(tmp_path: Path) -> None:
     assert errors["v"].relative == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [quantize_static, quantize_dynamic])
 def test_zero_channels_constant_activations_and_outliers(method: Any) -> None:
     w1, w5 = weights()["w1"].copy(), weights()["w5"].copy()

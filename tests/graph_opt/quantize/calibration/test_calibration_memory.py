@@ -74,6 +74,7 @@ def growth(package: Path, method: str, held: int) -> int:
     return many - few
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["static", "smooth", "awq", "gptq"])
 def test_more_text_needs_no_more_memory(package: Path, method: str) -> None:
     assert growth(package, method, HELD) < KEPT / 2

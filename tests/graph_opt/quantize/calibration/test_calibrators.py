@@ -71,6 +71,7 @@ def test_ranges(name: str) -> None:
     assert squared_error(x, mse(found)) < 1.02 * best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAMPLES)
 def test_entropy_is_near_that_of_onnxruntime(name: str) -> None:
     oracle = HistogramCollector(

@@ -60,6 +60,7 @@ def lowered(path: Path, kv_cache: str = "auto") -> Path:
     return save(model, path.with_name(f"{kv_cache}.onnx"))
 
 
+@pytest.mark.long
 def test_the_kernel_equals_the_standard_form(quantized: Path) -> None:
     """In any order of tokens, both forms quantize a key once with the same rounding."""
     model = lowered(quantized)

@@ -92,6 +92,7 @@ def test_products_the_kernel_cannot_compute_are_explained() -> None:
     assert count_operators(model)["QuantizeLinear"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [

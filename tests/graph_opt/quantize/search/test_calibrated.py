@@ -49,6 +49,7 @@ def quantized(checkpoint: Path, out: Path, forms: Forms, algorithm: str | None) 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", list(CALIBRATED))
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
 def test_eight_bits_predict_as_float(family: str, algorithm: str, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def reference_moments(path: Path, source: str) -> Floats:
     return moments
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2", "phi3"])
 def test_stages_get_the_inputs_of_the_whole_model(family: str, tmp_path: Path) -> None:
     path = tmp_path / "float.onnx"
@@ -78,6 +79,7 @@ def test_later_stages_use_the_substituted_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(4 * behind.moments, plain.moments, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_memory_is_independent_of_the_number_of_layers(tmp_path: Path) -> None:
     """A model of many layers needs no more memory than one of few."""
 

@@ -347,6 +347,7 @@ def test_names(name: str, suffix: str, errors: str) -> None:
     assert with_infix(name, "errors") == errors
 
 
+@pytest.mark.long
 def test_a_line_of_200_mb_is_not_held(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("wb") as stream:

@@ -102,6 +102,7 @@ def test_a_batch_is_answered_by_the_served_engine(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [
@@ -130,6 +131,7 @@ def test_each_endpoint_answers_in_its_shape(tmp_path: Path, endpoint: str, body:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_batch_goes_on_after_the_server_was_stopped(tmp_path: Path) -> None:
     lines = [line(n, model="toy", prompt=f"p{n}", max_tokens=6, temperature=1) for n in range(60)]
 
@@ -162,6 +164,7 @@ def test_a_batch_goes_on_after_the_server_was_stopped(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.long
 def test_a_cancelled_batch_keeps_what_is_answered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with null_llm(step_seconds=0.02) as llm, serving(tmp_path, llm) as served:
@@ -184,6 +187,7 @@ def test_a_cancelled_batch_keeps_what_is_answered(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_batch_that_is_late_expires_with_what_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +249,7 @@ def test_a_full_queue_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_files_and_batches_are_listed_with_cursors(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, serving(tmp_path, llm) as served:
@@ -285,6 +290,7 @@ def test_a_file_that_cannot_be_read_fails_its_batch(tmp_path: Path, data: bytes,
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -332,6 +338,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_files_and_batches_are_seen_by_their_key_alone(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("me", "you")}

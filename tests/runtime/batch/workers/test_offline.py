@@ -187,6 +187,7 @@ def test_a_chat_is_answered_with_tokens_counted(tmp_path: Path) -> None:
     assert (answer.finish_reason, answer.worker) == ("length", "here")
 
 
+@pytest.mark.long
 def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
     items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
     asked = {"input": items, "instructions": "Be brief.", "max_output_tokens": 4}
@@ -213,6 +214,7 @@ def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
     assert found[4].code == "invalid_request"
 
 
+@pytest.mark.long
 def test_embeddings_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     texts = ["def f(x):", "class Stack:", "import os"]

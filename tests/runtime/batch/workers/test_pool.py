@@ -130,6 +130,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_processes_give_what_one_engine_gives_even_if_one_is_killed(tmp_path: Path) -> None:
     source = write_lines(
@@ -174,6 +175,7 @@ def test_processes_give_what_one_engine_gives_even_if_one_is_killed(tmp_path: Pa
     assert names == {"null", "null#2"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_a_worker_reports_why_it_cannot_begin(tmp_path: Path) -> None:
     worker = ProcessWorker(WorkerSpec(model=str(tmp_path), worker="w"))

@@ -80,6 +80,7 @@ def _unpadded(row: list[int]) -> list[int]:
     return row[: end + 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sequences_are_those_of_transformers(llm: LLM, case: dict[str, Any], checkpoint: Path) -> None:
     assert found(llm, case) == json.loads(GOLDEN.read_text())[str(case)]

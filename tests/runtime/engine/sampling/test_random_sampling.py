@@ -105,6 +105,7 @@ WHOLE: list[tuple[str, float, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "spread", "count", "options"), WHOLE, ids=str)
 def test_from_whole_rows_each_token_comes_as_often_as_it_should(
     path: str, spread: float, count: int, options: dict[str, Any]

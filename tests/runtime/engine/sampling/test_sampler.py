@@ -62,6 +62,7 @@ def test_without_filters_every_token_comes_as_often_as_it_should() -> None:
     assert np.abs(shares - [0.1, 0.2, 0.3, 0.4]).max() < 0.03
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_a_row_is_the_same_alone_and_in_any_batch(data: st.DataObject) -> None:

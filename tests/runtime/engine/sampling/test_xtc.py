@@ -33,6 +33,7 @@ def test_of_the_likely_tokens_only_the_least_likely_stays(others: dict[str, Any]
     assert shares == pytest.approx({0: 1 / 6, 2: 4 / 6, 4: 1 / 6}, abs=0.002)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_a_single_likely_token_stays(others: dict[str, Any]) -> None:
     probabilities = [0.1, 0.6, 0.1, 0.1, 0.1]

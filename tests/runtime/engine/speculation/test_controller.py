@@ -135,6 +135,7 @@ CLOCKS: dict[str, Callable[[np.random.Generator], Iterator[float]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.45])
 @pytest.mark.parametrize(("rows", "batched"), [(1, False), (8, False), (8, True)])

@@ -32,6 +32,7 @@ def mixed(count: int = 9) -> list[Request]:
     return [make_request(f"r{i}", 1 + 11 * i % 40, OPTIONS[i % len(OPTIONS)]) for i in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie_every", [0, 1, 2, 5])
 @pytest.mark.parametrize("kv_tokens", [None, 60])
 @pytest.mark.parametrize("max_step_tokens", [5, 32])
@@ -122,6 +123,7 @@ def test_a_seed_s_tokens_do_not_depend_on_the_proposals() -> None:
         assert run(engine, [make_request("a", 5, params)]) == [expected]
 
 
+@pytest.mark.long
 def test_sampled_tokens_keep_the_model_s_distribution() -> None:
     """Chi-square over 3,000 samples of a token that was always proposed, and of the token after it."""
     vocab_size, count = 6, 3000

@@ -72,6 +72,7 @@ def test_a_tool_that_is_not_there_is_refused() -> None:
         calls_schema([{"type": "function", "function": {}}], None, parallel=True)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(calls_, st.integers(1, 7), st.sampled_from([None, 1]))
 def test_pieces_of_any_size_give_the_same_calls(

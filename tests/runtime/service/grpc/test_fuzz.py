@@ -100,6 +100,7 @@ def calls(draw: st.DrawFn) -> tuple[MethodDescriptor, Message]:
     return method, draw(messages(method.input_type))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("examples", [100, pytest.param(5000, marks=pytest.mark.slow)])
 def test_random_messages(examples: int) -> None:
     async def scenario() -> None:

@@ -225,6 +225,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_what_outlasts_the_grace_is_cancelled() -> None:
     async def scenario() -> None:
         async with null_llm(step_seconds=0.002) as llm, serving(llm, grace_seconds=0.05) as served:

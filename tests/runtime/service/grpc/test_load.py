@@ -29,6 +29,7 @@ async def burst(served: Served, count: int, tokens: int) -> None:
     assert [len(joined(one)[1]) for one in streams] == [tokens] * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "tokens"), [(200, 8), pytest.param(1000, 32, marks=pytest.mark.slow)])
 def test_many_streams_in_bounded_memory(count: int, tokens: int) -> None:
     async def scenario() -> None:
@@ -74,6 +75,7 @@ def test_who_does_not_read_holds_up_nobody() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_clients_that_vanish_free_everything() -> None:
     async def scenario() -> None:
         async with null_llm(max_slots=4, step_seconds=0.001) as llm, serving(llm) as served:

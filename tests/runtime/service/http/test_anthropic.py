@@ -32,6 +32,7 @@ def client_of(served: HttpServed) -> Any:
     return client
 
 
+@pytest.mark.long
 def test_a_message_is_what_the_engine_gives_whole_and_streamed() -> None:
     async def scenario() -> None:
         async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
@@ -160,6 +161,7 @@ def test_blocks_become_what_the_template_knows() -> None:
     assert (request.params.top_k, request.params.max_tokens, request.tenant) == (3, 5, "u")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -25,6 +25,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
@@ -56,6 +57,7 @@ def test_a_request_at_fault_is_told_in_openai_s_shape(content: bytes, status: in
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v2/models/x/infer", "/generate", "/v1/none"])
 def test_each_api_has_its_own_shape_of_errors(path: str) -> None:
     async def scenario() -> None:
@@ -178,6 +180,7 @@ async def connection(served: HttpServed, body: dict[str, Any]) -> tuple[Any, Any
     return reader, writer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["running", "waiting"])
 def test_a_client_that_vanishes_frees_its_slot(stream: bool, when: str) -> None:
@@ -209,6 +212,7 @@ def test_a_body_that_does_not_come_ends_the_request() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("headers", "config", "status"),
     [

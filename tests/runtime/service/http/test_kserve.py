@@ -101,6 +101,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
     run(scenario, sum=sum_model())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -144,6 +145,7 @@ def test_a_header_that_lies_is_refused(header: str) -> None:
     run(scenario, sum=sum_model())
 
 
+@pytest.mark.long
 def test_text_at_once_and_as_it_grows() -> None:
     async def scenario(served: HttpServed, llm: AsyncLLM) -> None:
         params = SamplingParams(**GREEDY)

@@ -91,6 +91,7 @@ def test_models_are_listed_and_shown() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "change", "status", "message"),
     [

@@ -162,6 +162,7 @@ def test_usage_may_be_stated_all_along() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"weather", "now"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],

@@ -121,6 +121,7 @@ def test_a_response_in_the_background_is_polled_or_cancelled() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
     async def scenario() -> None:
@@ -150,6 +151,7 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message"),
     [

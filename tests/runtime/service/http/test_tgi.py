@@ -57,6 +57,7 @@ def test_a_grammar_is_held_to() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -48,6 +48,7 @@ def test_scores_and_ranks_are_the_engines() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -130,6 +130,7 @@ def test_what_was_understood_is_not_taken_back(name: str, fragments: list[str]) 
         content, reasoning, calls = message.content.text, message.reasoning.text, len(message.tool_calls)
 
 
+@pytest.mark.long
 @given(
     st.recursive(st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)), st.data()
 )
