@@ -43,7 +43,7 @@ NOT_RUN = {
     "README.md: exporter/": "a list of folders",
     "CONTRIBUTING.md: git clone <this": "clones and installs",
     "CONTRIBUTING.md: git clone -c": "clones",
-    "CONTRIBUTING.md: make test": "the test suite itself",
+    "CONTRIBUTING.md: make check": "the test suite itself",
     "docs/adding_a_model_family.md: ": "two functions of a module; exporter/models/llama.py is one",
     "docs/batch.md: rows = ray.data": "needs a Ray cluster; tests/runtime/batch/workers runs it",
     "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",

@@ -155,6 +155,8 @@ def _tensor(cursor: _Cursor) -> TensorInfo:
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise damaged(cursor.path, f"tensor '{name}' has {dimensions} dimensions")
     shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]
+    if 0 in shape:
+        raise damaged(cursor.path, f"tensor '{name}' has an axis of size 0: {list(shape)}")
     number, offset = cursor.number("<I"), cursor.number("<Q")
     try:
         kind = GGMLQuantizationType(number)

@@ -36,6 +36,12 @@ def test_every_truncation_is_noticed(valid: Path, share: float) -> None:
         read_header(memoryview(content[: int((len(content) - PADDING) * share)]), PATH)
 
 
+def test_an_axis_of_size_zero_is_refused(valid: Path) -> None:
+    content = valid.read_bytes().replace((96).to_bytes(8, "little"), bytes(8), 1)
+    with pytest.raises(CheckpointError, match=r"m\.gguf.* has an axis of size 0"):
+        read_header(memoryview(content), PATH)
+
+
 @given(data=st.data())
 @QUIET
 def test_changed_bytes_are_read_or_refused(
