@@ -23,6 +23,9 @@ from .kv_selection import chosen_rows
 
 # Tokens behind a sliding window that are freed at a time: several pages, and a multiple of every block size.
 TRIM_STEP = 256
+# Bytes of each slot that ``release`` keeps: for short texts, freeing pages and faulting them in again takes
+# longer than the model's own work.
+KEPT_BYTES = 2**20
 # The Linux value, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # On macOS MADV_DONTNEED does not free anonymous pages; Windows has neither.
@@ -75,6 +78,7 @@ class KVMemory:
         self.length = padded_length(length, specs)
         self._stride = {name: self.length * spec.bytes_per_token for name, spec in specs.items()}
         self._windows = {name: spec.window for name, spec in specs.items() if spec.window}
+        self._kept = _kept_positions(specs)
         self._gone: dict[tuple[str, int], int] = {}  # buffer and slot -> positions before this are freed
         self._maps: dict[str, mmap.mmap] = {}
         self.buffers: dict[str, npt.NDArray[np.generic]] = {}
@@ -133,12 +137,15 @@ class KVMemory:
                 self._give_back(name, slot, 2 * eviction.kept, held)
 
     def release(self, slot: int) -> None:
-        """Free the slot's pages, if ``gives_back``; its content is lost."""
+        """Free the slot's pages except ``KEPT_BYTES``, if ``gives_back``; its content is lost."""
         self._gone = {key: gone for key, gone in self._gone.items() if key[1] != slot}
         if _GIVE_BACK is None:
             return
         for name, memory in self._maps.items():
-            memory.madvise(_GIVE_BACK, slot * self._stride[name], self._stride[name])
+            if self._kept:
+                self._give_back(name, slot, self._kept, self.length)
+            else:  # one call instead of one for each head
+                memory.madvise(_GIVE_BACK, slot * self._stride[name], self._stride[name])
 
     def trim(self, slot: int, length: int) -> None:
         """Free whole pages of positions that no token from ``length`` on attends to."""
@@ -164,6 +171,13 @@ class KVMemory:
             size = (begin + stop * token - first) // mmap.PAGESIZE * mmap.PAGESIZE
             if size > 0:
                 self._maps[name].madvise(_GIVE_BACK, first, size)
+
+
+def _kept_positions(specs: Mapping[str, KVSpec]) -> int:
+    """Return how many positions of a slot ``release`` keeps: whole pages of every head."""
+    count = KEPT_BYTES // max(1, sum(spec.bytes_per_token for spec in specs.values()))
+    step = max((mmap.PAGESIZE * spec.heads // spec.bytes_per_token for spec in specs.values()), default=1)
+    return count - count % max(1, step)
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -38,8 +38,9 @@ class OutputText:
     """A pipeline of detokenizer, stop strings and message parser.
 
     Only stop strings need the text while tokens are generated. Without them, ``push`` and ``end`` record the
-    tokens, and the thread that reads the text decodes them. The reader's thread always parses messages. Each
-    piece of text is made once. ``push`` and ``end`` belong to one thread; everything else is thread-safe.
+    tokens, and the thread that reads the text decodes them: in one call if it reads only the whole text, else
+    token by token. The reader's thread always parses messages. Each piece of text is made once. ``push`` and
+    ``end`` belong to one thread; everything else is thread-safe.
 
     Args:
         tokenizer: decodes tokens.
@@ -63,6 +64,7 @@ class OutputText:
         self._eager = bool(params.stop)
         self._tokens: list[int] = []
         self._pieces: list[str] = []  # the text of each token, and finally the text that was held back
+        self._whole: str | None = None  # the text of all tokens, decoded in one call
         self._ended = self._stopped = False
         self._parsed = [_Parsed()]  # before each piece, and after the last parsed one
         self._fault: Exception | None = None
@@ -101,10 +103,15 @@ class OutputText:
         Raises:
             Exception: the tokenizer or the parser failed; later calls raise the same error.
         """
+        self._make(0, mark)
+
+    def _make(self, start: int, mark: int) -> None:
         with self._reading:
             if self._fault is not None:
                 raise self._fault
             try:
+                if start == 0 and self._decoded_at_once(mark):
+                    return
                 self._decode(mark)
                 if self._parser is not None:
                     self._parse(self._parser, mark)
@@ -118,7 +125,9 @@ class OutputText:
         Raises:
             Exception: see ``catch_up``.
         """
-        self.catch_up(stop)
+        self._make(start, stop)
+        if self._whole is not None and start == 0 and stop == self.mark:
+            return TextSpan(self._whole, None, [])
         if self._parser is None:
             return TextSpan("".join(self._pieces[start:stop]), None, [])
         message = self._parser.message
@@ -132,6 +141,14 @@ class OutputText:
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _decoded_at_once(self, mark: int) -> bool:
+        """Decode a finished output in one call if nothing of it was decoded before; return whether it is."""
+        if not self._ended or mark != self.mark:
+            return False
+        if self._whole is None and not self._pieces and self._parser is None and not self._eager:
+            self._whole = self._detokenizer.text_of(self._tokens)
+        return self._whole is not None
 
     def _decode(self, mark: int) -> None:
         pieces = self._pieces

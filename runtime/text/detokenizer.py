@@ -52,6 +52,15 @@ class Detokenizer:
             del self._window[self._read :]
         return new
 
+    def text_of(self, tokens: Sequence[int]) -> str | None:
+        """Return the text of all tokens of an output, decoded in one call, before the first ``push``.
+
+        It equals the text of ``push`` for each token and ``end``. None if some bytes form no character:
+        their number of replacement characters depends on the calls.
+        """
+        text = self._decode([*self._window, *(token for token in tokens if token not in self._skip)])
+        return None if _REPLACEMENT in text else text[len(self._given) :]
+
     def end(self) -> str:
         """Return the text that was held back."""
         text = self._decode(self._window)

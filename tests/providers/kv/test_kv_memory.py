@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import KVEviction
 from carryall.providers.kv import kv_memory
-from carryall.providers.kv.kv_memory import KVMemory, KVSpec, padded_length
+from carryall.providers.kv.kv_memory import KEPT_BYTES, KVMemory, KVSpec, padded_length
 from carryall.providers.ort.slot_memory import HostMemory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -64,7 +64,21 @@ def test_reserving_is_free_and_release_gives_back() -> None:
     assert resident_bytes() - before > 8e6
     memory.release(5)
     assert resident_bytes() - before < 2e6
-    assert not memory.buffers["key"][5, :, :2048].any()
+    kept = KEPT_BYTES // sum(spec.bytes_per_token for spec in specs(heads=8, width=128).values())
+    assert memory.buffers["key"][5, :, :kept].all(), "short texts use the same pages again"
+    assert not memory.buffers["key"][5, :, kept:2048].any()
+
+
+@linux
+def test_release_keeps_whole_pages_or_nothing() -> None:
+    big = {f"key{layer}": KVSpec(8, 128, np.dtype(np.float32)) for layer in range(60)}
+    memory = KVMemory(big, slots=2, length=64)
+    for buffer in memory.buffers.values():
+        buffer[:] = 1
+    memory.release(0)
+    for buffer in memory.buffers.values():
+        assert not buffer[0].any()
+        assert buffer[1].all()
 
 
 def test_release_leaves_the_neighbours_alone() -> None:

@@ -33,6 +33,8 @@ def stream(
 def test_any_bytes(by_bytes: Tokenizer, tokens: list[int], skip: bool) -> None:
     whole = by_bytes.decode(tokens, skip_special_tokens=skip)
     assert "".join(stream(by_bytes, tokens, skip=skip)) == whole
+    at_once = Detokenizer(by_bytes, skip_special_tokens=skip).text_of(tokens)
+    assert at_once == (None if "\N{REPLACEMENT CHARACTER}" in whole else whole)
 
 
 @settings(max_examples=300, deadline=None)
@@ -44,6 +46,7 @@ def test_words_and_bytes_of_whole_characters(by_words: Tokenizer, pieces: list[s
         in_bytes = [by_words.token_id(f"<0x{byte:02X}>") for byte in piece.encode()]
         tokens += [known] if known is not None else [token for token in in_bytes if token is not None]
     assert "".join(stream(by_words, tokens)) == by_words.decode(tokens)
+    assert Detokenizer(by_words).text_of(tokens) in (by_words.decode(tokens), None)
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,6 +56,7 @@ def test_text_after_a_prompt_is_what_the_whole_has_more(by_bytes: Tokenizer, tex
     tokens = by_bytes.encode(tail, add_special_tokens=False)
     context = tuple(by_bytes.encode(head)[-6:])
     assert "".join(stream(by_bytes, tokens, context)) == tail
+    assert Detokenizer(by_bytes, context).text_of(tokens) in (tail, None)
 
 
 def test_a_word_after_a_prompt_keeps_its_space(by_words: Tokenizer) -> None:
