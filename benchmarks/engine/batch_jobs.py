@@ -1,12 +1,12 @@
-"""Measure the overhead of a batch job over the bare engine: reading, tokenizing, journal and output.
+"""Measure the throughput of a batch job against the engine's own: reading, journal and output cost time.
 
     python benchmarks/engine/batch_jobs.py --prompts 10000 --json batch_jobs.json
 
-Both answer the same prompts on one engine of the embedded model. The prompts are split into pieces, and job
-and engine take turns on each piece, so that other load on the machine affects both equally. The bare engine
-gets all requests of a piece at once, in the order of the input, and discards the outputs. The job reads a
-file and writes a file. Loading the model is not counted. The prompts are lines of code; ``--shared`` of them
-begin with one of a few long instructions.
+Three sides answer the same prompts with the embedded model. ``generate`` is ``LLM.generate``: texts in, texts
+out. ``engine`` is the bare engine: it gets all requests of a piece ready-made, and discards the outputs.
+``job`` reads a file and writes a file. The prompts are split into pieces, and the sides take turns on each
+piece, so that other load on the machine affects all equally. Loading the model is not counted. The prompts
+are lines of code; ``--shared`` of them begin with one of a few long instructions.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.requests import RequestFactory
 from carryall.runtime.batch.execute import execute
 from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine
@@ -35,6 +36,7 @@ from carryall.runtime.batch.workers.endpoints import Preparer
 from carryall.runtime.batch.workers.offline import OfflineEngine
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.types.sampling_params import SamplingParams
 
 INSTRUCTIONS = 8
 WORDS = (
@@ -116,6 +118,17 @@ def bare(engine: Engine, preparer: Preparer, bodies: list[dict[str, Any]]) -> tu
     return begin.passed(), sum(len(request.output_token_ids) for request in requests)
 
 
+def generate(llm: LLM, preparer: Preparer, bodies: list[dict[str, Any]]) -> tuple[Seconds, int]:
+    """Return seconds and tokens of a piece through ``LLM.generate``."""
+    params = [SamplingParams(max_tokens=body["max_tokens"], **preparer.defaults) for body in bodies]
+    begin = Clock()
+    outputs = llm.generate([body["prompt"] for body in bodies], params)
+    texts = [output.outputs[0].text for output in outputs]
+    took = begin.passed()
+    assert all(isinstance(text, str) for text in texts)
+    return took, sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
 def job(executor: SharedExecutor, bodies: list[dict[str, Any]], folder: Path) -> tuple[Seconds, int]:
     """Return seconds and tokens of a piece as a job, from input file to output file."""
     source = folder / "in.jsonl"
@@ -140,6 +153,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     engine = Engine(loaded.runner, EngineConfig(max_step_slowdown=math.inf), None, loaded.identity)
     sampling = {"temperature": 0.0, "ignore_eos": True}
     preparer = Preparer(RequestFactory(loaded), "demo", defaults=sampling)
+    llm = LLM(loaded, engine_config=EngineConfig(max_step_slowdown=math.inf))
     executor = SharedExecutor(OfflineEngine(engine, preparer, window=arguments.window))
     records = []
     with tempfile.TemporaryDirectory() as folder:
@@ -147,23 +161,19 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             size = min(100, arguments.prompts) if number < 0 else arguments.prompts // arguments.pieces
             bodies = prompts(size, arguments.shared, number)
             sides = {"engine": lambda b=bodies: bare(engine, preparer, b),
+                     "generate": lambda b=bodies: generate(llm, preparer, b),
                      "job": lambda b=bodies: job(executor, b, Path(folder))}  # fmt: skip
             found: dict[str, tuple[Seconds, int]] = {}
             for name in list(sides)[:: 1 if number % 2 else -1]:
-                engine.clear_prefix_cache()
                 found[name] = sides[name]()
-            assert found["engine"][1] == found["job"][1], (
-                "engine and job must generate the same number of tokens"
-            )
+                engine.clear_prefix_cache()  # the engines share the slots of one runner
+                llm.clear_prefix_cache()
+            assert len({tokens for _, tokens in found.values()}) == 1, "the sides must generate equally much"
             if number >= 0:
                 rates = {name: tokens / took.wall for name, (took, tokens) in found.items()}
                 cpu = {f"{name}_cpu": took.cpu for name, (took, _) in found.items()}
                 records.append({"piece": number, "prompts": size, **rates, **cpu})
-                share = rates["job"] / rates["engine"]
-                print(
-                    f"{number}: {rates} {share:.3f}, CPU {cpu}, load {os.getloadavg()[0]:.1f}",
-                    file=sys.stderr,
-                )
+                print(f"{number}: {rates}, CPU {cpu}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     executor.close()
     engine.close()
     return records
@@ -183,14 +193,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     records = measure(arguments)
-    shares = [record["job"] / record["engine"] for record in records]
-    seconds = {side: sum(r["prompts"] / r[side] for r in records) for side in ("engine", "job")}
-    print(
-        f"{sum(r['prompts'] for r in records)} prompts: the job reaches "
-        f"{100 * seconds['engine'] / seconds['job']:.1f} % of the bare engine "
-        f"(pieces: median {100 * statistics.median(shares):.1f}, least {100 * min(shares):.1f}), with "
-        f"{sum(r['job_cpu'] for r in records) / sum(r['engine_cpu'] for r in records):.3f} times its CPU time"
-    )
+    for side in ("generate", "engine"):
+        shares = [record["job"] / record[side] for record in records]
+        seconds = {name: sum(r["prompts"] / r[name] for r in records) for name in (side, "job")}
+        cpu = sum(r["job_cpu"] for r in records) / sum(r[f"{side}_cpu"] for r in records)
+        print(
+            f"{sum(r['prompts'] for r in records)} prompts: the job reaches "
+            f"{100 * seconds[side] / seconds['job']:.1f} % of {side} "
+            f"(pieces: median {100 * statistics.median(shares):.1f}, least {100 * min(shares):.1f}), with "
+            f"{cpu:.3f} times its CPU time"
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps({"arguments": vars(arguments), "pieces": records}, default=str))
 

@@ -245,6 +245,12 @@ class LLM(TextModel):
             return stacked(*self._requests.encoder.embed(tokens, pooling), normalize=normalize)
         return stacked(self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
 
+    def clear_prefix_cache(self) -> None:
+        """Forget the KV of finished requests, so that no later request reuses it."""
+        with uninterrupted(), self._turn:
+            self._check_open()
+            self._engine.clear_prefix_cache()
+
     def stats(self) -> EngineStats:
         """Return counters and gauges of the engine."""
         with self._turn:

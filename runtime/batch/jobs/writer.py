@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,6 +12,8 @@ from .journal import Answer, Journal, Totals
 
 COMMIT_SECONDS = 1.0
 COMMIT_LINES = 1000
+_MAX_QUEUED = 2 * COMMIT_LINES
+_FULL_QUEUE_SECONDS = 0.1
 _RETRY_SECONDS = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -50,17 +50,26 @@ class GroupWriter:
         self._tell = tell
         self._stop = stop
         self._check = check
-        self._answers: queue.Queue[Answer | None] = queue.Queue(2 * COMMIT_LINES)
+        self._answers: deque[Answer] = deque()
+        self._closing = False
+        self._wake = threading.Event()  # not set for each answer: a thread switch costs more than an answer
         self._thread = threading.Thread(target=self._work, name="carryall-batch-writer", daemon=True)
         self._thread.start()
 
     def put(self, answer: Answer) -> None:
-        """Queue an answer; block while the queue is full.
+        """Queue an answer; block while ``_MAX_QUEUED`` are queued.
 
         Raises:
             OSError: the journal cannot be written.
         """
-        self._hand_over(answer)
+        while len(self._answers) >= _MAX_QUEUED and self._thread.is_alive():
+            self._wake.set()
+            self._thread.join(_FULL_QUEUE_SECONDS)
+        if self.error is not None:
+            raise self.error
+        self._answers.append(answer)
+        if len(self._answers) >= COMMIT_LINES:
+            self._wake.set()
 
     def close(self) -> None:
         """Commit all queued answers and end the thread.
@@ -68,48 +77,26 @@ class GroupWriter:
         Raises:
             OSError: the journal could not be written.
         """
-        with contextlib.suppress(OSError) if self.error is not None else contextlib.nullcontext():
-            self._hand_over(None)
+        self._closing = True
+        self._wake.set()
         self._thread.join()
         if self.error is not None:
             raise self.error
 
-    def _hand_over(self, answer: Answer | None) -> None:
-        while True:
-            if self.error is not None:
-                raise self.error
-            if not self._thread.is_alive():
-                return
-            with contextlib.suppress(queue.Full):
-                self._answers.put(answer, timeout=0.1)
-                return
-
     def _work(self) -> None:
         try:
-            more = True
-            while more:
-                batch, more = self._next_batch()
-                if batch:
+            closing = False
+            while not closing:
+                self._wake.wait(COMMIT_SECONDS)
+                self._wake.clear()
+                closing = self._closing  # read first: no answer follows once it is set
+                while self._answers:
+                    count = min(len(self._answers), COMMIT_LINES)
+                    batch = [self._answers.popleft() for _ in range(count)]
                     self._check()
                     self._commit(batch)
         except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for it
             self.error = error
-
-    def _next_batch(self) -> tuple[list[Answer], bool]:
-        """Wait for an answer and collect those of the next second; return them, and False at the end."""
-        first = self._answers.get()
-        if first is None:
-            return [], False
-        batch, due = [first], time.monotonic() + COMMIT_SECONDS
-        while len(batch) < COMMIT_LINES and (left := due - time.monotonic()) > 0:
-            try:
-                answer = self._answers.get(timeout=left)
-            except queue.Empty:
-                break
-            if answer is None:
-                return batch, False
-            batch.append(answer)
-        return batch, True
 
     def _commit(self, batch: list[Answer]) -> None:
         def write() -> Totals:

@@ -172,6 +172,18 @@ def test_the_end_token_ends_it_and_is_not_in_the_text(tmp_path: Path) -> None:
     assert end not in later[: stop_at + 1]
 
 
+def test_a_cleared_prefix_cache_holds_nothing(llm: LLM) -> None:
+    def cached() -> int:
+        (output,) = llm.generate([list(range(40))], SamplingParams(max_tokens=1))
+        assert output.metrics is not None
+        return output.metrics.cached_tokens
+
+    cached()
+    assert cached() > 0
+    llm.clear_prefix_cache()
+    assert cached() == 0
+
+
 def test_stop_token_ids_and_keeping_them_in_the_text(llm: LLM) -> None:
     first = tokens(llm.generate("p", GREEDY))[0]
     stop = first[4]
