@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from ...process.faults import raised_in_thread
 from .journal import Answer, Journal, Totals
 
 COMMIT_SECONDS = 1.0
@@ -93,7 +94,7 @@ class GroupWriter:
                     self._check()
                     self._commit(batch)
         except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for it
-            self.error = error
+            self.error = raised_in_thread("writes the journal", error)
 
     def _next_batch(self) -> tuple[list[Answer], bool]:
         """Wait for an answer and collect those of the next second; return them, and False at the end."""
