@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,13 @@ def fresh(sandbox: Path) -> None:
 def results(sandbox: Path, result: Result) -> dict[str, bytes]:
     """What a command printed and wrote, but times."""
     # Other commands print times.
-    found = {"stdout": re.sub(r"\d+(\.\d+)? *m?s\b| +[\d.]+$", "", result.stdout, flags=re.M).encode()}
+    stdout = re.sub(r"\d+(\.\d+)? *m?s\b| +[\d.]+$", "", result.stdout, flags=re.M)
+    return {"stdout": stdout.encode(), **files(sandbox)}
+
+
+def files(sandbox: Path) -> dict[str, bytes]:
+    """What a command wrote, but times."""
+    found = {}
     for path in sorted((sandbox / "out").rglob("*")):
         name = str(path.relative_to(sandbox))
         if not path.is_file() or VARIABLE.search(name):
@@ -178,3 +185,50 @@ def test_all_faults_of_calls(command: str, folder: str, sandbox: Path, undisturb
         skip = 0
         while attempt(row, skip, sandbox, undisturbed) > skip:
             skip += 1 if skip < 4 else 7
+
+
+SYSTEM_CALLS = {
+    "write,pwrite64,sendfile,copy_file_range": (errno.ENOSPC, errno.EIO),
+    "fsync,fdatasync": (errno.ENOSPC, errno.EIO),
+    "rename,renameat,renameat2,link": (errno.ENOSPC, errno.EIO),
+    "ftruncate,fallocate,mkdir,mkdirat": (errno.ENOSPC,),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace injects the faults; it is not installed")
+@pytest.mark.parametrize("calls", SYSTEM_CALLS)
+@pytest.mark.parametrize("command", ["export int4", "optimize a file", "quantize", "write KV", "batch run"])
+def test_faults_of_the_kernel(
+    command: str, calls: str, sandbox: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A real process, whose system call number N fails, wherever it is made: also in libraries in C."""
+    whole = {name: content for name, content in undisturbed.items() if name != "stdout"}
+    code = "from carryall.cli import main; import sys; sys.argv[0] = 'carryall'; main()"
+    words = [PROMPT if word == "PROMPT" else word for word in COMMANDS[command].split()]
+    for number in SYSTEM_CALLS[calls]:
+        for place in (1, 2, 4, 9, 20):
+            fresh(sandbox)
+            fault = f"inject={calls}:error={errno.errorcode[number]}:when={place}"
+            log = tmp_path / "calls"
+            prefix = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={calls}", "-e", fault]
+            done = subprocess.run(
+                [*prefix, sys.executable, "-c", code, *words],
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            if "PTRACE" in done.stderr:
+                pytest.skip("this machine does not let strace trace")
+            shown = f"{command}, {calls} {place}: {done.returncode} {done.stdout} {done.stderr}"
+            assert done.returncode in (0, 1), shown
+            assert "Traceback" not in done.stderr, shown
+            assert "INJECTED" in log.read_text() or not done.returncode, shown
+            if done.returncode:
+                lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+                assert [line[:7] for line in lines] in (["error: "], []), shown  # stderr itself may fail
+            assert files(sandbox) in ({}, whole), shown
+            if "INJECTED" not in log.read_text():
+                break

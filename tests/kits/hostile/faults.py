@@ -114,7 +114,7 @@ def _opening(fault: Fault, original: Callable[..., Any]) -> Callable[..., Any]:
         if buffering == 0:
             return raw
         kind = io.BufferedRandom if "+" in mode else io.BufferedWriter if writes else io.BufferedReader
-        buffered = kind(raw)  # type: ignore[type-var]
+        buffered = kind(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **options)
 
     return run
@@ -166,7 +166,8 @@ class Killed(BaseException):
 @contextmanager
 def killed_in(thread: str, owner: Any, name: str) -> Iterator[None]:
     """Kill the first thread whose name begins with ``thread`` when it calls ``owner.name`` in the block."""
-    original, lock, killed = getattr(owner, name), threading.Lock(), []
+    original, lock = getattr(owner, name), threading.Lock()
+    killed: list[threading.Thread] = []
 
     def run(*args: Any, **options: Any) -> Any:
         with lock:
