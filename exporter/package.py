@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from ..errors import CheckpointError, OutputExistsError, PackageError
 from ..progress import Progress
 from ..storage.hashes import content_key
-from ..storage.manifest import MISSING, find_damage, make_manifest
+from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
 from ..storage.paths import check_name
 from ..storage.writing import hide_scratch, writing
 from .config import RawConfig, context_lengths, read_config, read_json
@@ -179,6 +179,8 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 def _damaged(path: Path, name: str, wrong: str) -> PackageError:
     if wrong == MISSING:
         return PackageError(f"{path} is not a complete package: {name} {wrong}; export the model again")
+    if wrong.startswith(UNREADABLE):
+        return PackageError(f"{path / name} {wrong}")
     return PackageError(
         f"{path / name} is damaged: it {wrong}; export the model again "
         f"('carryall verify {path} --integrity' checks every file)"
@@ -214,7 +216,8 @@ def write_package(
             if (source / name).is_file():
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
-        record = _make_record(folder, config, content or fingerprint(source), quantization, passes)
+        tokens = _read_bos_eos(source, config)
+        record = _make_record(folder, config, tokens, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)
 
@@ -268,8 +271,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Create a temporary folder beside ``out``; rename it to ``out`` at the end, delete it on any failure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
-    folder.mkdir()
     try:
+        folder.mkdir()
         yield folder
         if out.exists():
             out.rmdir()
@@ -301,16 +304,20 @@ def fingerprint(source: Path) -> str:
 
 
 def _make_record(
-    folder: Path, config: RawConfig, source: str, quantization: dict[str, Any] | None, passes: Sequence[str]
+    folder: Path,
+    config: RawConfig,
+    tokens: tuple[int | None, tuple[int, ...]],
+    source: str,
+    quantization: dict[str, Any] | None,
+    passes: Sequence[str],
 ) -> PackageRecord:
-    bos, eos = _read_bos_eos(folder, config)
     longest, default = context_lengths(config)
     return PackageRecord(
         model_type=config["model_type"],
         context_length=longest,
         default_context_length=default,
-        bos_token_id=bos,
-        eos_token_ids=eos,
+        bos_token_id=tokens[0],
+        eos_token_ids=tokens[1],
         quantization=quantization,
         passes=tuple(passes),
         source=source,

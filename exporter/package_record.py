@@ -84,6 +84,8 @@ def read_record(path: Path) -> PackageRecord:
             content["files"] = _with_sizes(content["files"], path.parent)
         content["files"] = read_manifest(content["files"])
     except (CheckpointError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise PackageError(str(error)) from error
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error
     content["eos_token_ids"], content["passes"] = tuple(content["eos_token_ids"]), tuple(content["passes"])
     record = PackageRecord(**{field.name: content[field.name] for field in fields(PackageRecord)})

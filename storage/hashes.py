@@ -77,7 +77,11 @@ class FolderHashes:
         if known is not None:
             self._learn(name, stamp, known)
             return known
-        known, found = _hash(path)
+        try:
+            known, found = _hash(path)
+        except OSError as error:
+            error.filename = error.filename or str(path)  # a failed read names no file
+            raise
         if found is not None:
             _in_process[found.st_dev, _stamp(found)] = known
             self._learn(name, _stamp(found), known)

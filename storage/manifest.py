@@ -26,6 +26,7 @@ class FileFacts:
 
 Manifest = Mapping[str, FileFacts]
 MISSING = "is missing"
+UNREADABLE = "cannot be read"
 
 
 def make_manifest(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
@@ -88,7 +89,7 @@ def _wrong_size(path: Path, expected: int) -> str:
     except FileNotFoundError:
         return MISSING
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"{UNREADABLE}: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
         return "is not a regular file"
     return "" if found.st_size == expected else f"has {found.st_size} bytes instead of {expected}"
@@ -99,5 +100,5 @@ def _wrong_content(hashes: FolderHashes, name: str, expected: str, *, reread: bo
         # A cached hash may itself be damaged: only a fresh hash of the content counts as a difference.
         same = hashes.sha256(name, reread=reread) == expected or hashes.sha256(name, reread=True) == expected
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"{UNREADABLE}: {error.strerror}"
     return "" if same else "differs from the recorded sha256"

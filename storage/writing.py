@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,10 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno is None:
             number = _probe(path.parent)
             raise OSError(number, os.strerror(number), str(path)) from error
-        if error.filename2 is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        full_copy = error.filename2 is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full_copy or (
+            error.filename is not None and _is_scratch_of(Path(os.fsdecode(error.filename)), path)
+        ):
             # A copy names source and target; only the target's disk can be full.
             raise OSError(error.errno, error.strerror, str(path)) from error
         if error.filename is None:
@@ -34,12 +39,39 @@ def writing(path: Path) -> Iterator[None]:
         raise
 
 
+def _is_scratch_of(found: Path, path: Path) -> bool:
+    """Return whether a name is that of a temporary file or folder that a library makes beside ``path``."""
+    beside = found if found.parent == path.parent else found.parent
+    return beside.parent == path.parent and beside.name.startswith(f".{path.name}.")
+
+
+@contextmanager
+def folder_beside(out: Path) -> Iterator[Path]:
+    """Make a temporary folder beside ``out``, and delete it at the end.
+
+    An OSError in the block names the folder of ``out`` in its place.
+    """
+    folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        hide_scratch(error, folder, out.parent)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:
     """Replace paths below the temporary folder ``scratch`` in ``error`` by those below ``final``."""
     for field in ("filename", "filename2"):
         name = getattr(error, field)
-        if name is not None and Path(os.fsdecode(name)).is_relative_to(scratch):
-            setattr(error, field, str(final / Path(os.fsdecode(name)).relative_to(scratch)))
+        if name is None:
+            continue
+        # A library may name the absolute path.
+        found, place = (Path(os.path.realpath(os.fsdecode(path))) for path in (name, scratch))
+        if found.is_relative_to(place):
+            setattr(error, field, str(final / found.relative_to(place)))
 
 
 def _probe(folder: Path) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...contract import ATTENTION_MASK, INPUT_IDS
 from ...errors import UsageError
+from ...storage.paths import check_name
 from ..graph.lazy import Array
 from .sample_inputs import Feed, Sample
 
@@ -42,6 +43,7 @@ def token_rows(feed: Mapping[str, Array]) -> list[list[int]]:
 
 
 def _read(path: Path) -> list[tuple[Path, Feed]]:
+    check_name(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]

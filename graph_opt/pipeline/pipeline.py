@@ -111,6 +111,9 @@ def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.pass
         cause = error.__cause__  # onnx_ir wraps errors of passes inside a Sequential
         if isinstance(cause, CarryallError):
             raise _with_reason(cause, report) from error
+        for failed in (error, cause):
+            if isinstance(failed, OSError):  # a weight could not be read: the pass is not to blame
+                raise failed from None
         message = f"pass {pass_name(pass_)} failed: {type(error).__name__}: {error}"
         raise GraphError(message) from error
 

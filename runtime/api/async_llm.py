@@ -20,7 +20,7 @@ from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
-from ..process.faults import fault_text, log_fault
+from ..process.faults import fault_text, log_fault, raised_in_thread
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
@@ -262,6 +262,10 @@ class AsyncLLM(TextModel):
             if self._closed is None:
                 raise
             raise EngineClosedError(self._closed) from error
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise raised_in_thread("prepares texts", error) from error
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
         asked = zip(questions.prompts, questions.params, strict=True)

@@ -156,7 +156,7 @@ class DynamicBatcher:
             return
         try:
             results = self._forward(batch)
-        except Exception as error:  # noqa: BLE001 -- errors belong to the requests; the thread goes on
+        except BaseException as error:  # noqa: BLE001 -- errors belong to the requests; the thread goes on
             if len(batch) > 1:
                 for request in batch:
                     self._run([request])
@@ -211,9 +211,9 @@ def _resolve(request: _Request, results: Results) -> None:
         return
 
 
-def _fail(request: _Request, error: Exception) -> None:
+def _fail(request: _Request, error: BaseException) -> None:
     if not isinstance(error, ProviderRuntimeError):
-        text = " ".join(str(error).split())
+        text = " ".join((str(error) or repr(error)).split())
         wrapped = ProviderRuntimeError(f"the run failed: {text}")
         wrapped.__cause__ = error
         error = wrapped

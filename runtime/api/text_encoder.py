@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ModelNotFoundError, PackageError, RequestError, UnsupportedModelError, UsageError
+from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.arguments import checked_arguments
 from .embedding import Vectors, stacked
@@ -91,6 +92,7 @@ class TextEncoder:
         from tokenizers import Tokenizer
 
         folder = Path(folder)
+        check_name(folder)
         found = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
         if not found or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(f"{folder} needs {' or '.join(_MODEL_FILES)}, and {TOKENIZER_FILE}")

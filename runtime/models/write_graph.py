@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.paths import check_name
-from ...storage.writing import hide_scratch, writing
+from ...storage.writing import folder_beside, writing
 
 
 def write_graph(
@@ -91,17 +90,16 @@ def _data_file(out: Path) -> Path:
 def _write_file(model: ir.Model, out: Path) -> None:
     """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
     data = _data_file(out)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+    with folder_beside(out) as folder:
         try:
-            with writing(Path(folder, data.name)):
-                ir.save(model, Path(folder, out.name), external_data=data.name)
-                restore_map_types(model, Path(folder, out.name))
-            if Path(folder, data.name).exists():
-                Path(folder, data.name).rename(data)
-            Path(folder, out.name).rename(out)
-        except OSError as error:
+            with writing(folder / data.name):
+                ir.save(model, folder / out.name, external_data=data.name)
+                restore_map_types(model, folder / out.name)
+            if (folder / data.name).exists():
+                (folder / data.name).rename(data)
+            (folder / out.name).rename(out)
+        except OSError:
             data.unlink(missing_ok=True)  # it did not exist before, see check_output
-            hide_scratch(error, Path(folder), out.parent)
             raise
 
 
@@ -124,14 +122,10 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     """
     stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        try:
-            with writing(Path(folder, out.name)):
-                ir.save(model, Path(folder, out.name), external_data=data)
-        except OSError as error:
-            hide_scratch(error, Path(folder), out.parent)
-            raise
-        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights' file first
+    with folder_beside(out) as folder:
+        with writing(folder / out.name):
+            ir.save(model, folder / out.name, external_data=data)
+        files = sorted(folder.iterdir(), reverse=True)  # the weights' file first
         size = sum(file.stat().st_size for file in files)
         if size > at_most:
             raise UsageError(

@@ -5,12 +5,24 @@ from __future__ import annotations
 import logging
 import traceback
 
-from ...errors import CarryallError
+from ...errors import CarryallError, RequestFailedError
 
 
 def fault_text(what: str, error: BaseException) -> str:
     """Return the error as one line for the sender of the request."""
     return str(error) if isinstance(error, CarryallError) else f"{what} failed: {error!r}"
+
+
+def raised_in_thread(what: str, error: BaseException) -> Exception:
+    """Return a thread's error for those that wait for it; one that would end them too is wrapped.
+
+    Args:
+        what: what the thread did, such as "computes masks".
+        error: its error.
+    """
+    if isinstance(error, Exception):
+        return error
+    return RequestFailedError(f"the thread that {what} was ended by {error!r}")
 
 
 def log_fault(log: logging.Logger, request_id: str, what: str, error: BaseException) -> None:

@@ -109,6 +109,7 @@ def optimize(
         VerificationError: the results differ; the message names the first pass after which they do.
         GraphError: a pass failed.
         OSError: a file cannot be written, for instance on a full disk. ``out`` and ``report`` are deleted.
+        CarryallError: ``out`` was written, but ``report`` could not be renamed to its name.
     """
     source, out, file = str(model), Path(out), None if report is None else Path(report)
     if inputs is not None and not verify:
@@ -123,7 +124,7 @@ def optimize(
     done.facts |= {"source": source, "target": target}
     found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)
-    with contextlib.nullcontext() if file is None else pending_report(done, file):
+    with contextlib.nullcontext() if file is None else pending_report(done, file, out):
         write_graph(graph, location, out, passes=names, progress=phase(progress, "write"))
     return OptimizeReport(path=out, passes=done, verification=found)
 

@@ -11,6 +11,7 @@ from ...errors import CarryallError, UsageError
 from ...graph_opt.pipeline.report import Report
 from ...graph_opt.pipeline.report_page import to_html
 from ...storage.paths import check_target
+from ...storage.writing import hide_scratch, write_whole, writing
 
 _PAGE = ".html"
 
@@ -30,30 +31,40 @@ def check_report(path: Path | None) -> None:
 
 def write_report(report: Report, path: Path) -> None:
     """Write a report as one HTML page if the name ends in .html, else as JSON."""
-    with pending_report(report, path):
-        pass
+    write_whole(path, _text(report, path))
+
+
+def _text(report: Report, path: Path) -> str:
+    return (to_html(report) if path.suffix.lower() == _PAGE else report.to_json()) + "\n"
 
 
 @contextlib.contextmanager
-def pending_report(report: Report, path: Path) -> Iterator[None]:
-    """Write a report under a temporary name, and rename it to ``path`` if the block succeeds.
+def pending_report(report: Report, path: Path, out: Path) -> Iterator[None]:
+    """Write a report under a temporary name; rename it to ``path`` if the block, writing ``out``, succeeds.
 
     So a full disk is noticed before the work, and no report remains of work that failed.
 
     Raises:
         OSError: the report cannot be written.
+        CarryallError: ``out`` was written, but the report cannot be renamed.
     """
-    text = to_html(report) if path.suffix.lower() == _PAGE else report.to_json()
     waiting = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        waiting.write_text(text + "\n", encoding="utf-8")
+        try:
+            with writing(path):
+                waiting.write_text(_text(report, path), encoding="utf-8")
+        except OSError as error:
+            hide_scratch(error, waiting, path)
+            raise
         yield
-        waiting.replace(path)
-    except BaseException as error:
+        with left_without_report(out, path):
+            try:
+                waiting.replace(path)
+            except OSError as error:
+                hide_scratch(error, waiting, path)
+                raise
+    finally:
         waiting.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 @contextlib.contextmanager

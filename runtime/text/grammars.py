@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InvalidSamplingError, RequestFailedError
+from ..process.faults import raised_in_thread
 from ..types.structured_output import StructuredOutput
 from .tokenizer import Tokenizer
 
@@ -92,7 +93,9 @@ class GrammarMatcher:
         """
         self.prepare()
         assert self._filled is not None  # noqa: S101 -- set by ``prepare``
-        self._filled.result()
+        error = self._filled.exception()
+        if error is not None:
+            raise raised_in_thread("computes masks", error) from error
         if self.error:  # the library then allows the end alone, which would pass for that of the text
             reason = self.error.splitlines()[0]
             raise RequestFailedError(f"the grammar takes too much work, or cannot go on: {reason}")

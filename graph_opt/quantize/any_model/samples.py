@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import CarryallWarning, UsageError
+from ....storage.paths import check_name
 from ...graph.lazy import Array
 from .images import IMAGE_SUFFIXES, ImageOptions, read_image
 
@@ -58,6 +59,7 @@ def read_samples(
             inputs.
         MissingExtraError: Pillow is not installed, and the samples are images.
     """
+    check_name(source)
     if not source.exists():
         raise UsageError(f"the calibration file or folder {source} does not exist")
     files = sorted(source.iterdir()) if source.is_dir() else [source]

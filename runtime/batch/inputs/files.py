@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from ....errors import MissingExtraError, UsageError
 from ....storage.paths import check_name, check_target
+from ....storage.writing import hide_scratch, writing
 
 STREAM = "-"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -212,12 +213,16 @@ def replacing(name: str) -> Iterator[BinaryIO]:
     target = Path(name)
     scratch = target.with_name(f".{target.name}.partial")  # a fixed name: killed runs leave at most one file
     try:
-        with scratch.open("wb") as raw, _compressed(name, raw) as stream:
-            yield stream
-        _sync(scratch, os.O_RDWR)
-        scratch.replace(target)
-        if os.name == "posix":  # other systems cannot sync folders
-            _sync(target.absolute().parent, os.O_RDONLY)
+        with writing(target):
+            with scratch.open("wb") as raw, _compressed(name, raw) as stream:
+                yield stream
+            _sync(scratch, os.O_RDWR)
+            scratch.replace(target)
+            if os.name == "posix":  # other systems cannot sync folders
+                _sync(target.absolute().parent, os.O_RDONLY)
+    except OSError as error:
+        hide_scratch(error, scratch, target)
+        raise
     finally:
         scratch.unlink(missing_ok=True)
 

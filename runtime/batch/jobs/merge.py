@@ -27,7 +27,7 @@ def merge_jobs(jobs: Sequence[str | Path], output: str, errors: str | None = Non
         OutputExistsError: a file exists.
         OSError: a file cannot be written.
     """
-    for name in filter(None, (output, errors)):
+    for name in (output,) if errors is None else (output, errors):
         check_folder(name)
         if exists(name):
             raise OutputExistsError(f"{name} exists; choose another name")

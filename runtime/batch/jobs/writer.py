@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from ...process.faults import raised_in_thread
 from .journal import Answer, Journal, Totals
 
 COMMIT_SECONDS = 1.0
@@ -96,7 +97,7 @@ class GroupWriter:
                     self._check()
                     self._commit(batch)
         except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for it
-            self.error = error
+            self.error = raised_in_thread("writes the journal", error)
 
     def _commit(self, batch: list[Answer]) -> None:
         def write() -> Totals:

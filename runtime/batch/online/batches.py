@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import RequestError, UnknownObjectError, UsageError
+from ...process.faults import fault_text, log_fault
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, parse_row
 from ..inputs.sources import Source
 from ..inputs.templates import PromptTemplate
 from ..jobs.job import Job, JobPaths, open_job
 from ..jobs.journal import Journal, Totals
 from ..jobs.output import export
+from ..jobs.writer import is_full
 from ..run import BatchRun, Executor
 from ..workers.offline import failed
 from .files import BATCH_OUTPUT, FileStore, expiry_seconds
@@ -39,6 +41,7 @@ _MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 EXPIRED = "batch_expired"  # error code of the unanswered lines of an expired batch
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _COMMIT_LINES = 1000
+_RETRY_SECONDS = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,9 +231,8 @@ class BatchQueue:
             late.start()
             try:
                 self._run(batch, stop)
-            except Exception as error:  # noqa: BLE001 -- the service and the next batch must go on
-                _log.exception("batch %s failed", batch.id)
-                self._fail(batch.id, "server_error", str(error))
+            except BaseException as error:  # noqa: BLE001 -- the service and the next batch must go on
+                self._end_by(batch, error)
             finally:
                 late.cancel()
                 with self._news:
@@ -340,6 +342,19 @@ class BatchQueue:
         """Copy the totals of a journal to the batch, in memory only: the journal stores them."""
         batch.counts = {"total": rows, "completed": totals.completed, "failed": totals.failed}
         batch.tokens = [totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens]
+
+    def _end_by(self, batch: Batch, error: BaseException) -> None:
+        """Let a batch fail; while the disk is full, wait, since the batch is run again then."""
+        log_fault(_log, batch.id, "the batch", error)
+        if not (isinstance(error, OSError) and is_full(error)):
+            try:
+                self._fail(batch.id, "server_error", fault_text("the batch", error))
+            except OSError as failed:
+                log_fault(_log, batch.id, "storing its state", failed)
+            else:
+                return
+        with self._news:
+            self._news.wait_for(lambda: self._closing, _RETRY_SECONDS)
 
     def _fail(self, name: str, code: str, message: str) -> None:
         with self._news:

@@ -17,6 +17,7 @@ from typing import Any
 import filelock
 
 from ....errors import CarryallError, MissingExtraError, ProviderRuntimeError, UsageError
+from ....storage.paths import check_name
 from ..inputs.lines import BatchLine
 from ..jobs.journal import Answer
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool
@@ -101,6 +102,7 @@ def ship(model: str) -> bytes | None:
         UsageError: the model is a single file, which is not complete without its folder.
     """
     path = Path(model).expanduser()
+    check_name(path)
     if path.is_file():
         raise UsageError(f"{model} is a file; a cluster needs the folder with its tokenizer: export it first")
     if not path.is_dir():

@@ -18,6 +18,7 @@ from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, Re
 from ....plain_json import plain_json
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
+from ...process.faults import raised_in_thread
 from ...process.uninterrupted import uninterrupted
 from ...types.outputs import RequestOutput
 from ..inputs.lines import BadLine, BatchLine
@@ -127,7 +128,7 @@ class OfflineEngine:
                 if not all(put(item) for item in sorted(items, key=lambda item: item.order)):
                     return
         except BaseException as error:  # noqa: BLE001 -- raised in the thread that runs the engine
-            put(error)
+            put(raised_in_thread("reads the lines", error))
         else:
             put(None)
 

@@ -111,10 +111,10 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen(_BACKLOG)
         bound.setblocking(False)
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:  # the latter two: the name is no text
         bound.close()
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. "
+            f"cannot listen on {ascii(host)[1:-1]}:{port}: {getattr(error, 'strerror', None) or error}. "
             "Choose another port or host with --http-port or --host"
         ) from error
     return bound

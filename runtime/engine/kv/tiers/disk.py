@@ -133,7 +133,7 @@ class DiskTier:
                 key, parts = next(iter(self._pending.items()))
             try:
                 self._write_one(key, parts)
-            except Exception as error:  # noqa: BLE001 -- otherwise ``flush`` would wait for ever
+            except BaseException as error:  # noqa: BLE001 -- otherwise ``flush`` would wait for ever
                 self._disable(f"{type(error).__name__}: {error}")
                 return
             with self._change:
