@@ -87,6 +87,7 @@ class SlotRunner:
             kv_layout=self._kv.layout,
             top_logits=graph.top_logits,
             embedding_size=graph.embedding_size,
+            num_tokens=graph.num_tokens,
             evicts_kv=graph.takes_positions and self._kv.evicts_kv,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
             trim_step=TRIM_STEP * self._kv.trims,
@@ -356,15 +357,22 @@ class SlotRunner:
         return (self._decode_session if narrow else None) or self._session
 
     def _bound(self, kind: str, first: int, count: int) -> BoundRun:
-        """Return an IO binding with the caches of slots [first, first + count); up to 128 are kept."""
+        """Return an IO binding with the caches of slots [first, first + count).
+
+        Up to 128 are kept, and those of captured runs always: another binding would be captured again.
+        """
         key = (kind, first, count)
         if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
-                self._bindings.pop(next(iter(self._bindings)))
+                free = [key for key in self._bindings if not self._is_captured(*key)]
+                self._bindings.pop((free or list(self._bindings))[0])
             binding = self._session_for(kind, count).io_binding()
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]
+
+    def _is_captured(self, kind: str, first: int, count: int) -> bool:
+        return kind == "decode" and self._policy.captures(first, count)
 
 
 def _is_decode(row: Row) -> bool:

@@ -72,6 +72,9 @@ class CudaOnCpu(_OnCpu, CudaProvider):
     def free_memory(self, index: int) -> int:
         return FREE_MEMORY
 
+    def compute_capability(self, index: int) -> tuple[int, int]:
+        return 8, 0
+
 
 class PagedCudaOnCpu(CudaOnCpu):
     """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""
@@ -104,9 +107,6 @@ class TensorRTOnCpu(_OnCpu, TensorRTProvider):
         return []
 
     def shape_options(self, *_: Any) -> dict[str, str]:
-        return {}
-
-    def type_options(self, *_: Any) -> dict[str, str]:
         return {}
 
     def cache_options(self, *_: Any) -> dict[str, str]:
