@@ -318,6 +318,10 @@ class Provider(abc.ABC):
         """Return the possible values of the option ``device``; empty if there is no choice."""
         return []
 
+    def device_descriptions(self) -> list[str]:
+        """Return the values of ``device_names`` with what is known of each device, for people."""
+        return self.device_names()
+
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options of the provider: the given ones, and defaults of the others.
 

@@ -152,3 +152,19 @@ DIRECTML = Kernels(
     dequantize_blocks=False,
     opset=21,
 )
+
+# onnxruntime-ep-webgpu 0.4, contrib_ops/webgpu, compared with the CPU's kernels on software devices:
+#   MatMulNBits of 2, 4 and 8 bits with zero points and bias, GatherBlockQuantized,
+# SkipSimplifiedLayerNormalization, GroupQueryAttention packed, with rotary, windows, and rows of several
+# lengths are right. GroupQueryAttention ignores softcap and ``position_ids``, has no int8 cache, and refuses
+# q_norm_weight with packed operands. No MoE. 64-bit integers are indices and shapes only.
+WEBGPU = Kernels(
+    accuracy_level=0,
+    dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
+    int8_kv=False,
+    half_types=(ir.DataType.FLOAT16,),
+    softcap=False,
+    padded_prompts=False,
+    dequantize_blocks=False,
+)

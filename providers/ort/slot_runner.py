@@ -240,6 +240,7 @@ class SlotRunner:
             run = self._decode_run(first, count)
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
+            self._kv.prepare(first, count)
             run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
             self._latest.update((row.slot, run) for row in mine)
 
@@ -264,6 +265,7 @@ class SlotRunner:
         logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
         run = self._bound(kind, 0, self._kv.slots)
+        self._kv.prepare(0, self._kv.slots)
         self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, len(rows)))
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
@@ -305,6 +307,7 @@ class SlotRunner:
         if states is not None:
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
+        self._kv.prepare(row.slot, 1)
         bound.run(self._session_for(kind, 1), late)
         self._latest[row.slot] = bound
 

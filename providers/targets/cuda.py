@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import ProviderRuntimeError, ProviderUnavailableError
+from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA
@@ -23,7 +23,7 @@ from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
-from ..ort.device_memory import Device, DeviceMemory
+from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
 from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
@@ -32,6 +32,7 @@ from ..runners.paged_runner import PagedRunner
 
 _log = logging.getLogger(__name__)
 
+_REMEDY = "or raise memory_fraction"
 _AMPERE = (8, 0)
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
@@ -133,7 +134,8 @@ class CudaProvider(NvidiaProvider):
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
             free = int(self.free_memory(device.index) * options["memory_fraction"])
-            slots = slots_that_fit(free, sum(spec.bytes_per_token for spec in specs.values()) * length, slots)
+            slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
+            slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
             return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
 
         return SlotRunner(
@@ -149,7 +151,7 @@ class CudaProvider(NvidiaProvider):
         length = config.context_length or graph.context_length
         wanted = config.max_slots * -(-length // graph.block_size)
         free = int(self.free_memory(device.index) * options["memory_fraction"])
-        blocks = slots_that_fit(free, graph.block_bytes, wanted)
+        blocks = slots_that_fit(free, graph.block_bytes, wanted, _REMEDY)
         memory = DeviceMemory(
             graph.caches, blocks, graph.kv_heads, device=device, session_factory=self._copier(config)
         )
@@ -198,22 +200,6 @@ def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
         buckets=powers_of_two(slots),
         capture=options["cuda_graphs"],
     )
-
-
-def slots_that_fit(free: int, slot_bytes: int, wanted: int) -> int:
-    """Return how many slots (or blocks) fit into the free bytes, at most ``wanted``.
-
-    Raises:
-        ProviderRuntimeError: not even one fits.
-    """
-    slots = min(wanted, free // slot_bytes)
-    if slots < 1:
-        raise ProviderRuntimeError(
-            f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
-            f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
-            "or raise memory_fraction."
-        )
-    return slots
 
 
 PROVIDER = CudaProvider

@@ -23,9 +23,10 @@ from carryall.providers.base import RunnerConfig
 from carryall.providers.host import libraries, nvidia
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
+from carryall.providers.ort.device_memory import slots_that_fit
 from carryall.providers.ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
 from carryall.providers.targets import nv_tensorrt_rtx
-from carryall.providers.targets.cuda import CudaProvider, slots_that_fit
+from carryall.providers.targets.cuda import CudaProvider
 from carryall.providers.targets.nv_tensorrt_rtx import NvTensorRtRtxProvider
 from carryall.providers.targets.tensorrt import TensorRTProvider
 
@@ -145,10 +146,10 @@ def test_runs_with_computed_sizes_are_not_captured(
 
 
 def test_kv_takes_what_memory_there_is(tmp_path: Path) -> None:
-    assert slots_that_fit(100, 30, 2) == 2
-    assert slots_that_fit(100, 30, 9) == 3
+    assert slots_that_fit(100, 30, 2, "") == 2
+    assert slots_that_fit(100, 30, 9, "") == 3
     with pytest.raises(ProviderRuntimeError, match=r"cannot hold one sequence.*Lower context_length"):
-        slots_that_fit(100, 101, 9)
+        slots_that_fit(100, 101, 9, "")
     model = save_slot_model(tmp_path / "model.onnx")
     config = RunnerConfig(max_slots=10**6, num_threads=1, options={"memory_fraction": 0.01})
     runner = CudaOnCpu().runner(model, config)
