@@ -64,6 +64,7 @@ class RunnerInfo:
     evicts_kv: bool = False  # whether ``evict_kv`` is supported
     kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
     embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 if there are none
+    num_tokens: int | None = None  # rows of the embedding table; None if unknown, or if there is none
 
 
 @dataclass(slots=True)
@@ -111,6 +112,12 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
+def _check_tokens(row: Row, known: int | None) -> None:
+    """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
+    if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
+        raise ProviderRuntimeError(f"slot {row.slot}: a token id is outside the vocabulary of {known}")
+
+
 def check_rows(
     rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
 ) -> None:
@@ -123,8 +130,8 @@ def check_rows(
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
 
     Raises:
-        ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, or has arrays of
-            a wrong shape.
+        ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, has arrays of a
+            wrong shape, or a token id that has no embedding.
     """
     if len({row.slot for row in rows}) != len(rows):
         raise ProviderRuntimeError("a slot occurs twice in one step")
@@ -141,6 +148,7 @@ def check_rows(
                 f"{row.slot}, which holds {held[row.slot]} of at most {info.context_length} tokens"
             )
         _check_hidden_states(row, hidden_size)
+        _check_tokens(row, info.num_tokens)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(
@@ -309,6 +317,10 @@ class Provider(abc.ABC):
     def device_names(self) -> list[str]:
         """Return the possible values of the option ``device``; empty if there is no choice."""
         return []
+
+    def device_descriptions(self) -> list[str]:
+        """Return the values of ``device_names`` with what is known of each device, for people."""
+        return self.device_names()
 
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options of the provider: the given ones, and defaults of the others.

@@ -54,6 +54,7 @@ class Kernels:
         branchwise_norms: BranchwiseRMSNorm exists, which normalises heads without a reshape.
         matmul_bias: MatMulNBits supports a bias.
         matmul_zero_points: MatMulNBits needs zero points even if they are the middle of the range.
+        matmul_whole_blocks: MatMulNBits needs rows of whole blocks.
         padded_prompts: new prompts run together, padded on the right; not possible for captured runs.
         dequantize_blocks: DequantizeLinear supports blocked weights of every type that is used here.
         position_inputs: GroupQueryAttention rotates by ``position_ids``, so that tokens can be evicted from
@@ -83,6 +84,7 @@ class Kernels:
     branchwise_norms: bool = False
     matmul_bias: bool = True
     matmul_zero_points: bool = False
+    matmul_whole_blocks: bool = False
     padded_prompts: bool = True
     dequantize_blocks: bool = True
     position_inputs: bool = False
@@ -129,8 +131,9 @@ CUDA = Kernels(
 #   DmlOperatorGroupQueryAttention.cpp: fp32, fp16; reads q, k, v, caches, seqlens_k, and ignores do_rotary,
 # local_window_size and softcap, so these must be separate nodes; with several new tokens it assumes an empty
 # cache (``SlotPolicy.prompts_on_cache``). DmlOperatorMatMulNBits.cpp: 4 and 8 bits, requires exactly four
-# inputs. docs/OperatorKernels.md: SkipSimplifiedLayerNormalization, RotaryEmbedding, QuickGelu in fp32 and
-# fp16; no GatherBlockQuantized, MoE or QMoE; the standard's operators up to opset 21.
+# inputs, and K divisible by the block size. docs/OperatorKernels.md: SkipSimplifiedLayerNormalization,
+# RotaryEmbedding, QuickGelu in fp32 and fp16; no GatherBlockQuantized, MoE or QMoE; the standard's operators
+# up to opset 21.
 DIRECTML = Kernels(
     rotary_in_attention=False,
     packed_qkv=False,
@@ -144,7 +147,24 @@ DIRECTML = Kernels(
     softcap=False,
     matmul_bias=False,
     matmul_zero_points=True,
+    matmul_whole_blocks=True,
     padded_prompts=False,
     dequantize_blocks=False,
     opset=21,
+)
+
+# onnxruntime-ep-webgpu 0.4, contrib_ops/webgpu, compared with the CPU's kernels on software devices:
+#   MatMulNBits of 2, 4 and 8 bits with zero points and bias, GatherBlockQuantized,
+# SkipSimplifiedLayerNormalization, GroupQueryAttention packed, with rotary, windows, and rows of several
+# lengths are right. GroupQueryAttention ignores softcap and ``position_ids``, has no int8 cache, and refuses
+# q_norm_weight with packed operands. No MoE. 64-bit integers are indices and shapes only.
+WEBGPU = Kernels(
+    accuracy_level=0,
+    dynamic_quantize_matmul=False,
+    matmul_integer_to_float=False,
+    int8_kv=False,
+    half_types=(ir.DataType.FLOAT16,),
+    softcap=False,
+    padded_prompts=False,
+    dequantize_blocks=False,
 )

@@ -42,7 +42,7 @@ class ProviderReport:
     works: bool
     detail: str  # what it ran, or why it failed and the remedy
     milliseconds: float | None = None  # to open a tiny model and run it once
-    devices: tuple[str, ...] = ()  # values of the option ``device``
+    devices: tuple[str, ...] = ()  # values of the option ``device``, described
     counts: bool = True  # False for a test double that runs no graphs
 
 
@@ -209,7 +209,7 @@ def _selftest(provider: Provider) -> ProviderReport:
     if not np.allclose(y, x @ w, rtol=1e-2):
         detail = f"the results are wrong: {y.tolist()} instead of {(x @ w).tolist()}"
         return ProviderReport(provider.name, works=False, detail=detail, milliseconds=milliseconds)
-    devices = tuple(provider.device_names())
+    devices = tuple(provider.device_descriptions())
     return ProviderReport(
         provider.name, works=True, detail="a tiny model runs", milliseconds=milliseconds, devices=devices
     )

@@ -69,6 +69,21 @@ def memory(index: int) -> tuple[int, int]:
     return free.value, total.value
 
 
+def compute_capability(index: int) -> tuple[int, int]:
+    """Return the compute capability of a device: (8, 0).
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    found = []
+    for name, attribute in (("Major", 75), ("Minor", 76)):
+        value = ctypes.c_int()
+        code = _runtime().cudaDeviceGetAttribute(ctypes.byref(value), attribute, index)
+        _check(code, f"cudaDeviceGetAttribute(cudaDevAttrComputeCapability{name}, {index})")
+        found.append(value.value)
+    return found[0], found[1]
+
+
 def _runtime() -> ctypes.CDLL:
     file = f"cudart64_{cuda_version()}.dll" if sys.platform == "win32" else f"libcudart.so.{cuda_version()}"
     loaded = libraries.load(file)

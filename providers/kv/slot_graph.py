@@ -18,6 +18,7 @@ from ...contract import (
     LAST_HIDDEN_STATE,
     LOGITS,
     LOGITS_POSITIONS,
+    NUM_TOKENS,
     POSITION_IDS,
     SEQLENS_K,
     SLIDING_WINDOWS,
@@ -51,6 +52,7 @@ class SlotGraph:
         takes_positions: whether positions of new tokens are an input; otherwise they follow from the cache.
         takes_cache_rows: whether rows of several tokens choose their cache row by an input.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
+        num_tokens: rows of the embedding table, None if unknown.
     """
 
     vocab_size: int
@@ -61,6 +63,7 @@ class SlotGraph:
     takes_positions: bool = False
     takes_cache_rows: bool = False
     embedding_size: int = 0
+    num_tokens: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -106,11 +109,12 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     return SlotGraph(
         vocab_size,
         caches,
-        _context_length(session, source),
+        stated_number(session, CONTEXT_LENGTH, source),
         hidden_size,
         top_logits,
         takes_positions=POSITION_IDS in inputs,
         takes_cache_rows=CACHE_ROWS in inputs,
+        num_tokens=stated_number(session, NUM_TOKENS, source),
         embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
     )
 
@@ -136,12 +140,15 @@ def _windows(session: Any, source: str) -> Mapping[str, int]:
         raise GraphError(f"{source}: the metadata entry '{SLIDING_WINDOWS}' is damaged: {error}") from error
 
 
-def _context_length(session: Any, source: str) -> int | None:
-    text = session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
+def stated_number(session: Any, key: str, source: str) -> int | None:
+    """Return a positive number of the graph's metadata; None if there is no such entry.
+
+    Raises:
+        GraphError: the entry is not a positive number.
+    """
+    text = session.get_modelmeta().custom_metadata_map.get(key)
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise GraphError(
-            f"{source}: the metadata entry '{CONTEXT_LENGTH}' must be a positive number, not {text!r}"
-        )
+        raise GraphError(f"{source}: the metadata entry '{key}' must be a positive number, not {text!r}")
     return int(text)

@@ -33,14 +33,16 @@ class Device:
     Args:
         name: ``cuda``, ``dml``, ``cpu``.
         index: which of several.
-        addressable: memory is plain addresses, so that slots can lie in one buffer and host arrays be copied
-            into device values at any time. Direct3D resources are not.
+        addressable: memory is plain addresses, so that slots can lie in one buffer and a run bind some of
+            them. Buffers of Direct3D and WebGPU are handles.
+        updates: host arrays can be copied into device values at any time, not only by binding them to a run.
         memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
     """
 
     name: str
     index: int = 0
     addressable: bool = True
+    updates: bool = True
     memory: Any = None
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -70,12 +72,10 @@ class DeviceMemory(SlotMemory):
     ) -> None:
         self.slots, self.length = slots, length
         self._device, self._specs = device, specs
-        self._copier: Any = session_factory(_copy_model(specs, length))
+        self._copier: Any = session_factory(self._copy_model())
         self._graph_ids: Iterator[int] = itertools.count(1)
-        # One value for all slots, or one per slot if parts of a value cannot be addressed.
-        counts = [slots] if device.addressable else [1] * slots
-        self._caches = {name: [self._cache(name, count) for count in counts] for name in specs}
-        self._clear(slots)
+        self._caches = {name: [self._cache(name, count) for count in self._buffers()] for name in specs}
+        self._clear()
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""
@@ -89,7 +89,7 @@ class DeviceMemory(SlotMemory):
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
     ) -> BoundRun:
         """See ``SlotMemory``."""
-        if not self._device.addressable:
+        if not self._device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
         run = BoundRun(binding, options=_graph_options(next(self._graph_ids) if capture else None))
         on_host = {name: array for name, array in feeds.items() if name in _ON_HOST}
@@ -113,7 +113,7 @@ class DeviceMemory(SlotMemory):
         late: Collection[str] = (),
     ) -> BoundRun:
         """See ``SlotMemory``."""
-        if not self._device.addressable:
+        if not self._device.updates:
             return super().bind_once(binding, feeds, results)
         prompt = {name: array for name, array in results.items() if name not in late}
         run = super().bind_once(binding, feeds, prompt)
@@ -155,14 +155,21 @@ class DeviceMemory(SlotMemory):
         address = values[0].data_ptr() + first * stride
         by_address(name, self._device.name, self._device.index, _element_type(spec.dtype), shape, address)
 
-    def _clear(self, slots: int) -> None:
+    def _copy_model(self) -> bytes:
+        return _copy_model(self._specs, self.length)
+
+    def _buffers(self) -> list[int]:
+        """Return the slots of each buffer of a cache: one for all, or one each without addresses."""
+        return [self.slots] if self._device.addressable else [1] * self.slots
+
+    def _clear(self) -> None:
         """Fill all slots with zeros: KV after a sequence is masked by 0, but NaN * 0 is NaN."""
         binding = self._copier.io_binding()
         for name, spec in self._specs.items():
             zeros = np.zeros((1, spec.heads, self.length, spec.width), spec.dtype)
             binding.bind_ortvalue_input(name, shared_value(zeros))
         self._copy_into(binding, 0)
-        for slot in range(1, slots):
+        for slot in range(1, self.slots):
             self.copy_prefix(0, slot, self.length)
 
     def _copy_into(self, binding: Any, target: int) -> None:
@@ -204,6 +211,22 @@ class _Rebinding(BoundRun):
         """Run once; all results are on the host afterwards, also ``late`` ones."""
         self._memory.bind_once(self.binding, self._feeds, self._results)
         super().run(session)
+
+
+def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
+    """Return how many slots (or blocks) fit into the free bytes, at most ``wanted``.
+
+    Raises:
+        ProviderRuntimeError: not even one fits; the message ends with ``remedy``.
+    """
+    slots = min(wanted, free // slot_bytes)
+    if slots < 1:
+        raise ProviderRuntimeError(
+            f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
+            f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
+            f"{remedy}."
+        )
+    return slots
 
 
 def _element_type(dtype: np.dtype[Any]) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, is_past, present_of
+from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, NUM_TOKENS, is_past, present_of
 from ...errors import GraphError, ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import TYPES
+from ..kv.slot_graph import TYPES, stated_number
 from ..runners.explicit_runner import ExplicitGraph, Logits, known_size
 from . import ort
 from .device_memory import Device
@@ -73,12 +73,12 @@ def _read(session: Any, source: str) -> ExplicitGraph:
     if not caches or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")
-    known = session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
     states = inputs.get(HIDDEN_STATES)
     return ExplicitGraph(
         frozenset(inputs),
         caches,
         known_size(outputs[LOGITS][-1], source),
-        int(known) if known and known.isdecimal() else None,
+        stated_number(session, CONTEXT_LENGTH, source),
         None if states is None else states.shape[-1],
+        stated_number(session, NUM_TOKENS, source),
     )

@@ -54,4 +54,4 @@ def cache_device(session: Any, caches: Iterable[str], source: str) -> Device | N
         raise ProviderUnavailableError(
             f"{source} has caches in {info.name}, which cannot be allocated: {ort.one_line(error)}. {_REMEDY}"
         ) from error
-    return Device(name=name, addressable=False, memory=info)
+    return Device(name=name, addressable=False, updates=False, memory=info)

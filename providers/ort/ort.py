@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +33,7 @@ from ..placement import (
 
 CPU = "CPUExecutionProvider"
 
-# Distributions that install the folder onnxruntime/, and the extra of carryall that installs each.
+# Distributions that can install the folder onnxruntime/, and the extra of carryall that installs each.
 _WHEELS = {
     "onnxruntime": "cpu",
     "onnxruntime-gpu": "cuda",
@@ -51,7 +52,7 @@ _EXTRAS = {
     "TensorrtExecutionProvider": "tensorrt",
     "DmlExecutionProvider": "directml",
 }
-_FATAL_ONLY = 4
+_FATAL_ONLY, _WARNINGS = 4, 2  # severities; onnxruntime starts with warnings
 
 
 def installed_wheels() -> dict[str, str]:
@@ -59,9 +60,13 @@ def installed_wheels() -> dict[str, str]:
     found = {}
     for wheel in _WHEELS:
         try:
-            found[wheel] = importlib.metadata.version(wheel)
+            distribution = importlib.metadata.distribution(wheel)
         except importlib.metadata.PackageNotFoundError:
             continue
+        # onnxruntime-qnn 2 is a plugin beside onnxruntime; its versions 1 replaced it.
+        files = distribution.files
+        if files is None or any(file.as_posix() == "onnxruntime/__init__.py" for file in files):
+            found[wheel] = distribution.version
     return found
 
 
@@ -142,6 +147,20 @@ def session_options(
     return options
 
 
+@contextlib.contextmanager
+def quiet_logger() -> Iterator[None]:
+    """Silence the process-wide logger of onnxruntime, which writes warnings about providers to stderr.
+
+    Errors are raised, and the logger of a session is set by ``session_options``.
+    """
+    onnxruntime = load_onnxruntime("a session")
+    onnxruntime.set_default_logger_severity(_FATAL_ONLY)
+    try:
+        yield
+    finally:
+        onnxruntime.set_default_logger_severity(_WARNINGS)
+
+
 def check_available(execution_provider: str) -> None:
     """Raise ProviderUnavailableError unless this build of onnxruntime contains the execution provider."""
     onnxruntime = load_onnxruntime(execution_provider)
@@ -208,7 +227,8 @@ def open_session(
         options.add_session_config_entry(*strictness)
     source = model if isinstance(model, bytes) else str(model)
     try:
-        session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)
+        with quiet_logger():
+            session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)
     except runtime_errors() as error:
         raise load_error(error, model_name(model), [execution_provider]) from error
     session.disable_fallback()

@@ -15,6 +15,7 @@ from ...contract import (
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
+    NUM_TOKENS,
     POSITION_IDS,
     is_past,
 )
@@ -22,7 +23,7 @@ from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import TYPES
+from ..kv.slot_graph import TYPES, stated_number
 from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import Logits, PagedBatch
 from . import ort
@@ -42,6 +43,7 @@ class PagedGraph:
         vocab_size: columns of the logits.
         context_length: maximum tokens of a sequence.
         hidden_size: width of the input ``hidden_states``, None if there is none.
+        num_tokens: rows of the embedding table, None if unknown.
     """
 
     caches: Mapping[str, KVSpec]
@@ -50,6 +52,7 @@ class PagedGraph:
     vocab_size: int
     context_length: int
     hidden_size: int | None
+    num_tokens: int | None
 
     @property
     def block_bytes(self) -> int:
@@ -86,6 +89,7 @@ def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]
         known_size(logits.shape[-1], source),
         int(session.get_modelmeta().custom_metadata_map[CONTEXT_LENGTH]),
         None if states is None else states.shape[-1],
+        stated_number(session, NUM_TOKENS, source),
     )
 
 

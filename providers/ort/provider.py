@@ -71,6 +71,7 @@ class OrtProvider(Provider):
         return SlotOptions(
             context_length=config.context_length,
             kernels=self.kernels,
+            fused_experts=options.get("fused_experts") != "off",
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),
             top_logits=0 if is_paged(options) else options.get("top_logits", 0),

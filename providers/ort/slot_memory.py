@@ -70,6 +70,9 @@ class SlotMemory(abc.ABC):
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """Bind the caches of slots [first, first + count), each as input and output in the same memory."""
 
+    def prepare(self, first: int, count: int) -> None:  # noqa: B027 -- most memories have nothing to do
+        """Make the caches of slots [first, first + count) ready for a run that binds them."""
+
     @abc.abstractmethod
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool

@@ -27,6 +27,8 @@ class SlotPolicy:
         narrow_tokens: maximum tokens of a prompt chunk in that session.
         buckets: sizes of decode runs that start at slot 0, ascending; a run is padded to the next size. Empty
             runs exactly the used slots. Devices that replay captured runs need few sizes.
+        bank: slots [0, bank), [bank, 2 bank), ... are the only decode runs of several rows, and each run is
+            padded to the whole bank. 0 for any runs.
         capture: capture decode runs in buckets once and replay them; only the content of their inputs may
             change.
         prompts_on_cache: whether several tokens of a row may run on top of cached ones. If not, only new
@@ -43,6 +45,7 @@ class SlotPolicy:
     narrow_rows: int = 2**31
     narrow_tokens: int = 0
     buckets: tuple[int, ...] = ()
+    bank: int = 0
     capture: bool = False
     prompts_on_cache: bool = True
 
@@ -103,6 +106,9 @@ class SlotPolicy:
         """
         if not slots:
             return
+        if self.bank:
+            yield from self._banks(slots, full)
+            return
         bucket = next((size for size in self.buckets if slots[-1] < size <= len(full)), None)
         if bucket is not None and not np.delete(full[:bucket], slots).any():
             yield 0, bucket
@@ -115,6 +121,16 @@ class SlotPolicy:
                 first = slot
             last = slot
         yield first, last + 1 - first
+
+    def _banks(self, slots: Sequence[int], full: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+        for first in sorted({slot // self.bank * self.bank for slot in slots}):
+            bank = range(first, min(first + self.bank, len(full)))
+            rows = [slot for slot in slots if slot in bank]
+            dummies_fit = not any(full[slot] for slot in bank if slot not in rows)
+            if len(rows) > 1 and dummies_fit:
+                yield first, len(bank)
+            else:
+                yield from ((slot, 1) for slot in rows)
 
 
 def powers_of_two(slots: int) -> tuple[int, ...]:

@@ -87,6 +87,7 @@ class SlotRunner:
             kv_layout=self._kv.layout,
             top_logits=graph.top_logits,
             embedding_size=graph.embedding_size,
+            num_tokens=graph.num_tokens,
             evicts_kv=graph.takes_positions and self._kv.evicts_kv,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
             trim_step=TRIM_STEP * self._kv.trims,
@@ -239,6 +240,7 @@ class SlotRunner:
             run = self._decode_run(first, count)
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
+            self._kv.prepare(first, count)
             run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
             self._latest.update((row.slot, run) for row in mine)
 
@@ -263,6 +265,7 @@ class SlotRunner:
         logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
         run = self._bound(kind, 0, self._kv.slots)
+        self._kv.prepare(0, self._kv.slots)
         self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, len(rows)))
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
@@ -304,6 +307,7 @@ class SlotRunner:
         if states is not None:
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
+        self._kv.prepare(row.slot, 1)
         bound.run(self._session_for(kind, 1), late)
         self._latest[row.slot] = bound
 
@@ -356,15 +360,22 @@ class SlotRunner:
         return (self._decode_session if narrow else None) or self._session
 
     def _bound(self, kind: str, first: int, count: int) -> BoundRun:
-        """Return an IO binding with the caches of slots [first, first + count); up to 128 are kept."""
+        """Return an IO binding with the caches of slots [first, first + count).
+
+        Up to 128 are kept, and those of captured runs always: another binding would be captured again.
+        """
         key = (kind, first, count)
         if key not in self._bindings:
             if len(self._bindings) >= _MAX_BINDINGS:
-                self._bindings.pop(next(iter(self._bindings)))
+                free = [key for key in self._bindings if not self._is_captured(*key)]
+                self._bindings.pop((free or list(self._bindings))[0])
             binding = self._session_for(kind, count).io_binding()
             self._kv.bind_caches(binding, first, count)
             self._bindings[key] = BoundRun(binding)
         return self._bindings[key]
+
+    def _is_captured(self, kind: str, first: int, count: int) -> bool:
+        return kind == "decode" and self._policy.captures(first, count)
 
 
 def _is_decode(row: Row) -> bool:

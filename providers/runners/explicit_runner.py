@@ -31,6 +31,7 @@ class ExplicitGraph:
         vocab_size: columns of the logits.
         context_length: maximum tokens of a sequence, None if the graph does not state it.
         hidden_size: width of the input ``hidden_states``, None if there is none.
+        num_tokens: rows of the embedding table, None if unknown.
     """
 
     inputs: frozenset[str]
@@ -38,6 +39,7 @@ class ExplicitGraph:
     vocab_size: int
     context_length: int | None
     hidden_size: int | None
+    num_tokens: int | None = None
 
 
 class ExplicitSession(Protocol):
@@ -90,6 +92,7 @@ class ExplicitRunner:
             max_slots=config.max_slots,
             kv_bytes_per_token=sum(spec.bytes_per_token for spec in self._graph.caches.values()),
             batched_multi_token=False,
+            num_tokens=self._graph.num_tokens,
         )
         self._past: dict[int, list[Any]] = {}  # values by slot, in the order of the cache inputs
         self._lengths = np.zeros(config.max_slots, np.int64)

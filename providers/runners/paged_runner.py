@@ -86,7 +86,6 @@ class PagedRunner:
         session: a paged graph with its caches.
         pool: a pool with as many blocks as the caches have.
         info: sizes and abilities of the model.
-        num_tokens: number of tokens in the embedding table; None if the graph has none.
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
     """
 
@@ -95,11 +94,10 @@ class PagedRunner:
         session: PagedSession,
         pool: BlockPool,
         info: RunnerInfo,
-        num_tokens: int | None = None,
         hidden_size: int | None = None,
     ) -> None:
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(pool, info))
-        self._num_tokens, self._hidden_size = num_tokens, hidden_size
+        self._hidden_size = hidden_size
         self._pool = pool
         self._session: PagedSession | None = session
         self._dropped = np.zeros(info.max_slots, np.int32)  # evicted or trimmed tokens
@@ -203,12 +201,6 @@ class PagedRunner:
         """
         session = self._opened()
         check_rows(rows, self.info, self._dropped + self._pool.lengths, self._hidden_size)
-        known = self._num_tokens
-        for row in rows:
-            if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
-                raise ProviderRuntimeError(
-                    f"slot {row.slot}: a token id is outside the vocabulary of {known}"
-                )
         return session, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:

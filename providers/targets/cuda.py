@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ...errors import ProviderRuntimeError
+import onnx_ir as ir
+
+from ...errors import ProviderUnavailableError
+from ...graph_opt.graph.edit import constant, nodes_of
+from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA
 from ...graph_opt.lower.pipelines.ort_paged import block_size
 from ...options import Checked, option
@@ -17,13 +23,20 @@ from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
-from ..ort.device_memory import Device, DeviceMemory
+from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
 from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
 
+_log = logging.getLogger(__name__)
+
+_REMEDY = "or raise memory_fraction"
+_AMPERE = (8, 0)
+# onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
+# grouped products of moe/ have no kernels.
+_NEED_AMPERE = {"compute": "bf16", "kv_cache": "int8", "fused_experts": "on"}
 # Flash attention stores no score matrix, and GPUs are efficient with long chunks.
 _PREFILL_CHUNK = 2048
 
@@ -36,9 +49,12 @@ class CudaOptions(Checked):
         device: index of the device, within CUDA_VISIBLE_DEVICES.
         compute: the dtype to which float graphs are converted: ``fp16``, ``bf16`` (compute capability 8) or
             ``fp32``. Models with activations above 65504, such as Gemma, need bf16.
-        kv_cache: ``int8``, or ``float32`` for the dtype of ``compute``; ``auto`` is int8 if the model has
-            scales for it.
-        cuda_graphs: capture decode runs, one for each power of two of the batch size, and replay them.
+        kv_cache: ``int8`` (compute capability 8), or ``float32`` for the dtype of ``compute``; ``auto`` is
+            int8 if the model has scales for it and the device the capability.
+        fused_experts: compute a mixture of experts in one operator (compute capability 8); ``auto`` does if
+            the device has the capability.
+        cuda_graphs: capture decode runs, one for each power of two of the batch size, and replay them. Runs
+            with sizes that depend on results, as of mixtures that are not fused, cannot be captured.
         top_logits: number of largest logits selected on the device; only these are downloaded for requests
             that need no more. 0 downloads all.
         kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
@@ -50,6 +66,7 @@ class CudaOptions(Checked):
     device: int = option(0, least=0)
     compute: Literal["fp16", "bf16", "fp32"] = "fp16"
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    fused_experts: Literal["auto", "on", "off"] = "auto"
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
     kv_memory: Literal["slots", "paged"] = "slots"
@@ -66,6 +83,28 @@ class CudaProvider(NvidiaProvider):
     vendors = frozenset({"NVIDIA"})
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
+
+    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
+        """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
+
+        Raises:
+            ProviderUnavailableError: the device lacks the capability for an option.
+        """
+        options = self.checked_options(config.options)
+        if self.available() is not None:
+            return config  # opening a session says why
+        capability = self.compute_capability(options["device"])
+        if capability >= _AMPERE:
+            return config
+        wanted = [f"{name}={value}" for name, value in _NEED_AMPERE.items() if options[name] == value]
+        if wanted:
+            raise ProviderUnavailableError(
+                f"{', '.join(wanted)} needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, but device "
+                f"{options['device']} has {capability[0]}.{capability[1]}"
+            )
+        return dataclasses.replace(
+            config, options={**config.options, "kv_cache": "float32", "fused_experts": "off"}
+        )
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Return the options of the execution provider."""
@@ -86,11 +125,17 @@ class CudaProvider(NvidiaProvider):
         device = Device(name=self.device_name, index=options["device"])
         if is_paged(options):
             return self._paged_runner(model, config, device)
-        session = self._open(model, config, generating=True)
+        obstacle = options["cuda_graphs"] and uncapturable(read_model(model).graph)
+        if obstacle:
+            _log.warning("decode runs of %s are not captured: %s", model, obstacle)
+            options["cuda_graphs"] = False
+        own = self.provider_options(options, generating=True)
+        session = self._open(model, config, generating=True, own=own)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
             free = int(self.free_memory(device.index) * options["memory_fraction"])
-            slots = slots_that_fit(free, sum(spec.bytes_per_token for spec in specs.values()) * length, slots)
+            slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
+            slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
             return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
 
         return SlotRunner(
@@ -106,7 +151,7 @@ class CudaProvider(NvidiaProvider):
         length = config.context_length or graph.context_length
         wanted = config.max_slots * -(-length // graph.block_size)
         free = int(self.free_memory(device.index) * options["memory_fraction"])
-        blocks = slots_that_fit(free, graph.block_bytes, wanted)
+        blocks = slots_that_fit(free, graph.block_bytes, wanted, _REMEDY)
         memory = DeviceMemory(
             graph.caches, blocks, graph.kv_heads, device=device, session_factory=self._copier(config)
         )
@@ -116,10 +161,15 @@ class CudaProvider(NvidiaProvider):
             config.max_slots,
             graph.block_bytes // graph.block_size,
             batched_multi_token=True,
+            num_tokens=graph.num_tokens,
         )
         pool = BlockPool(blocks, graph.block_size, config.max_slots)
         paged = OrtPagedSession(session, memory)
         return PagedRunner(paged, pool, info, hidden_size=graph.hidden_size)
+
+    def compute_capability(self, index: int) -> tuple[int, int]:
+        """Return the compute capability of a device."""
+        return nvidia.compute_capability(index)
 
     def free_memory(self, index: int) -> int:
         """Return the free memory of a device in bytes."""
@@ -131,6 +181,17 @@ class CudaProvider(NvidiaProvider):
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
 
 
+def uncapturable(graph: ir.Graph) -> str | None:
+    """Return why runs of a lowered graph cannot be captured, None if they can.
+
+    A captured run has fixed shapes, and nothing of it may wait for the host.
+    """
+    for node in nodes_of(graph, "Split"):
+        if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) is None:
+            return f"the sizes of {node.op_type} {node.name} are computed"
+    return None
+
+
 def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
     """Return a policy with decode runs in powers of two: reading the weights costs more than rows."""
     return SlotPolicy(
@@ -139,22 +200,6 @@ def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
         buckets=powers_of_two(slots),
         capture=options["cuda_graphs"],
     )
-
-
-def slots_that_fit(free: int, slot_bytes: int, wanted: int) -> int:
-    """Return how many slots (or blocks) fit into the free bytes, at most ``wanted``.
-
-    Raises:
-        ProviderRuntimeError: not even one fits.
-    """
-    slots = min(wanted, free // slot_bytes)
-    if slots < 1:
-        raise ProviderRuntimeError(
-            f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
-            f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
-            "or raise memory_fraction."
-        )
-    return slots
 
 
 PROVIDER = CudaProvider

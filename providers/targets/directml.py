@@ -67,7 +67,7 @@ class DirectMLProvider(OrtProvider):
         session = self._open(model, config, generating=True)
         options = self.checked_options(config.options)
         own = self.provider_options(options, generating=False)
-        device = Device(name=self.device_name, index=options["device"], addressable=False)
+        device = Device(name=self.device_name, index=options["device"], addressable=False, updates=False)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
             return DeviceMemory(

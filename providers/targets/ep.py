@@ -24,6 +24,7 @@ from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.explicit import OrtExplicitSession
 from ..ort.input_memory import cache_device
+from ..ort.plugins import described, plugin_devices
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
@@ -150,44 +151,9 @@ class PassThroughProvider(OrtProvider):
         chosen = [device for device in found if kind in ("", device.device.type.name)][:1]
         if not chosen:
             raise ProviderUnavailableError(
-                f"{self.library} has no {kind} device, only {_described(found)}; change the option 'device'"
+                f"{self.library} has no {kind} device, only {described(found)}; change the option 'device'"
             )
         return chosen
-
-
-@functools.cache
-def plugin_devices(library: Path) -> tuple[Any, ...]:
-    """Register a plugin library once in the process; return its ``onnxruntime.OrtEpDevice`` objects.
-
-    Raises:
-        ProviderUnavailableError: it is missing, is not a plugin, or has no device on this machine.
-    """
-    onnxruntime = ort.load_onnxruntime(str(library))
-    if not library.is_file():
-        raise ProviderUnavailableError(f"there is no plugin library {library}")
-    before = {(device.ep_name, device.device.type) for device in onnxruntime.get_ep_devices()}
-    try:
-        onnxruntime.register_execution_provider_library(str(library.resolve()), str(library.resolve()))
-    except ort.runtime_errors() as error:
-        raise ProviderUnavailableError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {library} as a plugin library: "
-            f"{ort.one_line(error)}. Check that it is built for this version and that its libraries exist"
-        ) from error
-    everything = onnxruntime.get_ep_devices()
-    found = tuple(device for device in everything if (device.ep_name, device.device.type) not in before)
-    if not found:
-        raise ProviderUnavailableError(
-            f"the plugin library {library} has no device on this machine; onnxruntime finds "
-            f"{_described(everything)}. Check that its hardware and driver are installed"
-        )
-    return found
-
-
-def _described(devices: Any) -> str:
-    """Return a text that lists devices."""
-    return ", ".join(
-        f"{device.device.type.name} ({device.device.vendor}, {device.ep_name})" for device in devices
-    )
 
 
 def _is_library(target: str) -> bool:

@@ -153,9 +153,10 @@ class OpenVinoProvider(Provider):
             # Layers share block tables, so blocks can be freed only if every layer has a window.
             trim_step=TRIM_STEP if all(windows) else 0,
             window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
+            num_tokens=facts.num_tokens,
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
-        return PagedRunner(session, pool, info, facts.num_tokens, facts.hidden_size)
+        return PagedRunner(session, pool, info, facts.hidden_size)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
@@ -163,7 +164,12 @@ class OpenVinoProvider(Provider):
 
         _, compiled = self._compile(model, config, facts)
         graph = ExplicitGraph(
-            facts.inputs, facts.caches, facts.vocab_size, facts.context_length, facts.hidden_size
+            facts.inputs,
+            facts.caches,
+            facts.vocab_size,
+            facts.context_length,
+            facts.hidden_size,
+            facts.num_tokens,
         )
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
@@ -197,7 +203,7 @@ class OpenVinoProvider(Provider):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The facts of a lowered graph; ``num_tokens`` and ``hidden_size`` as in ``PagedRunner``.
+    """The facts of a lowered graph; ``num_tokens`` is that of ``RunnerInfo``.
 
     Args:
         block_size: number of weights that share a scale in all matrix products; 0 if they have no blocks.

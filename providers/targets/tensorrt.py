@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
@@ -54,8 +53,6 @@ class TensorRTProvider(NvidiaProvider):
     execution_provider = "TensorrtExecutionProvider"
     kernels = Kernels()
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
-    # TensorRT needs a builder flag for int4, which ONNX Runtime does not set.
-    int4: ClassVar[bool] = False
     options: ClassVar[type[Any]] = TensorRTOptions
 
     def libraries(self) -> list[Library]:
@@ -68,16 +65,17 @@ class TensorRTProvider(NvidiaProvider):
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         options = self.checked_options(config.options)
         compute = compute_type(options["compute"])
-        return standard_passes(config.context_length, compute, int4=self.int4)
+        return standard_passes(config.context_length, compute, int4=True)
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
-        """Return the options of the execution provider; engines and timings are always cached."""
+        """Return the options of the execution provider; engines and timings are always cached.
+
+        ONNX Runtime builds strongly typed networks, which compute in the types of the graph and accept int4,
+        only if no type is enabled here.
+        """
         folder = _cache_root(options["cache_folder"])
         return {
             "device_id": str(options["device"]),
-            "trt_fp16_enable": str(int(options["compute"] == "fp16")),
-            "trt_bf16_enable": str(int(options["compute"] == "bf16")),
-            "trt_layer_norm_fp32_fallback": "1",
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": str(folder / "engines"),
             "trt_timing_cache_enable": "1",
@@ -88,7 +86,7 @@ class TensorRTProvider(NvidiaProvider):
         """Load a graph lowered by ``passes``; engines are built at the first load, which takes minutes."""
         options = self.checked_options(config.options)
         own = self.provider_options(options, generating=True)
-        own |= self.shape_options(model, config, options) | self.type_options(model)
+        own |= self.shape_options(model, config, options)
         cache = EngineCache(
             _cache_root(options["cache_folder"]) / "engines",
             {"model": model_facts(model), "options": own, "wheels": ort.installed_wheels()},
@@ -115,11 +113,6 @@ class TensorRTProvider(NvidiaProvider):
         shapes = ShapeRange(chunk=options["chunk"], context_length=config.context_length)
         kinds = zip(("min", "opt", "max"), shapes.profiles(input_shapes(model)), strict=True)
         return {f"{self.prefix}_profile_{kind}_shapes": text for kind, text in kinds}
-
-    def type_options(self, model: Path) -> dict[str, str]:
-        """Return the int8 option if the graph has Q/DQ; without it TensorRT would require calibration."""
-        quantized = any(node.op_type == "QuantizeLinear" for node in read_model(model).graph)
-        return {"trt_int8_enable": "1"} if quantized else {}
 
     def cache_options(self, folder: Path) -> dict[str, str]:
         """Return the option with the folder of this model's engines."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import software_gpu
 from contract_kit import CONTEXT, LOWERED, SLOTS
 from device_stand_ins import STAND_INS
 from tiny_models import write_tiny
@@ -17,6 +18,8 @@ from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Runner, RunnerConfig
+
+software_gpu.enable()
 
 
 @pytest.fixture(params=[*provider_names(), *STAND_INS])

@@ -101,6 +101,7 @@ def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
         (Row(0, sequence(0, 0), 0), "no tokens"),
         (Row(SLOTS, sequence(2, 0), 0), "no such slot"),
         (Row(0, np.array([1, VOCAB]), 0), "no such token"),
+        (Row(0, np.array([1, -1]), 0), "a negative token"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ....errors import UsageError
 from ...graph.edit import MICROSOFT, add_initializer, constant, int_attribute, nodes_of, remove_unused, weight
-from ...graph.lazy import shape_of
+from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 
 KV_CACHE_MODES = ("auto", "int8", "float32")
@@ -90,9 +90,10 @@ class Int8CachePass(GraphPass):
             tensors = [tensor for tensor in found if tensor is not None]
             if len(tensors) < 2:
                 continue
-            node.resize_inputs(_OPERANDS[-1][0] + 1)
+            if len(node.inputs) <= _OPERANDS[-1][0]:
+                node.resize_inputs(_OPERANDS[-1][0] + 1)
             for (position, attribute), tensor in zip(_OPERANDS, tensors, strict=True):
-                scale = add_initializer(graph, str(tensor.name), tensor)
+                scale = add_initializer(graph, str(tensor.name), _in_float(tensor))
                 node.replace_input_with(position, scale)
                 kind = "PER_CHANNEL" if math.prod(shape_of(tensor)) > 1 else "PER_TENSOR"
                 node.attributes.add(ir.AttrString(attribute, kind))
@@ -101,6 +102,15 @@ class Int8CachePass(GraphPass):
                 if value is not None:
                     value.type = ir.TensorType(ir.DataType.INT8)
             self.fired += 1
+
+
+def _in_float(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a scale in fp32, which the kernels need in graphs of any type."""
+    if tensor.dtype == ir.DataType.FLOAT:
+        return tensor
+    wide = lazy(lambda: tensor.numpy().astype(np.float32), ir.DataType.FLOAT, shape_of(tensor))
+    wide.name = tensor.name
+    return wide
 
 
 def _quantized(value: ir.Value | None) -> tuple[ir.Value, ir.TensorProtocol] | None:

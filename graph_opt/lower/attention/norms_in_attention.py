@@ -20,6 +20,7 @@ from ...graph.edit import (
     weight,
 )
 from ...passes.base import GraphPass
+from .kv_int8 import CacheScales
 
 _WEIGHTS = (14, 15)
 
@@ -34,11 +35,23 @@ class _HeadNorm:
 
 
 class NormsInAttentionPass(GraphPass):
-    """Move the norms of q and k into the attention that reads them."""
+    """Move the norms of q and k into the attention that reads them.
+
+    Args:
+        scales: caches that will be int8; their attentions keep the norms outside, because CUDA's fused
+            kernel for an int8 cache takes no norms.
+    """
+
+    def __init__(self, scales: CacheScales | None = None) -> None:
+        super().__init__()
+        self._scales = scales or CacheScales()
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention with supported norms of q and k."""
         for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+            if node.inputs[3] in self._scales.by_cache:
+                self.refuse(node, "its cache is int8")
+                continue
             size = static_size(node.inputs[3], 3)
             norms = [_head_norm(value, size) for value in node.inputs[:2]]
             reasons = [norm for norm in norms if isinstance(norm, str)]

@@ -43,11 +43,13 @@ class TopLogitsPass(GraphPass):
         top = ir.node("TopK", [logits, wanted], {"axis": -1, "largest": 1, "sorted": 1}, num_outputs=2)
         nodes = [top]
 
-        def append(op_type: str, *inputs: ir.Value) -> ir.Value:
-            nodes.append(ir.node(op_type, inputs))
+        def append(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+            nodes.append(ir.node(op_type, inputs, attributes))
             return nodes[-1].outputs[0]
 
-        largest = append("ReduceMax", logits, axis)
+        # CUDA's ReduceMax would need cuDNN, its ReduceSum of the last axis does not.
+        first = shared_constant(graph, "top_logits.first", np.array([0], np.int64))
+        largest = append("Gather", top.outputs[0], first, axis=-1)
         mass = append("ReduceSum", append("Exp", append("Sub", logits, largest)), axis)
         total = append("Squeeze", append("Add", append("Log", mass), largest), axis)
         _describe(top.outputs[0], TOP_LOGITS, logits.dtype, [*rows, count])

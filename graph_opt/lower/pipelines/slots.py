@@ -34,6 +34,7 @@ from ..products.weight_only_products import WeightOnlyProductsPass
 from ..products.wide_products import WideProductsPass
 from ..quick_gelu import QuickGelu
 from ..require_dynamic_sequence import RequireDynamicSequencePass
+from ..token_range import TokenRangePass
 from .ort_paged import ort_paged_passes
 
 _NEWEST = 23  # the portable graph's opset
@@ -51,6 +52,7 @@ class SlotOptions:
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
+        fused_experts: compute a mixture of experts in one operator where the target has it.
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
 
     Raises:
@@ -63,6 +65,7 @@ class SlotOptions:
     compute: ir.DataType | None = None
     wide_products: bool = False
     top_logits: int = 0
+    fused_experts: bool = True
     paged: bool = False
 
     def __post_init__(self) -> None:
@@ -79,9 +82,14 @@ class SlotOptions:
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes in order. See "The slot graph" in ``docs/contract.md``."""
     kernels, scales = options.kernels, CacheScales()
-    passes: list[ir.passes.PassBase] = [RequireDynamicSequencePass(), *_precision_passes(options)]
-    passes.append(common.ShapeInferencePass())
-    passes.append(TakeCacheScalesPass(scales, required=options.kv_cache == "int8"))
+    passes: list[ir.passes.PassBase] = [
+        RequireDynamicSequencePass(),
+        TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
+        *_precision_passes(options),
+        common.ShapeInferencePass(),
+        TokenRangePass(),
+    ]
+    int8_kv = kernels.int8_kv and options.kv_cache != "float32" and not options.paged
     if options.paged:
         passes += ort_paged_passes(options.context_length, scales)
     else:
@@ -93,8 +101,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
             SelectLogitsPass(),
         ]
     if kernels.norms_in_attention:
-        passes.append(NormsInAttentionPass())
-    if not options.wide_products:
+        passes.append(NormsInAttentionPass(scales if int8_kv else None))
+    if options.fused_experts and not options.wide_products:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes += [MergeProjectionsPass(), SplitMinimaPass()]
     if kernels.branchwise_norms:
@@ -103,7 +111,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(DynamicProductsPass())
     if kernels.matmul_integer_to_float:
         passes.append(StaticProductsPass())
-    if kernels.int8_kv and options.kv_cache != "float32" and not options.paged:
+    if int8_kv:
         passes.append(Int8CachePass(scales))
         if kernels.float_prompts:
             passes.append(PromptAttentionPass())

@@ -32,6 +32,7 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
+from ..token_range import TokenRangePass
 
 OPSET = 21
 
@@ -84,6 +85,7 @@ def standard_passes(
         SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
         common.ShapeInferencePass(),
+        TokenRangePass(),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
         DecomposeRotaryPass(),

@@ -63,6 +63,8 @@ class QuantizedWeightsPass(GraphPass):
             )
         if found.bits not in self.kernels.matmul_nbits:
             return f"the target has no MatMulNBits for {found.bits} bits"
+        if self.kernels.matmul_whole_blocks and found.inputs % found.block_size:
+            return f"the target's MatMulNBits needs whole blocks, not {found.inputs} of {found.block_size}"
         if node.op_type == "MatMul":
             return None if found.axis == 0 else "the weight is blocked along its outputs"
         if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:

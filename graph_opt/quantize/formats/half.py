@@ -74,7 +74,13 @@ class HalfPrecisionPass(HalfPass):
             if self.too_large(node):
                 continue
             computes = node.op_type in _COMPUTING or _embeds(node)
-            follows = node.op_type in _FOLLOWING and all(value.producer() in chosen for value in sources)
+            floats = [value for value in sources if value.dtype is None or value.dtype.is_floating_point()]
+            # A node that moves integers only has no float to convert.
+            follows = (
+                node.op_type in _FOLLOWING
+                and bool(floats)
+                and all(value.producer() in chosen for value in floats)
+            )
             if (computes or follows) and not node.domain and node not in ending:
                 chosen.add(node)
         return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,9 +14,11 @@ from carryall.graph_opt.lower.kernels import CUDA
 from carryall.providers.base import RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
+from carryall.providers.ort.device_memory import Device
 from carryall.providers.targets.cuda import CudaOptions, CudaProvider
 from carryall.providers.targets.directml import DirectMLOptions, DirectMLProvider
 from carryall.providers.targets.tensorrt import TensorRTOptions, TensorRTProvider
+from carryall.providers.targets.webgpu import WebGpuOptions, WebGpuProvider
 
 FREE_MEMORY = 2**30
 
@@ -49,6 +51,11 @@ class FloatTensorRTOptions(TensorRTOptions):
     chunk: int = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class SmallWebGpuOptions(WebGpuOptions):
+    bank: int = 3
+
+
 class _OnCpu:
     """Replace the parts of a provider that need a device."""
 
@@ -71,6 +78,9 @@ class CudaOnCpu(_OnCpu, CudaProvider):
 
     def free_memory(self, index: int) -> int:
         return FREE_MEMORY
+
+    def compute_capability(self, index: int) -> tuple[int, int]:
+        return 8, 0
 
 
 class PagedCudaOnCpu(CudaOnCpu):
@@ -96,6 +106,20 @@ class StaticDirectMLOnCpu(DirectMLOnCpu):
     options: ClassVar[type[Any]] = StaticDirectMLOptions
 
 
+class WebGpuOnCpu(_OnCpu, WebGpuProvider):
+    name = "webgpu-on-cpu"
+    options: ClassVar[type[Any]] = SmallWebGpuOptions
+
+    def is_software(self, options: Mapping[str, Any]) -> bool:
+        return True
+
+    def devices(self, options: Mapping[str, Any]) -> list[Any]:
+        return []
+
+    def cache_memory(self, session: Any, caches: Iterable[str], source: str) -> Device:
+        return Device(name="cpu", addressable=False)
+
+
 class TensorRTOnCpu(_OnCpu, TensorRTProvider):
     name = "tensorrt-on-cpu"
     options: ClassVar[type[Any]] = FloatTensorRTOptions
@@ -106,14 +130,18 @@ class TensorRTOnCpu(_OnCpu, TensorRTProvider):
     def shape_options(self, *_: Any) -> dict[str, str]:
         return {}
 
-    def type_options(self, *_: Any) -> dict[str, str]:
-        return {}
-
     def cache_options(self, *_: Any) -> dict[str, str]:
         return {}
 
 
 STAND_INS = {
     provider.name: provider
-    for provider in (CudaOnCpu, PagedCudaOnCpu, DirectMLOnCpu, StaticDirectMLOnCpu, TensorRTOnCpu)
+    for provider in (
+        CudaOnCpu,
+        PagedCudaOnCpu,
+        DirectMLOnCpu,
+        StaticDirectMLOnCpu,
+        TensorRTOnCpu,
+        WebGpuOnCpu,
+    )
 }

@@ -15,6 +15,7 @@ from carryall.providers.host import accelerators, doctor
 from carryall.providers.ort import ort
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.openvino import OpenVinoProvider
+from carryall.providers.targets.webgpu import WebGpuProvider
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_doubled_wheels_are_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_working_provider_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for provider in (CpuProvider, OpenVinoProvider):
+    for provider in (CpuProvider, OpenVinoProvider, WebGpuProvider):
         monkeypatch.setattr(provider, "available", lambda self: "install me")
     found = doctor.diagnose()
     assert found.exit_code == 1
@@ -76,6 +77,11 @@ def test_whatever_breaks_is_reported(monkeypatch: pytest.MonkeyPatch, error: Exc
     report = cpu_report()
     assert not report.works
     assert "device lost" in report.detail
+
+
+def test_adapters_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuProvider, "device_descriptions", lambda self: ["0 (Maker, software)"])
+    assert cpu_report().devices == ("0 (Maker, software)",)
 
 
 def test_what_to_do_next_is_about_the_devices_that_are_there() -> None:

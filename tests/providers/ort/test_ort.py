@@ -6,9 +6,11 @@ import builtins
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from carryall.errors import (
@@ -43,6 +45,19 @@ def test_a_session_has_only_the_asked_provider(model: Path) -> None:
     assert session.get_providers() == [ort.CPU]
     assert session.get_session_options().intra_op_num_threads == 1
     assert ort.open_session(model.read_bytes(), ort.CPU).get_inputs()[0].name == "x"
+
+
+def test_warnings_of_providers_are_silent_while_a_session_opens(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime-gpu 1.31 warns of every session with a ``device_id`` that no plugin has such a device."""
+    levels: list[int] = []
+    monkeypatch.setattr(onnxruntime, "set_default_logger_severity", levels.append)
+    ort.open_session(model, ort.CPU)
+    assert levels == [4, 2]
+    with pytest.raises(GraphError):
+        ort.open_session(b"broken", ort.CPU)
+    assert levels == [4, 2, 4, 2]
 
 
 def test_a_provider_that_this_build_lacks(model: Path) -> None:
@@ -95,24 +110,31 @@ def test_failures_while_loading_become_typed(
     assert message in str(found)
 
 
-def wheels(installed: dict[str, str]) -> Callable[[str], str]:
-    def version(name: str) -> str:
+def wheels(installed: dict[str, str], file: str = "onnxruntime/__init__.py") -> Callable[[str], Any]:
+    def distribution(name: str) -> Any:
         if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
+        return SimpleNamespace(version=installed[name], files=[importlib.metadata.PackagePath(file)])
 
-    return version
+    return distribution
 
 
 @pytest.mark.usefixtures("fresh_import")
 def test_two_wheels_over_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
-    monkeypatch.setattr(importlib.metadata, "version", wheels(both))
+    monkeypatch.setattr(importlib.metadata, "distribution", wheels(both))
     with pytest.raises(ProviderUnavailableError) as caught:
         ort.load_onnxruntime("provider 'cpu'")
     assert "onnxruntime 1.31.1, onnxruntime-gpu 1.31.0" in str(caught.value)
     assert "pip uninstall -y onnxruntime onnxruntime-gpu && pip install" in str(caught.value)
     assert "'carryall[cpu]' or 'carryall[cuda]'" in str(caught.value)
+
+
+def test_a_plugin_beside_onnxruntime_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime-qnn 2 installs a folder of its own."""
+    plugin = wheels({"onnxruntime-qnn": "2.7.0"}, "onnxruntime_qnn/__init__.py")
+    monkeypatch.setattr(importlib.metadata, "distribution", plugin)
+    assert ort.installed_wheels() == {}
 
 
 def test_one_wheel_is_no_conflict() -> None:

@@ -221,6 +221,19 @@ def test_more_bindings_than_are_kept(runner: slot_runner.SlotRunner, monkeypatch
             check(runner.forward([Row(slot, tokens[4:], 4)])[0], tokens)
 
 
+def test_captured_runs_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_runner, "_MAX_BINDINGS", 2)
+    session = CpuProvider().session(model)
+    policy = SlotPolicy(buckets=(1, 2), capture=True)
+    runner = slot_runner.SlotRunner(session, RunnerConfig(max_slots=4), str(model), policy=policy)
+    runner.forward([Row(0, sequence(1, 0), 0)])
+    captured = runner._bindings["decode", 0, 1]
+    for slot in range(4):
+        runner.forward([Row(slot, sequence(5, slot), 0)])
+    assert runner._bindings["decode", 0, 1] is captured
+    runner.close()
+
+
 def test_a_closed_runner_says_so(model: Path) -> None:
     runner = CpuProvider().runner(model, RunnerConfig(max_slots=1, num_threads=1))
     runner.close()

@@ -20,8 +20,8 @@ from carryall.errors import ProviderUnavailableError, UsageError
 from carryall.exporter.export import export_package
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.providers.targets import ep
-from carryall.providers.targets.ep import PassThroughProvider, plugin_devices
+from carryall.providers.ort import plugins
+from carryall.providers.targets.ep import PassThroughProvider
 from carryall.runtime.models.split import first_provider, is_split
 
 MODEL = """<ir_version: 10, opset_import: ["" : 21]>
@@ -39,11 +39,10 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         onnxruntime, "register_execution_provider_library", lambda name, path: registered.append(path)
     )
     monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: devices if registered else [])
-    plugin_devices.cache_clear()
+    monkeypatch.setattr(plugins, "_registered", {})
     (tmp_path / "plugin.so").touch()
     yield tmp_path / "plugin.so"
     assert registered == [str(tmp_path / "plugin.so")]
-    plugin_devices.cache_clear()
 
 
 @pytest.fixture
@@ -74,17 +73,38 @@ def test_what_cannot_run_says_why(name: str, why: str, model: Path) -> None:
 
 
 def test_a_file_that_is_no_plugin_is_an_error(model: Path) -> None:
-    with pytest.raises(ProviderUnavailableError, match=r"cannot load .*as a plugin library"):
-        get_provider(f"ep:{model}").session(model)
+    for _ in range(2):
+        with pytest.raises(ProviderUnavailableError, match=r"cannot load .*as a plugin library"):
+            get_provider(f"ep:{model}").session(model)
 
 
 def test_a_plugin_without_device_names_what_is_there(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxruntime, "register_execution_provider_library", lambda *_: None)
+    calls: list[str] = []
+
+    def register(name: str, path: str) -> None:
+        if calls:
+            raise RuntimeError("a library of this name is registered")
+        calls.append(path)
+
+    monkeypatch.setattr(onnxruntime, "register_execution_provider_library", register)
     (tmp_path / "idle.so").touch()
-    with pytest.raises(ProviderUnavailableError, match=r"has no device .*CPU \(.*CPUExecutionProvider\)"):
-        PassThroughProvider(str(tmp_path / "idle.so")).session(model)
+    for _ in range(2):
+        with pytest.raises(ProviderUnavailableError, match=r"has no device .*CPU \(.*CPUExecutionProvider\)"):
+            PassThroughProvider(str(tmp_path / "idle.so")).session(model)
+
+
+def test_a_plugin_that_the_program_registered_is_not_registered_again(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "own.so"
+    library.touch()
+    (cpu,) = onnxruntime.get_ep_devices()[:1]
+    own = SimpleNamespace(ep_name=cpu.ep_name, device=cpu.device, ep_metadata={"library_path": str(library)})
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [cpu, own])
+    monkeypatch.setattr(onnxruntime, "register_execution_provider_library", pytest.fail)
+    assert plugins.plugin_devices(library) == (own,)
 
 
 def test_a_plugin_runs_on_its_device(plugin: Path, model: Path) -> None:
@@ -164,4 +184,4 @@ def test_settings_reach_the_execution_provider() -> None:
 def test_devices_are_described() -> None:
     kind = SimpleNamespace(name="NPU")
     device = SimpleNamespace(device=SimpleNamespace(type=kind, vendor="V"), ep_name="E")
-    assert ep._described([device]) == "NPU (V, E)"
+    assert plugins.described([device]) == "NPU (V, E)"

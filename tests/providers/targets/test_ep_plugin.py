@@ -1,18 +1,17 @@
 """A real plugin provider with memory of its own: WebGPU, on a software implementation of Vulkan.
 
-The plugin is downloaded from PyPI. The software device is the one that ``VK_ICD_FILENAMES`` names, or Mesa's
-(Debian's ``mesa-vulkan-drivers``, 25 or newer), or SwiftShader as Chromium brings it.
+The plugin is downloaded from PyPI; for the device see ``software_gpu``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import software_gpu
 import zoo
 from tiny_models import write_tiny
 
@@ -22,8 +21,6 @@ pytestmark = pytest.mark.slow
 
 PLUGIN = "onnxruntime-ep-webgpu==0.4.0"
 LIBRARY = "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so"
-DEVICES = ("/usr/share/vulkan/icd.d/lvp_icd.json", "/usr/share/vulkan/icd.d/lvp_icd.x86_64.json",
-           "/usr/lib/chromium/vk_swiftshader_icd.json")  # fmt: skip
 # This plugin's attention of 32 new tokens and more is wrong on software devices, depending on the head size.
 WRONG = "computes wrong results here: logits of 32 tokens at once and one by one differ"
 
@@ -76,18 +73,11 @@ def library() -> Path:
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run code where the plugin finds a software device; libraries are looked up when a process starts."""
-    installed = (file for file in DEVICES if Path(file).is_file())
-    driver = os.environ.get("VK_ICD_FILENAMES") or next(installed, None)
-    if driver is None:
-        pytest.skip(f"no software Vulkan device: no {', '.join(DEVICES)}, and VK_ICD_FILENAMES is not set")
-    places = [os.environ.get("LD_LIBRARY_PATH", ""), str(Path(driver).parent)]
-    environment = os.environ | {
-        "VK_ICD_FILENAMES": driver,
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, places)),
-        "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
-    }
+    if software_gpu.driver() is None:
+        pytest.skip("no software Vulkan device: install mesa-vulkan-drivers 25, or set VK_ICD_FILENAMES")
+    software_gpu.enable()
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_decoders_on_device_memory(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

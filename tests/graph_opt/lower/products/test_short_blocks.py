@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
 
-from carryall.graph_opt.lower.kernels import CPU
+from carryall.graph_opt.lower.kernels import CPU, DIRECTML
 from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
 from carryall.graph_opt.lower.products.dequantize_weights import DequantizeWeightsPass, is_signed
 from carryall.graph_opt.lower.products.matmul_nbits import QuantizedWeightsPass
@@ -84,3 +84,11 @@ def test_tensorrt_supports_only_whole_blocks() -> None:
     apply(LiftWeightsPass(), model)
     (node,) = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     assert not is_signed(node, [ir.DataType.INT4])
+
+
+def test_directml_takes_whole_blocks_only() -> None:
+    model = product(4, points=False)
+    apply(LiftWeightsPass(), model)
+    reasons = apply(QuantizedWeightsPass(DIRECTML), model)
+    assert reasons == ["the target's MatMulNBits needs whole blocks, not 44 of 16"]
+    assert "MatMul" in [node.op_type for node in model.graph]

@@ -1,0 +1,166 @@
+"""WebGPU: its options by adapter, its messages, and tokens equal to the CPU's where an adapter is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from device_stand_ins import WebGpuOnCpu
+from lowered_forms import CONTEXT, decoder
+from slot_models import save_slot_model
+
+from carryall import LLM, SamplingParams
+from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
+from carryall.exporter.demo import demo_path
+from carryall.exporter.save import save_model
+from carryall.graph_opt.pipeline import pipeline
+from carryall.providers import get_provider
+from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.targets import webgpu
+from carryall.providers.targets.webgpu import WebGpuProvider
+
+
+def adapter(kind: str) -> Any:
+    return SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name=kind), vendor="Maker"))
+
+
+@pytest.fixture
+def adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU and a software adapter."""
+    monkeypatch.setattr(webgpu, "_adapters", lambda: (adapter("GPU"), adapter("CPU")))
+    monkeypatch.setattr(webgpu, "_open_probe", lambda adapter: None)
+
+
+def test_without_the_plugin_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webgpu, "packaged_library", lambda module: None)
+    for _ in range(2):
+        assert str(WebGpuProvider().available()).endswith("install it with: pip install 'carryall[webgpu]'")
+
+
+def test_without_a_device_it_names_the_way_to_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(library: Path) -> None:
+        raise ProviderUnavailableError(f"{library} has no device on this machine")
+
+    monkeypatch.setattr(webgpu, "packaged_library", Path)
+    monkeypatch.setattr(webgpu, "plugin_devices", none)
+    for _ in range(2):
+        reason = str(WebGpuProvider().available())
+        assert "onnxruntime_ep_webgpu has no device" in reason
+        assert "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1" in reason
+
+
+@pytest.mark.usefixtures("adapters")
+def test_a_driver_without_adapter_is_found_by_opening_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WebGpuProvider().available() is None
+
+    def fails(adapter: object) -> None:
+        raise ProviderUnavailableError("the driver offers no adapter: No supported adapters")
+
+    monkeypatch.setattr(webgpu, "_open_probe", fails)
+    assert "No supported adapters" in str(WebGpuProvider().available())
+
+
+@pytest.mark.usefixtures("adapters")
+def test_precision_follows_the_adapter() -> None:
+    def settled(**options: Any) -> str:
+        config = WebGpuProvider().resolve_options(RunnerConfig(options=options), pytest.fail)
+        return str(config.options["compute"])
+
+    assert WebGpuProvider().device_names() == ["0", "1"]
+    assert WebGpuProvider().device_descriptions() == ["0 (Maker)", "1 (Maker, software)"]
+    assert (settled(), settled(device=1), settled(device=1, compute="fp16")) == ("fp16", "fp32", "fp16")
+    with pytest.raises(UsageError, match="no adapter 2, only 2"):
+        settled(device=2)
+
+
+def test_what_the_kernels_lack_is_refused(tmp_path: Path) -> None:
+    """GroupQueryAttention would ignore a soft cap."""
+    model = decoder("gemma3_text", "float", tmp_path)
+    for node in model.graph:
+        if node.op_type == "Attention":
+            node.attributes.add(ir.AttrFloat32("softcap", 30.0))
+    with pytest.raises(GraphError, match="the kernel does not support softcap"):
+        pipeline.run(model, WebGpuOnCpu().passes(RunnerConfig(context_length=CONTEXT)))
+
+
+def test_slots_move_between_banks_and_the_stage(tmp_path: Path) -> None:
+    """Sequences that run alone, together, and after copies give the logits of undisturbed ones."""
+    model, provider = save_slot_model(tmp_path / "model.onnx"), WebGpuOnCpu()
+    config = RunnerConfig(max_slots=5, num_threads=1)  # banks of 3 and 2 slots
+    texts = np.random.default_rng(0).integers(0, 32, (5, 12))
+    runner, alone = provider.runner(model, config), get_provider("cpu").runner(model, config)
+    expected = [alone.forward([Row(slot, text, 0, 12)])[0].copy() for slot, text in enumerate(texts)]
+    ends = [0] * 5
+    steps = [[0], [1], [0], [0, 1], [2, 3, 4], [3], [4], [3, 4], [2], [0, 1, 2, 3, 4], [4], [0, 2, 4]]
+    for count, slots in enumerate(steps):
+        size = 2 if count in (0, 1, 4) else 1
+        rows = [Row(slot, texts[slot][ends[slot] : ends[slot] + size], ends[slot]) for slot in slots]
+        for row, logits in zip(rows, runner.forward(rows), strict=True):
+            ends[row.slot] += size
+            np.testing.assert_allclose(logits[0], expected[row.slot][ends[row.slot] - 1], atol=1e-4)
+    for source, target in ((4, 0), (0, 3), (3, 1)):  # from the stage, in a bank, between banks
+        runner.copy_prefix(source, target, ends[4])
+        (logits,) = runner.forward([Row(target, texts[4][ends[4] :], ends[4])])
+        np.testing.assert_allclose(logits[0], expected[4][-1], atol=1e-4)
+    runner.release(1)
+    assert runner.kv_bytes == 6 * 64 * runner.info.kv_bytes_per_token
+    runner.close()
+    alone.close()
+
+
+def test_memory_decides_the_slots(tmp_path: Path) -> None:
+    model, provider = save_slot_model(tmp_path / "model.onnx"), WebGpuOnCpu()
+    slot = 64 * 2 * 2 * 2 * 8 * 4  # tokens, layers, keys and values, heads, size, bytes
+    for size, expected in ((3 * slot, 3), (100 * slot, 4)):
+        runner = provider.runner(model, RunnerConfig(max_slots=4, options={"kv_cache_bytes": size}))
+        assert runner.info.max_slots == expected
+        runner.close()
+    with pytest.raises(ProviderRuntimeError, match="or raise kv_cache_bytes"):
+        provider.runner(model, RunnerConfig(max_slots=4, options={"kv_cache_bytes": slot - 1}))
+
+
+@pytest.fixture
+def device() -> WebGpuProvider:
+    provider = get_provider("webgpu")
+    assert isinstance(provider, WebGpuProvider)
+    if (reason := provider.available()) is not None:
+        pytest.skip(reason)
+    return provider
+
+
+@pytest.mark.slow
+def test_the_demo_model_writes_what_it_writes_on_the_cpu(
+    device: WebGpuProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    params, found = SamplingParams(temperature=0, max_tokens=8), []
+    for provider in ("cpu", "webgpu"):
+        with LLM(demo_path(), provider=provider, max_slots=2, context_length=64) as llm:
+            results = llm.generate(["def main(", "import os"], params)
+            found.append([result.outputs[0].token_ids for result in results])
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["float", "int4", "int4-minima", "int8", "dynamic", "static"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt2", "phi3", "gemma3_text", "qwen2"])
+def test_families_and_forms_on_the_device(
+    device: WebGpuProvider, family: str, form: str, tmp_path: Path
+) -> None:
+    tokens, logits = np.random.default_rng(1).integers(1, 250, 24), []
+    config = RunnerConfig(max_slots=2, context_length=CONTEXT)
+    for provider in (WebGpuOnCpu(), device):
+        model = pipeline.run(decoder(family, form, tmp_path), provider.passes(config))[0]
+        path = tmp_path / f"{provider.name}.onnx"
+        save_model(model, path)
+        runner = provider.runner(path, config)
+        runner.forward([Row(0, tokens[:20], 0), Row(1, tokens[:9], 0)])
+        both = runner.forward([Row(0, tokens[20:21], 20), Row(1, tokens[9:10], 9)])
+        logits.append([*(one.copy() for one in both), runner.forward([Row(0, tokens[21:], 21, 3)])[0].copy()])
+        runner.close()
+    for ours, theirs in zip(*logits, strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=2e-4 * np.abs(ours).max())
