@@ -70,10 +70,10 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     if chosen.server.models is not None:
         models = ModelRepository(models_in(chosen.server.models, chosen.model, chosen.engine))
     folder = chosen.server.batch_folder
-    parts = [BatchService(folder, models, chosen.server)] if folder is not None else []
+    parts = [BatchService(folder, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(models, chosen.server, on_ready, parts))
+        drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

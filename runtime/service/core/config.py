@@ -8,6 +8,17 @@ from pathlib import Path
 from ....errors import UsageError
 from ....options import Checked, option
 
+# The settings that SIGHUP reloads (docs/serving.md).
+RELOADED = (
+    "any_model_name",
+    "body_timeout_seconds",
+    "grace_seconds",
+    "max_body_bytes",
+    "max_choices",
+    "max_logprobs",
+    "strict",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(Checked):

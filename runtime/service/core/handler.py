@@ -23,6 +23,7 @@ from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
+from .caller import CALLER, check_tokens, spend
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
@@ -88,6 +89,7 @@ class LLMHandler:
             EngineClosedError: the engine was shut down during the request.
             ProviderRuntimeError: the model failed to run.
         """
+        check_tokens()
         with self._in_progress() as llm:
             stream = await llm.add_request(
                 await _prompt(llm, request.prompt),
@@ -103,8 +105,11 @@ class LLMHandler:
             watching = self._observer()
             observer = watching.begin(self.model.info.model, request) if watching else None
             try:
+                prompt_counted = False
                 async for output in stream:
                     for delta in tracker.advance(output):
+                        spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
+                        prompt_counted = True
                         if observer is not None:
                             observer.delta(delta, output.metrics)
                         yield delta
@@ -156,7 +161,9 @@ class LLMHandler:
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
+            check_tokens()
             tokens = [await llm.token_ids(prompt) for prompt in prompts]
+            spend(sum(map(len, tokens)))
             try:
                 vectors = await llm.embed(tokens, pooling=pooling, normalize=normalize)
             except UsageError as error:
@@ -170,6 +177,7 @@ class LLMHandler:
     ) -> list[ContinuationScore]:
         """Return the log-probability of each continuation; see ``LLM.score``."""
         with self._in_progress() as llm:
+            await _spend_on(llm, texts, continuations)
             return await llm.score(texts, continuations)
 
     async def rerank(
@@ -182,6 +190,7 @@ class LLMHandler:
     ) -> list[float]:
         """Return the probability that each document answers the query; see ``LLM.rerank``."""
         with self._in_progress() as llm:
+            await _spend_on(llm, [query] * len(documents), documents)
             return await llm.rerank(query, documents, instruction=instruction, answers=answers)
 
     def abort(self, request_id: str) -> None:
@@ -228,6 +237,17 @@ class LLMHandler:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
+    """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
+    caller = CALLER.get()
+    if caller is None or not caller.budgets.counts_tokens:
+        return
+    check_tokens()
+    for texts in given:
+        for text in [texts] if isinstance(texts, str) else texts:
+            spend(len(await llm.token_ids(text)))
 
 
 async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:

@@ -11,7 +11,7 @@ from ....errors import RequestError
 from ....proto import generation_pb2, models_pb2, service_pb2_grpc, tasks_pb2
 from ...api.embedding import Pooling
 from ...api.scoring import RERANK_INSTRUCTION
-from ..core.admission import Admission
+from ..access.admission import Admission
 from ..core.handler import LLMHandler
 from ..core.repository import ModelKind, ModelState, ModelStatus
 from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response

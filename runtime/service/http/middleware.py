@@ -12,10 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.admission import CALLER
-from ..core.api_keys import ApiKeys, Caller
-from ..core.config import ServerConfig
-from .errors import error_json
+from ....errors import RateLimitError
+from ..access.policy import Policy
+from ..core.caller import CALLER, Caller
+from .errors import error_json, retry_after
 
 _log = logging.getLogger(__name__)
 
@@ -65,15 +65,14 @@ class Callers:
 
     Args:
         app: the ASGI application that handles accepted requests.
-        config: the address to listen on and the allowed origins.
-        keys: the accepted API keys; None accepts all requests.
+        policy: the address to listen on, the allowed origins and the API keys.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self._app = app
-        self._keys = keys
-        self._origins = config.cors_origins
-        self._loopback = _is_loopback(config.host)
+        self._keys = policy.keys
+        self._origins = policy.config.cors_origins
+        self._loopback = _is_loopback(policy.config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -81,15 +80,21 @@ class Callers:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        more: dict[str, str] = {}
         refusal = self._refusal(headers)
         caller: Caller | None = None
         if refusal is None and self._keys is not None and scope["path"] not in _OPEN:
             caller = self._keys.find(_key_of(headers))
             if caller is None:
                 refusal = (401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY")
+                more = {"WWW-Authenticate": "Bearer"}
+            else:
+                try:
+                    caller.budgets.count_request()
+                except RateLimitError as error:
+                    refusal, more = (429, str(error)), {"Retry-After": retry_after(error)}
         if refusal is not None:
             status, message = refusal
-            more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
             answer = JSONResponse(error_json(scope["path"], status, message), status, more)
             await answer(scope, receive, send)
             return
@@ -128,13 +133,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def wrapped(app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> ASGIApp:
+def wrapped(app: ASGIApp, policy: Policy) -> ASGIApp:
     """Return the application wrapped in all middleware."""
-    guarded: ASGIApp = Callers(app, config, keys)
-    if config.cors_origins:  # outermost, because a preflight request carries no key
+    guarded: ASGIApp = Callers(app, policy)
+    if policy.config.cors_origins:  # outermost, because a preflight request carries no key
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=config.cors_origins,
+            allow_origins=policy.config.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["*"],

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
 from ....plain_json import plain_json
-from ..core.admission import Admission
+from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
 from ..core.metrics import Metrics
@@ -29,9 +29,13 @@ class HttpService:
     """The models, settings, metrics and inference that all routes share."""
 
     models: ModelRepository
-    config: ServerConfig
     metrics: Metrics
     inference: Inference
+
+    @property
+    def config(self) -> ServerConfig:
+        """Return the settings in force."""
+        return self.admission.policy.config
 
     @property
     def admission(self) -> Admission:

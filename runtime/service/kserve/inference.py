@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 from ....errors import RequestError
-from ..core.admission import Admission
+from ..access.admission import Admission
+from ..access.policy import Policy
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository, ModelStatus
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
@@ -45,7 +46,7 @@ class Inference:
     @classmethod
     def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
         """Return an instance for the models of a repository and the service's settings."""
-        return cls(Admission(models, config), SharedMemory(allowed=config.shared_memory))
+        return cls(Admission(models, Policy(config)), SharedMemory(allowed=config.shared_memory))
 
     async def run(self, request: InferenceRequest) -> InferenceResponse:
         """Return the response to a request that has exactly 1 response.

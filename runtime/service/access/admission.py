@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from ....errors import InvalidSamplingError, UnknownModelError
+from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
-from .api_keys import Caller
-from .config import ServerConfig
-from .handler import LLMHandler
-from .messages import GenerationRequest
-from .repository import ModelRepository, ModelStatus
+from ..core.caller import CALLER
+from ..core.handler import LLMHandler
+from ..core.messages import GenerationRequest
+from ..core.repository import ModelRepository, ModelStatus
+from .policy import Policy
 
 if TYPE_CHECKING:
     from ...api.session import InferenceSession
-
-# The caller of the current request; None if the service has no API keys.
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-
-
-def caller_name() -> str | None:
-    """Return the name of the API key of the current request; None if keys are off."""
-    caller = CALLER.get()
-    return None if caller is None else caller.name
 
 
 class Admission:
@@ -34,11 +24,11 @@ class Admission:
 
     Args:
         models: the repository.
-        config: the request limits, and whether unknown names select the default model.
+        policy: the request limits, and whether unknown names select the default model.
     """
 
-    def __init__(self, models: ModelRepository, config: ServerConfig) -> None:
-        self._models, self._config = models, config
+    def __init__(self, models: ModelRepository, policy: Policy) -> None:
+        self._models, self.policy = models, policy
 
     @property
     def ready(self) -> bool:
@@ -79,7 +69,7 @@ class Admission:
         try:
             return self._models.llm(name)
         except UnknownModelError:
-            if not self._config.any_model_name:
+            if not self.policy.config.any_model_name:
                 raise
             return self._models.llm(None)
 
@@ -92,14 +82,29 @@ class Admission:
         return self._models.session(self.find(name, version).name, version or None)
 
     async def load(self, name: str) -> ModelStatus:
-        """Load a model; see ``ModelRepository.load``."""
-        own = self.find(name).name
+        """Load a model; see ``ModelRepository.load``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        own = self._administered(name)
         await self._models.load(own)
         return self.find(own)
 
     async def unload(self, name: str) -> None:
-        """Unload a model; see ``ModelRepository.unload``."""
-        await self._models.unload(self.find(name).name)
+        """Unload a model; see ``ModelRepository.unload``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        await self._models.unload(self._administered(name))
+
+    def _administered(self, name: str) -> str:
+        """Return the own name of a model that the caller may load and unload."""
+        caller, own = CALLER.get(), self.find(name).name
+        if caller is not None and not caller.admin:
+            raise AccessError("this API key may not load or unload models; set admin = true in the key file")
+        return own
 
     def admitted(self, asked: GenerationRequest) -> GenerationRequest:
         """Check a request's sampling options, and return the request with the caller as its tenant.
@@ -118,9 +123,9 @@ class Admission:
             InvalidSamplingError: an option is above its limit.
         """
         limits = {
-            "n": (params.num_samples, self._config.max_choices),
-            "logprobs": (params.logprobs, self._config.max_logprobs),
-            "prompt_logprobs": (params.prompt_logprobs, self._config.max_logprobs),
+            "n": (params.num_samples, self.policy.config.max_choices),
+            "logprobs": (params.logprobs, self.policy.config.max_logprobs),
+            "prompt_logprobs": (params.prompt_logprobs, self.policy.config.max_logprobs),
         }
         for name, (value, most) in limits.items():
             if value is not None and value > most:
