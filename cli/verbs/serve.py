@@ -51,7 +51,13 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     def load() -> ServedModel:
         nonlocal provider
         with progress("prepare", quiet=quiet or as_json) as tell:
-            served = load_served_model(chosen.model, name=name, engine_config=chosen.engine, progress=tell)
+            served = load_served_model(
+                chosen.model,
+                name=name,
+                engine_config=chosen.engine,
+                progress=tell,
+                warm_up=chosen.server.warm_up,
+            )
         provider = served.info.provider  # "auto" has become the one that was chosen
         tell_fallbacks(served.fallbacks)
         return served
@@ -68,7 +74,9 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
 
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
     if chosen.server.models is not None:
-        models = ModelRepository(models_in(chosen.server.models, chosen.model, chosen.engine))
+        models = ModelRepository(
+            models_in(chosen.server.models, chosen.model, chosen.engine, warm_up=chosen.server.warm_up)
+        )
     folder = chosen.server.batch_folder
     parts = [BatchService(folder, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once

@@ -20,6 +20,8 @@ from .http.app import make_app
 from .http.server import HttpServer
 from .kserve.inference import Inference
 from .signals import on_hangup, stop_signal
+from .telemetry.request_log import RequestLog
+from .telemetry.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -82,6 +84,10 @@ async def serve(
     """
     inference = Inference.of(models, config)
     policy = inference.models.policy
+    models.observers.add(RequestLog(content=config.log_content))
+    tracing = Tracing.to(config.otel_endpoint) if config.otel_endpoint else None
+    if tracing:
+        models.observers.add(tracing)
     grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
     routes = [route for part in parts for route in part.routes()]
     app = make_app(models, inference, routes)
@@ -118,6 +124,8 @@ async def serve(
             if server:
                 await server.stop()
         models.close()
+        if tracing:
+            await asyncio.to_thread(tracing.close)  # waits for the collector
     return drained
 
 

@@ -48,6 +48,10 @@ class ServerConfig(Checked):
         batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's body.
+        warm_up: run each model once before it accepts requests.
+        log_content: write prompts and answers to the log, in the records of generations.
+        otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as
+            http://127.0.0.1:4317; nothing is sent without it.
 
     Raises:
         UsageError: a value has the wrong type or is out of range.
@@ -75,6 +79,9 @@ class ServerConfig(Checked):
     batch_folder: Path | None = None
     max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
+    warm_up: bool = True
+    log_content: bool = False
+    otel_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Check each value, then the values that depend on each other."""

@@ -26,7 +26,7 @@ from ...text.chat_template import check_variables
 from .caller import CALLER, check_tokens, spend
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
-from .observer import Observer
+from .observer import Observer, Observers, RequestObserver
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -40,18 +40,18 @@ class LLMHandler:
 
     Args:
         on_engine_lost: called when a request fails because the engine is closed.
-        observer: returns the observer of the requests, or None.
+        observers: observes the requests.
     """
 
     def __init__(
         self,
         on_engine_lost: Callable[[], None] = lambda: None,
-        observer: Callable[[], Observer | None] = lambda: None,
+        observers: Observer | None = None,
     ) -> None:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
         self._on_engine_lost = on_engine_lost
-        self._observer = observer
+        self._observers = observers or Observers()
         self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
         self._streams: set[RequestStream] = set()
@@ -102,8 +102,8 @@ class LLMHandler:
             )
             self._streams.add(stream)
             tracker, start = DeltaTracker(), time.monotonic()
-            watching = self._observer()
-            observer = watching.begin(self.model.info.model, request) if watching else None
+            observer: RequestObserver | None = self._observers.begin(self.model.info.model, request)
+            failure: BaseException | None = None
             try:
                 prompt_counted = False
                 async for output in stream:
@@ -119,11 +119,14 @@ class LLMHandler:
                 error.retry_after = self._mean_seconds * stats.waiting / max(1, stats.slots)
                 observer = None  # the engine did not accept the request
                 raise
+            except BaseException as error:
+                failure = error
+                raise
             finally:
                 self._streams.discard(stream)
                 stream.cancel()
                 if observer is not None:
-                    observer.ended()
+                    observer.ended(failure)
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.

@@ -45,13 +45,16 @@ class _Settings:
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[str, ModelLoader]:
+def models_in(
+    folder: Path, model: ModelConfig, engine: EngineConfig, *, warm_up: bool = False
+) -> dict[str, ModelLoader]:
     """Return the loaders of a folder's models, by name, in alphabetical order.
 
     Args:
         folder: the folder of models.
         model: options of every model, except ``model.model``.
         engine: options of every language model's engine.
+        warm_up: run each model once before it accepts requests.
 
     Raises:
         UsageError: the folder does not exist or is empty, or a ``config.toml`` is invalid.
@@ -63,7 +66,7 @@ def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[st
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            found[path.name] = _loader(path, model, engine)
+            found[path.name] = _loader(path, model, engine, warm_up=warm_up)
         elif path.suffix == ".onnx":
             found[path.stem] = _tensor_loader(path, model, "1", load=True)
     if not found:
@@ -71,7 +74,7 @@ def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[st
     return found
 
 
-def _loader(folder: Path, model: ModelConfig, engine: EngineConfig) -> ModelLoader:
+def _loader(folder: Path, model: ModelConfig, engine: EngineConfig, *, warm_up: bool) -> ModelLoader:
     settings = _settings(folder / CONFIG_FILE)
     path, version = _version(folder, settings.version)
     file = _only_onnx(path)
@@ -86,7 +89,7 @@ def _loader(folder: Path, model: ModelConfig, engine: EngineConfig) -> ModelLoad
     own = dataclasses.replace(of_model, model=path)
     of_engine = _changed(engine, settings.engine, folder)
     return ModelLoader(
-        lambda: load_served_model(own, name=folder.name, engine_config=of_engine),
+        lambda: load_served_model(own, name=folder.name, engine_config=of_engine, warm_up=warm_up),
         version=version,
         wanted=settings.load,
     )

@@ -19,7 +19,7 @@ from ....errors import (
 from .background import in_daemon_thread
 from .handler import LLMHandler
 from .messages import ModelInfo
-from .observer import Observer
+from .observer import Observers
 from .served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class ModelRepository:
         grace_seconds: float = 30.0,
     ) -> None:
         self.all_lost = asyncio.Event()  # set when the last working engine has failed
-        self.observer: Observer | None = None  # observes all requests
+        self.observers = Observers()  # of all requests
         self._aliases = dict(aliases or {})
         self._grace_seconds = grace_seconds
         self._entries = {
@@ -292,7 +292,7 @@ class ModelRepository:
         return entry
 
     def _handler(self, name: str) -> LLMHandler:
-        return LLMHandler(lambda: self._lost(name), lambda: self.observer)
+        return LLMHandler(lambda: self._lost(name), self.observers)
 
     def _lost(self, name: str) -> None:
         """Mark a model as failed because its engine is closed."""

@@ -10,6 +10,7 @@ import grpc
 from ....errors import RateLimitError
 from ..access.api_keys import ApiKeys
 from ..core.caller import CALLER
+from .decoding import MAKERS
 from .statuses import Context, errors_as_status
 
 Refusal = Callable[[object, Context], Awaitable[None]]
@@ -74,10 +75,5 @@ def _limited(error: RateLimitError) -> Refusal:
 
 def _of_same_kind(handler: Any, refuse: Refusal) -> Any:
     """Return a handler of the same kind that refuses every call."""
-    makers = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    return makers[handler.request_streaming, handler.response_streaming](refuse)
+    make, _ = MAKERS[handler.request_streaming, handler.response_streaming]
+    return make(refuse)

@@ -66,7 +66,8 @@ def code_of(error: CarryallError) -> grpc.StatusCode:
 
 async def _abort(context: Context, error: CarryallError) -> None:
     code = code_of(error)
-    metadata: list[tuple[str, str | bytes]] = []
+    # ``abort`` replaces what was set before, such as the request id.
+    metadata: list[tuple[str, str | bytes]] = list(context.trailing_metadata() or ())
     details = _details(code, error)
     if details:
         metadata.append(("grpc-status-details-bin", _status(code, error, details).SerializeToString()))

@@ -11,9 +11,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from ....errors import CarryallError
-from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
+from ..telemetry.metrics import Metrics
 from . import anthropic, health, kserve, ollama, openai_api, playground_page, responses_api, tgi, utility
 from .errors import error_response
 from .middleware import wrapped

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ....errors import RateLimitError
 from ..access.policy import Policy
 from ..core.caller import CALLER, Caller
+from ..core.request_context import enter
 from .errors import error_json, retry_after
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _OPEN = ("/", "/health", "/health/live", "/health/ready", "/ping", "/version", "
 class RequestIds:
     """Set ``X-Request-Id`` and log method, path, status and seconds of each request, but not its content.
 
-    The id is the client's ``X-Request-Id`` if it is printable and at most 128 characters long, else random.
+    The id is the client's ``X-Request-Id``, or a random one; see ``request_context``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -38,8 +38,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        name = given if given and len(given) <= 128 and given.isprintable() else uuid.uuid4().hex
+        name = enter(Headers(scope=scope))
         status, start = 0, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
@@ -54,7 +53,9 @@ class RequestIds:
         finally:
             if _log.isEnabledFor(logging.INFO):
                 seconds = time.monotonic() - start
-                _log.info("%s %s %s %d %.3f s", name, scope["method"], scope["path"], status, seconds)
+                method, path = scope["method"], scope["path"]
+                fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4)}
+                _log.info("%s %s %s %d %.3f s", name, method, path, status, seconds, extra={"fields": fields})
 
 
 class Callers:

@@ -14,9 +14,9 @@ from ....plain_json import plain_json
 from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.handler import LLMHandler
-from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
+from ..telemetry.metrics import Metrics
 from .bodies import read_object
 from .openai.reading import known_fields
 

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from ...engine.stats import EngineStats
 from ...types.outputs import RequestMetrics
-from .messages import Delta, GenerationRequest
-from .repository import ModelRepository
+from ..core.messages import Delta, GenerationRequest
+from ..core.repository import ModelRepository
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"  # each model has one engine
@@ -113,7 +113,7 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
-        models.observer = self
+        models.observers.add(self)
 
     def begin(self, model: str, request: GenerationRequest) -> _Request:
         """See ``Observer``."""
@@ -151,7 +151,7 @@ class _Request:
         self._times = metrics or self._times
         self._reason = delta.finish_reason or self._reason
 
-    def ended(self) -> None:
+    def ended(self, error: BaseException | None) -> None:
         """See ``RequestObserver``."""
         metrics, labels = self._metrics, self._labels
         # vLLM's reason for a client that disconnected.
