@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 
 import click
@@ -73,15 +74,17 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
+    scan = None
     if chosen.server.models is not None:
-        models = ModelRepository(
-            models_in(chosen.server.models, chosen.model, chosen.engine, warm_up=chosen.server.warm_up)
+        scan = functools.partial(
+            models_in, chosen.server.models, chosen.model, chosen.engine, warm_up=chosen.server.warm_up
         )
+        models = ModelRepository(scan())
     folder = chosen.server.batch_folder
     parts = [BatchService(folder, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread))
+        drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread, scan))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

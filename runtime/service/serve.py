@@ -15,6 +15,7 @@ from .access.admission import Admission
 from .access.policy import Policy
 from .core.config import ServerConfig
 from .core.repository import ModelRepository
+from .core.upkeep import Scan, Upkeep
 from .grpc.server import GrpcServer
 from .http.app import make_app
 from .http.server import HttpServer
@@ -60,6 +61,7 @@ async def serve(
     on_ready: Callable[[Addresses], None],
     parts: Sequence[ServicePart] = (),
     reread: Callable[[], ServerConfig] | None = None,
+    scan: Scan | None = None,
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
@@ -73,6 +75,7 @@ async def serve(
         parts: further parts of the service.
         reread: returns the present settings after SIGHUP; None keeps the settings, and reloads only API keys
             and certificates.
+        scan: finds the present models of the folder of models; None keeps the models.
 
     Returns:
         Whether all requests ended within the grace period.
@@ -85,6 +88,7 @@ async def serve(
     inference = Inference.of(models, config)
     policy = inference.models.policy
     models.observers.add(RequestLog(content=config.log_content))
+    upkeep = Upkeep(models, scan, poll_seconds=config.models_poll_seconds, memory_limit=config.memory_limit)
     tracing = Tracing.to(config.otel_endpoint) if config.otel_endpoint else None
     if tracing:
         models.observers.add(tracing)
@@ -98,6 +102,7 @@ async def serve(
             _reload(policy, reread)
         except UsageError as error:
             _log.warning("the settings are not reloaded: %s", error)
+        upkeep.rescan()
         if http:
             http.reload_certificates()  # gRPC compares the files at each connection
 
@@ -111,10 +116,12 @@ async def serve(
                     await part.start(inference.models)
                 if grpc:
                     await grpc.set_serving()
+                upkeep.start()
                 on_ready(addresses)
                 if await _unless(stop, _task(models.all_lost.wait())):
                     raise EngineClosedError("the engine stopped working; the service ends")
     finally:
+        upkeep.stop()
         if grpc:
             await grpc.set_stopping()
         for part in parts:

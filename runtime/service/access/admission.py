@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
 from ..core.caller import CALLER
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
-from ..core.repository import ModelRepository, ModelStatus
+from ..core.model_entry import ModelStatus
+from ..core.repository import ModelRepository
+from ..core.tensor_model import TensorModel
 from .policy import Policy
-
-if TYPE_CHECKING:
-    from ...api.session import InferenceSession
 
 
 class Admission:
@@ -47,39 +46,50 @@ class Admission:
             UnknownModelError: there is no such model, or the caller may not use it.
         """
         found = self.models()
-        for status in found:
+        for status in reversed(found):  # the newest version first
             if name in (status.name, *status.aliases) and version in ("", status.version):
                 return status
         there_are = ", ".join(status.name for status in found) or "none"
         wanted = f"'{name}' version {version}" if version else f"'{name}'"
         raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
 
-    def llm(self, name: str | None = None) -> LLMHandler:
+    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
         """Return the handler of a language model's requests; see ``ModelRepository.llm``.
 
         Raises:
             UnknownModelError: there is no model of that name, or the caller may not use it.
         """
-        handler, caller = self._llm(name), CALLER.get()
-        if caller is not None and not caller.may_use(handler.model.info.model):
-            raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
-        return handler
+        return self._models.llm(*self._allowed(name, version))
 
-    def _llm(self, name: str | None) -> LLMHandler:
+    def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
+
+        Raises:
+            UnknownModelError: there is no model of that name, or the caller may not use it.
+        """
+        own, version = self._allowed(name, "")
+        return self._models.embedder(f"{own}:{version}" if version else own)
+
+    def _allowed(self, name: str | None, version: str) -> tuple[str, str]:
+        """Return the own name and the version of a model that the caller may use."""
         try:
-            return self._models.llm(name)
+            own, version = self._models.resolved(name, version)
         except UnknownModelError:
             if not self.policy.config.any_model_name:
                 raise
-            return self._models.llm(None)
+            own, version = self._models.resolved(None)
+        caller = CALLER.get()
+        if caller is not None and not caller.may_use(own):
+            raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
+        return own, version
 
-    def session(self, name: str, version: str = "") -> InferenceSession:
-        """Return the session of a tensor model.
+    def tensor(self, name: str, version: str = "") -> TensorModel:
+        """Return a tensor model.
 
         Raises:
             UnknownModelError: there is no model of that name and version, or the caller may not use it.
         """
-        return self._models.session(self.find(name, version).name, version or None)
+        return self._models.tensor(self.find(name, version).name, version)
 
     async def load(self, name: str) -> ModelStatus:
         """Load a model; see ``ModelRepository.load``.

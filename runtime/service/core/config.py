@@ -30,6 +30,9 @@ class ServerConfig(Checked):
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
         grace_seconds: how long running requests may continue after the service is told to stop.
         models: a folder of models to serve, instead of MODEL (docs/serving.md).
+        models_poll_seconds: look for changed models at this interval; without it, at SIGHUP only.
+        memory_limit: while the process uses more memory, unload idle models, least recently used first; the
+            next request loads them again.
         served_model_names: more names that requests may use for the model.
         any_model_name: answer requests for unknown models with the default model.
         strict: refuse requests with unknown fields instead of ignoring these fields.
@@ -62,6 +65,8 @@ class ServerConfig(Checked):
     grpc_port: int | None = option(8001, least=0, most=65535)
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
     models: Path | None = None
+    models_poll_seconds: float | None = option(None, least=0.1)
+    memory_limit: int | None = option(None, least=1, unit="bytes")
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     any_model_name: bool = False
     strict: bool = False

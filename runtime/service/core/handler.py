@@ -75,6 +75,11 @@ class LLMHandler:
         return self._model
 
     @property
+    def name(self) -> str:
+        """Return the name of the model that is served."""
+        return self.model.info.model
+
+    @property
     def active(self) -> int:
         """Return the number of requests in progress."""
         return self._active
@@ -154,9 +159,13 @@ class LLMHandler:
             return await llm.text_of(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def embed(
-        self, prompts: Sequence[str | list[int]], *, pooling: Pooling = "last", normalize: bool = True
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
     ) -> Embeddings:
-        """Return the embeddings of texts or token ids.
+        """Return the embeddings of texts or token ids; ``pooling`` None is "last".
 
         Raises:
             RequestError: a prompt is invalid.
@@ -168,7 +177,7 @@ class LLMHandler:
             tokens = [await llm.token_ids(prompt) for prompt in prompts]
             spend(sum(map(len, tokens)))
             try:
-                vectors = await llm.embed(tokens, pooling=pooling, normalize=normalize)
+                vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)
             except UsageError as error:
                 if isinstance(error, RequestError):
                     raise

@@ -12,7 +12,7 @@ from ....errors import CarryallError, RequestError, UnsupportedTaskError
 from ....proto import kserve_pb2 as pb
 from ....proto import kserve_pb2_grpc
 from ..core.caller import CALLER
-from ..core.repository import ModelState, ModelStatus
+from ..core.model_entry import ModelState, ModelStatus
 from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import ModelFacts, TensorFacts
 from ..kserve.statistics import Duration

@@ -190,7 +190,10 @@ class _Engines(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         ready = [one for one in self._models.models() if one.kind == "llm" and one.state == "ready"]
-        stats = {one.name: self._models.llm(one.name).stats() for one in ready}
+        stats = {
+            one.info.model if one.info else one.name: self._models.llm(one.name, one.version).stats()
+            for one in ready
+        }
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for model, each in stats.items():
@@ -233,5 +236,6 @@ class _Engines(Collector):
             "carryall:model_ready", "Whether a model serves requests.", labels=("model_name", "state")
         )
         for one in self._models.models():
-            states.add_metric((one.name, one.state), float(one.state == "ready"))
+            name = one.name if one.only else f"{one.name}:{one.version}"
+            states.add_metric((name, one.state), float(one.state == "ready"))
         return states
