@@ -23,6 +23,8 @@
     |   `-- ProviderRuntimeError      a run failed on the device
     |-- EngineClosedError         the engine was shut down while the request was in it
     |-- QueueFullError            the engine's queue is full; retry later
+    |   `-- RateLimitError            the API key's requests or tokens are used up; retry later
+    |-- AccessError               the API key is missing, unknown, or not allowed to do this
     |-- ServiceUnavailableError   the service is loading its model or shutting down
     `-- RequestCancelled          the caller cancelled this request
 
@@ -145,6 +147,14 @@ class QueueFullError(CarryallError):
     """
 
     retry_after = 1.0
+
+
+class RateLimitError(QueueFullError):
+    """The requests or tokens that the API key allows are used up; retry later."""
+
+
+class AccessError(CarryallError):
+    """The API key is missing, unknown, or not allowed to do this."""
 
 
 class ServiceUnavailableError(CarryallError):

@@ -7,7 +7,7 @@ Every module logs to ``logging.getLogger(__name__)``, so loggers have the names 
     CARRYALL_LOG=runtime.engine=debug,providers=info    records of some packages
     CARRYALL_LOG_FORMAT=json                            one JSON object per line
 
-Records contain ids of requests, and never their text.
+Records contain ids of requests, and their text only with ``carryall serve --log-content``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
 
 from .errors import CarryallWarning, UsageError
 
@@ -28,8 +30,15 @@ _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "w
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+# Facts of the current task, such as the id of a request, which JSON records have.
+CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("log context", default={})  # noqa: B039 -- never changed
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: time (seconds since 1970), level, logger, message, and error if any."""
+    """One JSON object per record: time (seconds since 1970), level, logger, message, and error if any.
+
+    Further fields are those of the task (``CONTEXT``) and of the record (``extra={"fields": ...}``).
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line of JSON."""
@@ -38,6 +47,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **CONTEXT.get(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

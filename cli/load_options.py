@@ -35,6 +35,7 @@ Command = Callable[..., Any]
 TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
 SERVER_TABLES: dict[str, type[Any]] = {**TABLES, "server": ServerConfig}
 VARIABLES = "CARRYALL_"
+_FILE = f"{__name__}.file"  # the key of the file in the context
 _SECTIONS = {"model": "Model and provider", "engine": "Engine", "server": "Service"}
 
 
@@ -46,11 +47,13 @@ class Chosen:
         model: options of the model.
         engine: options of the engine.
         server: options of the service; defaults for verbs that do not serve.
+        reread: returns the options of the service with the present values of the file; None without a file.
     """
 
     model: ModelConfig
     engine: EngineConfig
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    reread: Callable[[], ServerConfig] | None = None
 
 
 def config_options(
@@ -91,7 +94,10 @@ def config_options(
                 found["model"]["model"] = folder
             if "model" not in found["model"]:
                 raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
-            chosen = Chosen(**{table: owner(**found[table]) for table, owner in SERVER_TABLES.items()})
+            chosen = Chosen(
+                **{table: owner(**found[table]) for table, owner in SERVER_TABLES.items()},
+                reread=_reread(found["server"]),
+            )
             return function(chosen=chosen, **given)
 
         command: Command = gather
@@ -100,6 +106,27 @@ def config_options(
         return command
 
     return decorate
+
+
+def _reread(given: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:
+    """Return a function that reads the service's options again; flags and variables stay as they are."""
+    ctx = click.get_current_context()
+    path: Path | None = ctx.meta.get(_FILE)
+    if path is None:
+        return None
+    sources = click.core.ParameterSource
+    fixed = {
+        name: value
+        for name, value in given.items()
+        if ctx.get_parameter_source(name) in (sources.COMMANDLINE, sources.ENVIRONMENT)
+    }
+
+    def reread() -> ServerConfig:
+        values = read_file(path).get("server", {})
+        read = {name: None if value == "none" else value for name, value in values.items()}
+        return ServerConfig(**{**read, **fixed})
+
+    return reread
 
 
 def _is_given(declaration: Option) -> bool:
@@ -193,6 +220,7 @@ def _take_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Non
     """Make a file's values the defaults of the flags."""
     if path is None:
         return
+    ctx.meta[_FILE] = path
     defaults = {name: value for values in read_file(path).values() for name, value in values.items()}
     for name, value in defaults.items():
         if isinstance(value, Mapping):

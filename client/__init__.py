@@ -7,9 +7,9 @@
 Install them with `pip install 'carryall[service]'`. They import neither numpy nor a tensor runtime.
 """
 
+from ..errors import AccessError as AccessError
 from .aio import AsyncClient as AsyncClient
 from .connection import TLS as TLS
-from .errors import AccessError as AccessError
 from .errors import CallTimeoutError as CallTimeoutError
 from .results import Answer as Answer
 from .results import Completion as Completion

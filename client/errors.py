@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import grpc
 
 from ..errors import (
+    AccessError,
     CarryallError,
     QueueFullError,
     RequestCancelled,
@@ -17,10 +18,6 @@ from ..errors import (
     UnknownModelError,
     UnsupportedTaskError,
 )
-
-
-class AccessError(CarryallError):
-    """The API key is missing, unknown, or not allowed to do this."""
 
 
 class CallTimeoutError(RequestCancelled, TimeoutError):

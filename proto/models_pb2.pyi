@@ -12,6 +12,7 @@ class ModelKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_KIND_UNSPECIFIED: _ClassVar[ModelKind]
     MODEL_KIND_LANGUAGE: _ClassVar[ModelKind]
     MODEL_KIND_TENSOR: _ClassVar[ModelKind]
+    MODEL_KIND_ENCODER: _ClassVar[ModelKind]
 
 class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +25,7 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 MODEL_KIND_UNSPECIFIED: ModelKind
 MODEL_KIND_LANGUAGE: ModelKind
 MODEL_KIND_TENSOR: ModelKind
+MODEL_KIND_ENCODER: ModelKind
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_UNLOADED: ModelState
 MODEL_STATE_LOADING: ModelState

@@ -57,6 +57,7 @@ runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
 runtime.service.core
+runtime.service.access runtime.service.telemetry
 runtime.service.kserve
 runtime.service.http.openai
 runtime.service.grpc runtime.service.http

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 
 import click
@@ -51,7 +52,13 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     def load() -> ServedModel:
         nonlocal provider
         with progress("prepare", quiet=quiet or as_json) as tell:
-            served = load_served_model(chosen.model, name=name, engine_config=chosen.engine, progress=tell)
+            served = load_served_model(
+                chosen.model,
+                name=name,
+                engine_config=chosen.engine,
+                progress=tell,
+                warm_up=chosen.server.warm_up,
+            )
         provider = served.info.provider  # "auto" has become the one that was chosen
         tell_fallbacks(served.fallbacks)
         return served
@@ -67,13 +74,17 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 
     models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
+    scan = None
     if chosen.server.models is not None:
-        models = ModelRepository(models_in(chosen.server.models, chosen.model, chosen.engine))
+        scan = functools.partial(
+            models_in, chosen.server.models, chosen.model, chosen.engine, warm_up=chosen.server.warm_up
+        )
+        models = ModelRepository(scan())
     folder = chosen.server.batch_folder
-    parts = [BatchService(folder, models, chosen.server)] if folder is not None else []
+    parts = [BatchService(folder, chosen.server)] if folder is not None else []
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
     try:
-        drained = asyncio.run(serve(models, chosen.server, on_ready, parts))
+        drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread, scan))
     finally:
         signal.signal(signal.SIGINT, before)
     if not drained:

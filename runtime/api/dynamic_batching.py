@@ -67,6 +67,7 @@ class DynamicBatcher:
         self._queue: queue.Queue[_Request | None] = queue.Queue(max_queue)
         self._closing = threading.Lock()
         self._closed = False
+        self.runs = 0  # batches that ran
         self._thread = threading.Thread(target=self._serve, name="carryall-batcher", daemon=True)
         self._thread.start()
 
@@ -177,6 +178,7 @@ class DynamicBatcher:
             for name in self._inputs
         }
         outputs = self._session.run(self._outputs, feeds)
+        self.runs += 1
         rows = sum(request.rows for request in batch)
         for name, array in zip(self._outputs, outputs, strict=True):
             if array.shape[:1] != (rows,):

@@ -127,6 +127,10 @@ class TextEncoder:
                 vectors[place] = vector
         return stacked(vectors, len(vectors[0]) if vectors else 0, normalize=self._normalize)
 
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Number of tokens of each text, special tokens included, after the cut at ``max_tokens``."""
+        return [len(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))]
+
     def _run(self, tokens: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """Pooled vectors of one batch."""
         ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from starlette.routing import BaseRoute
 
-from ...errors import EngineClosedError
+from ...errors import EngineClosedError, UsageError
+from .access.admission import Admission
+from .access.policy import Policy
 from .core.config import ServerConfig
 from .core.repository import ModelRepository
+from .core.upkeep import Scan, Upkeep
 from .grpc.server import GrpcServer
 from .http.app import make_app
 from .http.server import HttpServer
 from .kserve.inference import Inference
+from .signals import on_hangup, stop_signal
+from .telemetry.request_log import RequestLog
+from .telemetry.tracing import Tracing
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class ServicePart(Protocol):
     def routes(self) -> Sequence[BaseRoute]:
         """Return the routes of the HTTP application."""
 
-    async def start(self) -> None:
+    async def start(self, models: Admission) -> None:
         """Start background work; called after the models are loaded."""
 
     async def stop(self) -> None:
@@ -54,6 +60,8 @@ async def serve(
     config: ServerConfig,
     on_ready: Callable[[Addresses], None],
     parts: Sequence[ServicePart] = (),
+    reread: Callable[[], ServerConfig] | None = None,
+    scan: Scan | None = None,
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
@@ -65,6 +73,9 @@ async def serve(
         config: the service's settings.
         on_ready: called with the addresses when requests are accepted.
         parts: further parts of the service.
+        reread: returns the present settings after SIGHUP; None keeps the settings, and reloads only API keys
+            and certificates.
+        scan: finds the present models of the folder of models; None keeps the models.
 
     Returns:
         Whether all requests ended within the grace period.
@@ -75,34 +86,68 @@ async def serve(
         EngineClosedError: the last working engine has failed.
     """
     inference = Inference.of(models, config)
+    policy = inference.models.policy
+    models.observers.add(RequestLog(content=config.log_content))
+    upkeep = Upkeep(models, scan, poll_seconds=config.models_poll_seconds, memory_limit=config.memory_limit)
+    tracing = Tracing.to(config.otel_endpoint) if config.otel_endpoint else None
+    if tracing:
+        models.observers.add(tracing)
     grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
     routes = [route for part in parts for route in part.routes()]
-    app = make_app(models, config, routes, inference)
+    app = make_app(models, inference, routes)
     http = HttpServer(app, config) if config.http_port is not None else None
+
+    def reload() -> None:
+        try:
+            _reload(policy, reread)
+        except UsageError as error:
+            _log.warning("the settings are not reloaded: %s", error)
+        upkeep.rescan()
+        if http:
+            http.reload_certificates()  # gRPC compares the files at each connection
+
     try:
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
         )
-        with _stop_signal() as stop:
+        with stop_signal() as stop, on_hangup(reload):
             if await _unless(stop, _task(models.load_all())):
                 for part in parts:
-                    await part.start()
+                    await part.start(inference.models)
                 if grpc:
                     await grpc.set_serving()
+                upkeep.start()
                 on_ready(addresses)
                 if await _unless(stop, _task(models.all_lost.wait())):
                     raise EngineClosedError("the engine stopped working; the service ends")
     finally:
+        upkeep.stop()
         if grpc:
             await grpc.set_stopping()
         for part in parts:
             await part.stop()
-        drained = await models.drain(config.grace_seconds)
+        drained = await models.drain(policy.config.grace_seconds)
         for server in (grpc, http):
             if server:
                 await server.stop()
         models.close()
+        if tracing:
+            await asyncio.to_thread(tracing.close)  # waits for the collector
     return drained
+
+
+def _reload(policy: Policy, reread: Callable[[], ServerConfig] | None) -> None:
+    """Reload API keys, and the settings if they can be read.
+
+    Raises:
+        UsageError: the settings cannot be read.
+    """
+    try:
+        config = reread() if reread is not None else None
+    except UsageError:
+        policy.reload(None)
+        raise
+    policy.reload(config)
 
 
 def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[bool]:
@@ -113,29 +158,6 @@ def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[bool]:
         return True
 
     return asyncio.create_task(run())
-
-
-@contextmanager
-def _stop_signal() -> Iterator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; then restore the previous signal handlers."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        restore()
-        loop.call_soon_threadsafe(stop.set)
-
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
-        yield stop
-    finally:
-        restore()
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:

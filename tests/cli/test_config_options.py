@@ -261,3 +261,29 @@ def test_none_switches_off_what_has_a_default(
     given = [str(file) if each == "FILE" else each for each in arguments]
     CliRunner().invoke(command, ["m", *given], env=environment, catch_exceptions=False)
     assert (found[0].server.grpc_port, found[0].server.http_port) == (None, 8000)
+
+
+def test_the_file_is_read_again_and_flags_and_variables_stay(tmp_path: Path) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text('[server]\nmax_choices = 3\nmax_logprobs = 3\nmax_body_bytes = "1MB"\n')
+    found: list[Chosen] = []
+
+    @click.command()
+    @config_options(tables=SERVER_TABLES)
+    def command(chosen: Chosen) -> None:
+        found.append(chosen)
+
+    arguments = ["m", "--config", str(file), "--max-choices", "5"]
+    CliRunner().invoke(command, arguments, env={"CARRYALL_STRICT": "true"}, catch_exceptions=False)
+    (chosen,) = found
+    assert chosen.reread is not None
+    assert chosen.reread() == chosen.server
+    file.write_text('[server]\nmax_choices = 4\nmax_logprobs = 4\nstrict = false\ngrpc_port = "none"\n')
+    again = chosen.reread()
+    assert (again.max_choices, again.max_logprobs, again.strict, again.grpc_port) == (5, 4, True, None)
+    assert again.max_body_bytes == 16 * 2**20  # the default
+    file.write_text("[server]\nmax_choice = 4\n")
+    with pytest.raises(UsageError, match="did you mean 'max_choices'"):
+        chosen.reread()
+    CliRunner().invoke(command, ["m"], catch_exceptions=False)
+    assert found[1].reread is None

@@ -17,10 +17,10 @@ from starlette.routing import Route
 
 from ....errors import RequestError, ServiceUnavailableError, UsageError
 from ....storage.paths import check_name
-from ...service.core.admission import CALLER, Admission, caller_name
+from ...service.access.admission import Admission
+from ...service.core.caller import CALLER, caller_name
 from ...service.core.config import ServerConfig
 from ...service.core.handler import LOADING
-from ...service.core.repository import ModelRepository
 from ...service.http.service import json_response, service_of
 from .batches import KNOWN, Batch, BatchQueue
 from .files import BATCH, FileStore, StoredFile, expiry_seconds
@@ -38,17 +38,15 @@ class BatchService:
 
     Args:
         folder: the folder of files and batches.
-        models: the models that the service and the batches use.
         config: the service's settings.
 
     Raises:
         UsageError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, models: ModelRepository, config: ServerConfig) -> None:
-        self._models = models
+    def __init__(self, folder: Path, config: ServerConfig) -> None:
         self._config = config
-        self._admission = Admission(models, config)
+        self._admission: Admission | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._folder = folder
         self._started: tuple[FileStore, BatchQueue] | None = None
@@ -70,13 +68,13 @@ class BatchService:
             raise ServiceUnavailableError(LOADING)
         return self._started
 
-    async def start(self) -> None:
+    async def start(self, models: Admission) -> None:
         """Open the folder and resume its batches; create the folder if it does not exist.
 
         Raises:
             UsageError: the folder cannot be used.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._admission = asyncio.get_running_loop(), models
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             files = FileStore(self._folder)
@@ -106,12 +104,9 @@ class BatchService:
         ]
 
     def _executor(self, batch: Batch) -> ServedExecutor:
-        if self._loop is None:
+        if self._loop is None or self._admission is None:
             raise RuntimeError("the service was not started")
-        return ServedExecutor(
-            self._models, self._loop, batch, any_model_name=self._config.any_model_name,
-            check=self._admission.check,
-        )  # fmt: skip
+        return ServedExecutor(self._admission, self._loop, batch)
 
     async def _upload(self, request: Request) -> Response:
         """``POST /v1/files``."""

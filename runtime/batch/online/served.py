@@ -9,7 +9,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ....errors import (
@@ -17,13 +17,12 @@ from ....errors import (
     EngineClosedError,
     QueueFullError,
     ServiceUnavailableError,
-    UnknownModelError,
 )
+from ...service.access.admission import Admission
+from ...service.core.caller import CALLER, Caller
 from ...service.core.deltas import collect
 from ...service.core.handler import LLMHandler
-from ...service.core.repository import ModelRepository
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
-from ...types.sampling_params import SamplingParams
 from ..inputs.lines import EMBEDDINGS, BatchLine
 from ..jobs.journal import Answer
 from ..workers.endpoints import read_generation
@@ -42,27 +41,20 @@ class ServedExecutor:
     """Answers the lines of a batch. A quarter of a model's slots stays free for interactive requests.
 
     Args:
-        models: the service's models.
+        models: the service's models, with access control.
         loop: the event loop of the models.
         batch: the batch of the lines.
-        any_model_name: answer lines with an unknown model name with the default model.
-        check: raises an error for sampling options above the service's limits.
     """
 
     def __init__(
         self,
-        models: ModelRepository,
+        models: Admission,
         loop: asyncio.AbstractEventLoop,
         batch: Batch,
-        *,
-        any_model_name: bool = False,
-        check: Callable[[SamplingParams], None] = lambda params: None,
     ) -> None:
         self._models = models
         self._loop = loop
         self._batch = batch
-        self._any_model_name = any_model_name
-        self._check = check
         self._most = 1
         self._model: str | None = None
 
@@ -97,7 +89,8 @@ class ServedExecutor:
                 future.cancel()
 
     async def _answer(self, line: BatchLine) -> Answer:
-        """Return the answer of a line; retry while the model is loading or the queue is full."""
+        """Return the answer of a line; retry while the model loads, or the queue or a budget is full."""
+        CALLER.set(self._caller())  # each line has its own task
         while True:
             try:
                 with self._handler(line) as handler:
@@ -107,18 +100,18 @@ class ServedExecutor:
             except CarryallError as error:
                 return failed(line, error_code(error), str(error), worker="service")
 
+    def _caller(self) -> Caller | None:
+        """Return the owner of the batch; if its key was removed, with the rights at the creation."""
+        owner, keys = self._batch.owner, self._models.policy.keys
+        if owner is None:
+            return None
+        return (keys.named(owner) if keys else None) or Caller(owner, tuple(self._batch.models))
+
     @contextlib.contextmanager
     def _handler(self, line: BatchLine) -> Iterator[LLMHandler]:
         name = line.body.get("model")
-        try:
-            handler = self._models.llm(name if isinstance(name, str) else None)
-        except UnknownModelError:
-            if not self._any_model_name:
-                raise
-            handler = self._models.llm(None)
+        handler = self._models.llm(name if isinstance(name, str) else None)
         info = handler.model.info
-        if self._batch.models and info.model not in self._batch.models:
-            raise UnknownModelError(f"there is no model '{name}' that this API key may use")
         self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
         self._model = info.model
         yield handler
@@ -132,11 +125,9 @@ class ServedExecutor:
             tokens = (found.prompt_tokens, 0, 0)
         else:
             asked = read_generation(line, handler.model.defaults, 0)
-            self._check(asked.request.params)
             request = dataclasses.replace(
-                asked.request,
+                self._models.admitted(asked.request),
                 priority=LOW_PRIORITY,
-                tenant=self._batch.owner or asked.request.tenant,
                 request_id=f"{self._batch.id}-{line.number}-{time.monotonic_ns()}",
             )
             result = await collect(handler.generate(request))

@@ -8,6 +8,17 @@ from pathlib import Path
 from ....errors import UsageError
 from ....options import Checked, option
 
+# The settings that SIGHUP reloads (docs/serving.md).
+RELOADED = (
+    "any_model_name",
+    "body_timeout_seconds",
+    "grace_seconds",
+    "max_body_bytes",
+    "max_choices",
+    "max_logprobs",
+    "strict",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(Checked):
@@ -19,6 +30,9 @@ class ServerConfig(Checked):
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
         grace_seconds: how long running requests may continue after the service is told to stop.
         models: a folder of models to serve, instead of MODEL (docs/serving.md).
+        models_poll_seconds: look for changed models at this interval; without it, at SIGHUP only.
+        memory_limit: while the process uses more memory, unload idle models, least recently used first; the
+            next request loads them again.
         served_model_names: more names that requests may use for the model.
         any_model_name: answer requests for unknown models with the default model.
         strict: refuse requests with unknown fields instead of ignoring these fields.
@@ -37,6 +51,10 @@ class ServerConfig(Checked):
         batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's body.
+        warm_up: run each model once before it accepts requests.
+        log_content: write prompts and answers to the log, in the records of generations.
+        otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as
+            http://127.0.0.1:4317; nothing is sent without it.
 
     Raises:
         UsageError: a value has the wrong type or is out of range.
@@ -47,6 +65,8 @@ class ServerConfig(Checked):
     grpc_port: int | None = option(8001, least=0, most=65535)
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
     models: Path | None = None
+    models_poll_seconds: float | None = option(None, least=0.1)
+    memory_limit: int | None = option(None, least=1, unit="bytes")
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     any_model_name: bool = False
     strict: bool = False
@@ -64,6 +84,9 @@ class ServerConfig(Checked):
     batch_folder: Path | None = None
     max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
+    warm_up: bool = True
+    log_content: bool = False
+    otel_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Check each value, then the values that depend on each other."""

@@ -23,9 +23,10 @@ from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
+from .caller import CALLER, check_tokens, spend
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
-from .observer import Observer
+from .observer import Observer, Observers, RequestObserver
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -39,18 +40,18 @@ class LLMHandler:
 
     Args:
         on_engine_lost: called when a request fails because the engine is closed.
-        observer: returns the observer of the requests, or None.
+        observers: observes the requests.
     """
 
     def __init__(
         self,
         on_engine_lost: Callable[[], None] = lambda: None,
-        observer: Callable[[], Observer | None] = lambda: None,
+        observers: Observer | None = None,
     ) -> None:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
         self._on_engine_lost = on_engine_lost
-        self._observer = observer
+        self._observers = observers or Observers()
         self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
         self._streams: set[RequestStream] = set()
@@ -74,6 +75,11 @@ class LLMHandler:
         return self._model
 
     @property
+    def name(self) -> str:
+        """Return the name of the model that is served."""
+        return self.model.info.model
+
+    @property
     def active(self) -> int:
         """Return the number of requests in progress."""
         return self._active
@@ -88,6 +94,7 @@ class LLMHandler:
             EngineClosedError: the engine was shut down during the request.
             ProviderRuntimeError: the model failed to run.
         """
+        check_tokens()
         with self._in_progress() as llm:
             stream = await llm.add_request(
                 await _prompt(llm, request.prompt),
@@ -100,11 +107,14 @@ class LLMHandler:
             )
             self._streams.add(stream)
             tracker, start = DeltaTracker(), time.monotonic()
-            watching = self._observer()
-            observer = watching.begin(self.model.info.model, request) if watching else None
+            observer: RequestObserver | None = self._observers.begin(self.model.info.model, request)
+            failure: BaseException | None = None
             try:
+                prompt_counted = False
                 async for output in stream:
                     for delta in tracker.advance(output):
+                        spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
+                        prompt_counted = True
                         if observer is not None:
                             observer.delta(delta, output.metrics)
                         yield delta
@@ -114,11 +124,14 @@ class LLMHandler:
                 error.retry_after = self._mean_seconds * stats.waiting / max(1, stats.slots)
                 observer = None  # the engine did not accept the request
                 raise
+            except BaseException as error:
+                failure = error
+                raise
             finally:
                 self._streams.discard(stream)
                 stream.cancel()
                 if observer is not None:
-                    observer.ended()
+                    observer.ended(failure)
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.
@@ -146,9 +159,13 @@ class LLMHandler:
             return await llm.text_of(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def embed(
-        self, prompts: Sequence[str | list[int]], *, pooling: Pooling = "last", normalize: bool = True
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
     ) -> Embeddings:
-        """Return the embeddings of texts or token ids.
+        """Return the embeddings of texts or token ids; ``pooling`` None is "last".
 
         Raises:
             RequestError: a prompt is invalid.
@@ -156,9 +173,11 @@ class LLMHandler:
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
+            check_tokens()
             tokens = [await llm.token_ids(prompt) for prompt in prompts]
+            spend(sum(map(len, tokens)))
             try:
-                vectors = await llm.embed(tokens, pooling=pooling, normalize=normalize)
+                vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)
             except UsageError as error:
                 if isinstance(error, RequestError):
                     raise
@@ -170,6 +189,7 @@ class LLMHandler:
     ) -> list[ContinuationScore]:
         """Return the log-probability of each continuation; see ``LLM.score``."""
         with self._in_progress() as llm:
+            await _spend_on(llm, texts, continuations)
             return await llm.score(texts, continuations)
 
     async def rerank(
@@ -182,6 +202,7 @@ class LLMHandler:
     ) -> list[float]:
         """Return the probability that each document answers the query; see ``LLM.rerank``."""
         with self._in_progress() as llm:
+            await _spend_on(llm, [query] * len(documents), documents)
             return await llm.rerank(query, documents, instruction=instruction, answers=answers)
 
     def abort(self, request_id: str) -> None:
@@ -228,6 +249,17 @@ class LLMHandler:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
+    """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
+    caller = CALLER.get()
+    if caller is None or not caller.budgets.counts_tokens:
+        return
+    check_tokens()
+    for texts in given:
+        for text in [texts] if isinstance(texts, str) else texts:
+            spend(len(await llm.token_ids(text)))
 
 
 async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:

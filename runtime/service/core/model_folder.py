@@ -1,37 +1,53 @@
-"""Find the models of a folder, with their kind, version and settings.
+"""Find the models of a folder, with their kinds, versions and settings.
 
-A model is a subfolder or an ``.onnx`` file. A subfolder may hold numbered subfolders, one per version; the
-largest version is served. It may hold a ``config.toml``, which overrides the command line's options::
+A model is a subfolder or an ``.onnx`` file. A subfolder may hold numbered subfolders, one per version. It may
+hold a ``config.toml``, which overrides the command line's options::
 
-    kind = "tensor"      # or "llm"; default: detected from the files
-    version = 2          # default: the largest
+    kind = "tensor"      # llm, tensor or encoder; default: detected from the files
+    version = 2          # serve this version only
+    versions = "all"     # or a list of numbers; default: the largest
     load = false         # load on request only
+
+    [weights]            # shares of requests that name no version; default: all to the largest
+    1 = 90
+    2 = 10
 
     [model]
     provider = "openvino"
 
     [engine]
     max_slots = 8
+
+    [batching]           # of tensor models; see ``Batching``
+    max_size = 32
+
+    [encoder]            # arguments of ``TextEncoder``
+    pooling = "mean"
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ....errors import ModelNotFoundError, UsageError
 from ....options import check_names, checked, declared
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig
-from .repository import ModelKind, ModelLoader
+from ...text.tokenizer import TOKENIZER_FILE
+from .model_entry import ModelKind, ModelLoader
 from .served_model import load_served_model
+from .tensor_model import Batching, TensorModel
 
 CONFIG_FILE = "config.toml"
-_KEYS = ("kind", "version", "load", "model", "engine")
+_KINDS: tuple[ModelKind, ...] = ("llm", "tensor", "encoder")
+_WARM_UP_TEXT = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +56,154 @@ class _Settings:
 
     kind: ModelKind | None = None
     version: int | None = None
+    versions: str | list[int] = "latest"
     load: bool = True
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batching: dict[str, Any] | None = None
+    encoder: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def models_in(folder: Path, model: ModelConfig, engine: EngineConfig) -> dict[str, ModelLoader]:
-    """Return the loaders of a folder's models, by name, in alphabetical order.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "version": (int,),
+    "versions": (str, list),
+    "load": (bool,),
+    "weights": (dict,),
+    "model": (dict,),
+    "engine": (dict,),
+    "batching": (dict,),
+    "encoder": (dict,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """The options of all models of a folder."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    warm_up: bool
+
+
+def models_in(
+    folder: Path, model: ModelConfig, engine: EngineConfig, *, warm_up: bool = False
+) -> dict[str, list[ModelLoader]]:
+    """Return the loaders of a folder's models, by name in alphabetical order, one per version.
 
     Args:
         folder: the folder of models.
         model: options of every model, except ``model.model``.
         engine: options of every language model's engine.
+        warm_up: run each model once before it accepts requests.
 
     Raises:
         UsageError: the folder does not exist or is empty, or a ``config.toml`` is invalid.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder of models")
-    found: dict[str, ModelLoader] = {}
+    common = _Common(model, engine, warm_up)
+    found: dict[str, list[ModelLoader]] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            found[path.name] = _loader(path, model, engine)
+            found[path.name] = _loaders(path, common)
         elif path.suffix == ".onnx":
-            found[path.stem] = _tensor_loader(path, model, "1", load=True)
+            load = _tensor_load(path, model, None, warm_up=warm_up)
+            found[path.stem] = [ModelLoader(load, kind="tensor", stamp=_stamp([path], _Settings()))]
     if not found:
         raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
     return found
 
 
-def _loader(folder: Path, model: ModelConfig, engine: EngineConfig) -> ModelLoader:
-    settings = _settings(folder / CONFIG_FILE)
-    path, version = _version(folder, settings.version)
-    file = _only_onnx(path)
-    kind: Literal["llm", "tensor"] = settings.kind or ("llm" if _is_llm(path) or file is None else "tensor")
-    of_model = _changed(model, settings.model, folder)
-    if kind == "tensor":
-        if file is None:
-            raise ModelNotFoundError(
-                f"{path} has no .onnx file, or several; a tensor model needs exactly one"
+def _loaders(folder: Path, common: _Common) -> list[ModelLoader]:
+    """Return the loaders of a model's versions, the largest last."""
+    config = folder / CONFIG_FILE
+    settings = _settings(config)
+    versions = _versions(folder, settings)
+    weights = _weights(settings, versions, config)
+    loaders = []
+    for number, path in versions.items():
+        kind = settings.kind or _kind(path)
+        name = folder.name if len(versions) == 1 else f"{folder.name}:{number}"
+        loaders.append(
+            ModelLoader(
+                _load(kind, path, name, folder, settings, common),
+                kind=kind,
+                version=str(number),
+                wanted=settings.load,
+                weight=weights[number],
+                stamp=_stamp(sorted(path.rglob("*")), settings),
             )
-        return _tensor_loader(file, of_model, version, load=settings.load)
-    own = dataclasses.replace(of_model, model=path)
-    of_engine = _changed(engine, settings.engine, folder)
-    return ModelLoader(
-        lambda: load_served_model(own, name=folder.name, engine_config=of_engine),
-        version=version,
-        wanted=settings.load,
-    )
+        )
+    return loaders
 
 
-def _tensor_loader(path: Path, model: ModelConfig, version: str, *, load: bool) -> ModelLoader:
-    def open_session() -> Any:
+def _load(
+    kind: ModelKind, path: Path, name: str, folder: Path, settings: _Settings, common: _Common
+) -> Callable[[], Any]:
+    """Return the function that loads one version.
+
+    Raises:
+        ModelNotFoundError: a tensor model has no ``.onnx`` file, or several.
+        UsageError: an option is invalid.
+    """
+    model = _changed(common.model, settings.model, folder)
+    if kind == "llm":
+        own = dataclasses.replace(model, model=path)
+        engine = _changed(common.engine, settings.engine, folder)
+        return lambda: load_served_model(own, name=name, engine_config=engine, warm_up=common.warm_up)
+    if kind == "encoder":
+        return _encoder_load(path, model, settings.encoder, folder, warm_up=common.warm_up)
+    if (file := _only_onnx(path)) is None:
+        raise ModelNotFoundError(f"{path} has no .onnx file, or several; a tensor model needs exactly one")
+    given = settings.batching
+    batching = None if given is None else checked(Batching, given, f"[batching] of {folder / CONFIG_FILE}")
+    return _tensor_load(file, model, batching, warm_up=common.warm_up)
+
+
+def _tensor_load(
+    path: Path, model: ModelConfig, batching: Batching | None, *, warm_up: bool
+) -> Callable[[], TensorModel]:
+    def load() -> TensorModel:
         from ...api.session import InferenceSession  # imports onnxruntime
 
-        return InferenceSession(path, providers=[model.provider], allow_fallback=model.allow_fallback)
+        session = InferenceSession(path, providers=[model.provider], allow_fallback=model.allow_fallback)
+        loaded = TensorModel(session, batching)
+        if warm_up:
+            loaded.warm_up()
+        return loaded
 
-    return ModelLoader(open_session, kind="tensor", version=version, wanted=load)
+    return load
+
+
+def _encoder_load(
+    path: Path, model: ModelConfig, options: dict[str, Any], folder: Path, *, warm_up: bool
+) -> Callable[[], Any]:
+    check_names(options, ("pooling", "normalize", "max_tokens"), f"[encoder] of {folder / CONFIG_FILE}")
+
+    def load() -> Any:
+        from ...api.text_encoder import TextEncoder  # imports onnxruntime
+
+        encoder = TextEncoder(path, providers=[model.provider], **options)
+        if warm_up:
+            encoder.embed([_WARM_UP_TEXT])
+        return encoder
+
+    return load
+
+
+def _stamp(paths: list[Path], settings: _Settings) -> str:
+    """Return a text that changes when one of the files, or a setting of the loading, changes."""
+    loading = settings.kind, settings.model, settings.engine, settings.batching, settings.encoder
+    digest = hashlib.sha256(repr(loading).encode())
+    for path in paths:
+        if path.is_file() and path.name != CONFIG_FILE:
+            stat = path.stat()
+            digest.update(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _settings(path: Path) -> _Settings:
@@ -108,26 +213,57 @@ def _settings(path: Path) -> _Settings:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
-    check_names(content, _KEYS, str(path))
-    expected: dict[str, type] = {"kind": str, "version": int, "load": bool, "model": dict, "engine": dict}
+    check_names(content, _TYPES, str(path))
     for name, value in content.items():
-        if type(value) is not expected[name]:
-            raise UsageError(f"{name} in {path} must be of type {expected[name].__name__}, not {value!r}")
-    if content.get("kind", "llm") not in ("llm", "tensor"):
-        raise UsageError(f"kind in {path} must be 'llm' or 'tensor', not {content['kind']!r}")
+        if type(value) not in _TYPES[name]:
+            types = " or ".join(each.__name__ for each in _TYPES[name])
+            raise UsageError(f"{name} in {path} must be of type {types}, not {value!r}")
+    if content.get("kind", "llm") not in _KINDS:
+        raise UsageError(f"kind in {path} must be llm, tensor or encoder, not {content['kind']!r}")
     return _Settings(**content)
 
 
-def _version(folder: Path, wanted: int | None) -> tuple[Path, str]:
-    """Return the folder and number of the version that is served; 1 if there are no versions."""
-    versions = {int(path.name): path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()}
-    if wanted is not None and wanted not in versions:
-        there_are = ", ".join(map(str, sorted(versions))) or "none"
-        raise UsageError(f"{folder} has no version {wanted}; there are: {there_are}")
-    if not versions:
-        return folder, "1"
-    number = max(versions) if wanted is None else wanted
-    return versions[number], str(number)
+def _versions(folder: Path, settings: _Settings) -> dict[int, Path]:
+    """Return the folders of the versions that are served, by number; 1 if there are no versions."""
+    there = {int(path.name): path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()}
+    wanted: Any = [settings.version] if settings.version is not None else settings.versions
+    if isinstance(wanted, list):
+        for number in wanted:
+            if type(number) is not int or number not in there:
+                numbers = ", ".join(map(str, sorted(there))) or "none"
+                raise UsageError(f"{folder} has no version {number}; there are: {numbers}")
+        if not wanted:
+            raise UsageError(f"versions in {folder / CONFIG_FILE} is empty; name at least 1 version")
+        return {number: there[number] for number in sorted(wanted)}
+    if wanted not in ("latest", "all"):
+        raise UsageError(
+            f"versions in {folder / CONFIG_FILE} must be 'latest', 'all' or a list of numbers, not {wanted!r}"
+        )
+    if not there:
+        return {1: folder}
+    return {number: there[number] for number in (sorted(there) if wanted == "all" else [max(there)])}
+
+
+def _weights(settings: _Settings, versions: dict[int, Path], config: Path) -> dict[int, float]:
+    """Return the weight of each version; without ``[weights]``, only the largest version has one."""
+    if not settings.weights:
+        return {number: float(number == max(versions)) for number in versions}
+    for name, weight in settings.weights.items():
+        if not name.isdecimal() or int(name) not in versions:
+            raise UsageError(f"[weights] in {config} names version {name}, which is not served")
+        if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
+            raise UsageError(f"the weight of version {name} in {config} must be at least 0, not {weight!r}")
+    if not any(settings.weights.values()):
+        raise UsageError(f"all weights in {config} are 0")
+    return {number: float(settings.weights.get(str(number), 0)) for number in versions}
+
+
+def _kind(path: Path) -> ModelKind:
+    if _is_llm(path):
+        return "llm"
+    if (path / "modules.json").is_file() and (path / TOKENIZER_FILE).is_file():
+        return "encoder"
+    return "llm" if _only_onnx(path) is None else "tensor"
 
 
 def _only_onnx(folder: Path) -> Path | None:

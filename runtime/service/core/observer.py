@@ -1,4 +1,4 @@
-"""Interfaces for observing the service's requests; ``metrics`` implements them."""
+"""Interfaces for observing the service's requests; ``telemetry`` implements them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RequestObserver(Protocol):
     def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
         """Record a delta of the request."""
 
-    def ended(self) -> None:
-        """Record the end of the request, for any reason."""
+    def ended(self, error: BaseException | None) -> None:
+        """Record the end of the request, and the error or cancellation that ended it."""
 
 
 class Observer(Protocol):
@@ -23,3 +23,33 @@ class Observer(Protocol):
 
     def begin(self, model: str, request: GenerationRequest) -> RequestObserver:
         """Record that a request was accepted, and return its observer."""
+
+
+class Observers:
+    """Passes everything to each of several observers."""
+
+    def __init__(self) -> None:
+        self._all: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Add an observer of the requests that begin from now on."""
+        self._all.append(observer)
+
+    def begin(self, model: str, request: GenerationRequest) -> RequestObserver:
+        """See ``Observer``."""
+        return _Several([observer.begin(model, request) for observer in self._all])
+
+
+class _Several:
+    """The observers of one request."""
+
+    def __init__(self, each: list[RequestObserver]) -> None:
+        self._each = each
+
+    def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
+        for one in self._each:
+            one.delta(delta, metrics)
+
+    def ended(self, error: BaseException | None) -> None:
+        for one in self._each:
+            one.ended(error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
 from ....errors import (
     CarryallError,
@@ -16,77 +15,22 @@ from ....errors import (
     UnknownModelError,
     UnsupportedTaskError,
 )
-from .background import in_daemon_thread
+from .encoder import EncoderHandler
 from .handler import LLMHandler
-from .messages import ModelInfo
-from .observer import Observer
+from .model_entry import Entry, ModelKind, ModelLoader, ModelStatus
+from .observer import Observers
 from .served_model import ServedModel
-
-if TYPE_CHECKING:
-    from ...api.session import InferenceSession
+from .tensor_model import TensorModel
 
 _log = logging.getLogger(__name__)
 
-ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
-ModelKind = Literal["llm", "tensor"]
+Loaders = Callable[[], ServedModel] | ModelLoader | Sequence[ModelLoader]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatus:
-    """Public facts of a model.
-
-    Args:
-        name: the name in requests.
-        version: a number, as text.
-        kind: ``llm`` generates text, ``tensor`` maps tensors to tensors.
-        state: the loading state; only ``ready`` models accept requests.
-        reason: why the model failed; empty otherwise.
-        info: facts of the loaded model; None unless it is a language model that is ready.
-        aliases: other names that requests may use.
-    """
-
-    name: str
-    version: str = "1"
-    kind: ModelKind = "llm"
-    state: ModelState = "unloaded"
-    reason: str = ""
-    info: ModelInfo | None = None
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoader:
-    """The function that loads a model, and facts known before loading.
-
-    Args:
-        load: returns a ``ServedModel`` for a language model, an ``InferenceSession`` for a tensor model. It
-            is called in its own thread.
-        kind: the kind of the model.
-        version: a number, as text.
-        wanted: whether it is loaded at startup; otherwise on request only.
-    """
-
-    load: Callable[[], Any]
-    kind: ModelKind = "llm"
-    version: str = "1"
-    wanted: bool = True
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A model and its handler.
-
-    Each loading makes a new ``handler``, so that a request never runs on a model that was loaded after it.
-    """
-
-    name: str
-    loader: ModelLoader
-    handler: LLMHandler
-    state: ModelState = "unloaded"
-    reason: str = ""
-    model: ServedModel | None = None
-    session: InferenceSession | None = None
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+_WHAT: dict[ModelKind, str] = {
+    "llm": "a language model, not a tensor model",
+    "tensor": "a tensor model; it does not generate text",
+    "encoder": "an encoder; it has only embeddings and reranking",
+}
 
 
 def public_name(model: str | Path) -> str:
@@ -96,10 +40,13 @@ def public_name(model: str | Path) -> str:
 
 
 class ModelRepository:
-    """Models by name.
+    """Models by name, each in one or several versions.
+
+    A request that names no version goes to a ready version with a weight, by chance in proportion to the
+    weights, else to the newest ready version. ``NAME:VERSION`` names a version.
 
     Args:
-        loaders: the loader of each model, by name. A plain function loads a language model.
+        loaders: the loaders of each model, by name. A plain function loads a language model.
         aliases: model names by alias.
         default: the model of requests without a model name; None takes the only language model, if any.
         grace_seconds: how long running requests may continue when their model is unloaded.
@@ -107,24 +54,19 @@ class ModelRepository:
 
     def __init__(
         self,
-        loaders: Mapping[str, Callable[[], ServedModel] | ModelLoader],
+        loaders: Mapping[str, Loaders],
         *,
         aliases: Mapping[str, str] | None = None,
         default: str | None = None,
         grace_seconds: float = 30.0,
     ) -> None:
         self.all_lost = asyncio.Event()  # set when the last working engine has failed
-        self.observer: Observer | None = None  # observes all requests
+        self.observers = Observers()  # of all requests
         self._aliases = dict(aliases or {})
         self._grace_seconds = grace_seconds
-        self._entries = {
-            name: _Entry(
-                name, load if isinstance(load, ModelLoader) else ModelLoader(load), self._handler(name)
-            )
-            for name, load in loaders.items()
-        }
-        llms = [entry.name for entry in self._entries.values() if entry.loader.kind == "llm"]
-        self._default = default or (llms[0] if len(llms) == 1 else None)
+        self._given_default = default
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
 
     @classmethod
     def of_one(
@@ -134,72 +76,101 @@ class ModelRepository:
         return cls({name: load}, aliases=dict.fromkeys(aliases, name), default=name)
 
     def models(self) -> list[ModelStatus]:
-        """Return the status of all models, in the order of ``loaders``."""
+        """Return the status of all versions of all models, in the order of ``loaders``."""
         return [
             ModelStatus(
                 name=entry.name,
-                version=entry.loader.version,
+                version=entry.version,
                 kind=entry.loader.kind,
                 state=entry.state,
                 reason=entry.reason,
                 info=entry.model.info if entry.model is not None else None,
                 aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
+                only=len(versions) == 1,
             )
-            for entry in self._entries.values()
+            for versions in self._entries.values()
+            for entry in versions
         ]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return all versions of all models."""
+        return [entry for versions in self._entries.values() for entry in versions]
 
     @property
     def ready(self) -> bool:
         """Return whether at least one model accepts requests and none is loading."""
-        states = [entry.state for entry in self._entries.values()]
+        states = [entry.state for entry in self.entries]
         return "ready" in states and "loading" not in states
 
-    def llm(self, name: str | None = None) -> LLMHandler:
-        """Return the handler of a language model's requests.
+    def resolved(self, name: str | None, version: str = "") -> tuple[str, str]:
+        """Return the own name and the version of what a request names; the version may be empty.
 
         Args:
-            name: the name or an alias of the model; None or an empty text takes the default.
+            name: a name, an alias, or one of these with ``:VERSION``; None or an empty text is the default.
+            version: a version, as text; empty names none.
+
+        Raises:
+            UnknownModelError: there is no model of that name and version.
+            RequestError: no name is given, and there is no default.
+        """
+        wanted = name or self._default
+        names = ", ".join(self._entries) or "none"
+        if wanted is None:
+            raise RequestError(f"the request names no model; there are: {names}")
+        own = self._aliases.get(wanted, wanted)
+        if own not in self._entries and ":" in own:
+            own, _, version = own.rpartition(":")
+            own = self._aliases.get(own, own)
+        if own not in self._entries:
+            raise UnknownModelError(f"there is no model '{wanted}'; there are: {names}")
+        versions = [entry.version for entry in self._entries[own]]
+        if version and version not in versions:
+            served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
+            raise UnknownModelError(f"there is no version {version} of '{own}'; {served} served")
+        return own, version
+
+    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
+        """Return the handler of a language model's requests; see ``resolved`` for the arguments.
 
         Raises:
             UnknownModelError: there is no model of that name.
             RequestError: no name is given, and there is no default.
-            UnsupportedTaskError: the model is a tensor model.
+            UnsupportedTaskError: it is not a language model.
             ServiceUnavailableError: the model is not loaded.
         """
-        entry = self._loaded(self._find(name))
+        entry = self._used(name, version)
         if entry.loader.kind != "llm":
-            raise UnsupportedTaskError(
-                f"the model '{entry.name}' is a tensor model; it does not generate text"
-            )
+            raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
         return entry.handler
 
-    def session(self, name: str, version: str | None = None) -> InferenceSession:
-        """Return the session of a tensor model.
+    def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings and ranks documents; see ``llm``."""
+        entry = self._used(name, "")
+        if entry.loader.kind == "encoder":
+            if entry.encoder is None:
+                raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
+            return entry.encoder
+        if entry.loader.kind != "llm":
+            raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
+        return entry.handler
+
+    def tensor(self, name: str, version: str = "") -> TensorModel:
+        """Return a tensor model.
 
         Raises:
             UnknownModelError: there is no model of that name and version.
-            UnsupportedTaskError: the model is a language model.
+            UnsupportedTaskError: it is not a tensor model.
             ServiceUnavailableError: the model is not loaded.
         """
-        entry = self._find(name)
-        if version not in (None, "", entry.loader.version):
-            raise UnknownModelError(
-                f"there is no version {version} of '{name}'; version {entry.loader.version} is served"
-            )
-        if entry.loader.kind != "tensor":
-            raise UnsupportedTaskError(f"the model '{entry.name}' is a language model, not a tensor model")
-        session = self._loaded(entry).session
-        if session is None:
-            raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
-        return session
-
-    @staticmethod
-    def _loaded(entry: _Entry) -> _Entry:
-        if entry.state == "failed":
-            raise ServiceUnavailableError(f"the model '{entry.name}' has failed: {entry.reason}")
-        if entry.state == "unloaded":
-            raise ServiceUnavailableError(f"the model '{entry.name}' is not loaded; load it first")
-        return entry
+        own, version = self.resolved(name, version)
+        if self._entries[own][-1].loader.kind != "tensor":
+            kind = self._entries[own][-1].loader.kind
+            raise UnsupportedTaskError(f"the model '{own}' is {_WHAT[kind]}")
+        entry = self._used(own, version)
+        if entry.tensor is None:
+            raise ServiceUnavailableError(f"the model '{own}' is still loading; retry later")
+        return entry.tensor
 
     async def load_all(self) -> None:
         """Load the models of startup, one after the other.
@@ -209,45 +180,29 @@ class ModelRepository:
         Raises:
             CarryallError: no model can be loaded.
         """
-        wanted = [name for name, entry in self._entries.items() if entry.loader.wanted]
+        wanted = [entry for entry in self.entries if entry.loader.wanted]
         failures: list[CarryallError] = []
-        for name in wanted:
+        for entry in wanted:
             try:
-                await self.load(name)
+                await entry.load()
             except CarryallError as error:
-                _log.warning("the model %a cannot be loaded: %s", name, _encodable(str(error)))
+                _log.warning("the model %a cannot be loaded: %s", entry.name, _encodable(str(error)))
                 failures.append(error)
         if failures and len(failures) == len(wanted):
             raise failures[0]
 
-    async def load(self, name: str) -> None:
-        """Load a model if it is not loaded.
+    async def load(self, name: str, version: str = "") -> None:
+        """Load a model, or one version of it, if it is not loaded.
 
         Raises:
             UnknownModelError: there is no model of that name.
             CarryallError: the model cannot be loaded; see ``load_model``.
         """
-        entry = self._find(name)
-        async with entry.changing:
-            if entry.state == "ready":
-                return
-            if entry.state != "unloaded":
-                entry.handler = self._handler(entry.name)
-            entry.state, entry.reason = "loading", ""
-            try:
-                loaded = await in_daemon_thread(entry.loader.load)
-            except CarryallError as error:
-                entry.state, entry.reason = "failed", str(error)
-                raise
-            if entry.loader.kind == "llm":
-                entry.model = loaded
-                entry.handler.ready(loaded)
-            else:
-                entry.session = loaded
-            entry.state = "ready"
+        for entry in self._named(name, version):
+            await entry.load()
 
-    async def unload(self, name: str) -> bool:
-        """Refuse the model's new requests, wait for those in progress, and free the model.
+    async def unload(self, name: str, version: str = "") -> bool:
+        """Refuse new requests of a model, or of one version, wait for those in progress, and free it.
 
         Returns:
             Whether all requests ended within the grace period.
@@ -255,53 +210,131 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is no model of that name.
         """
-        entry = self._find(name)
-        async with entry.changing:
-            entry.session = None  # running requests hold their own reference
-            if entry.model is None:
-                entry.state = "unloaded"
+        drained = [await entry.unload(self._grace_seconds) for entry in self._named(name, version)]
+        return all(drained)
+
+    async def update(self, loaders: Mapping[str, Loaders]) -> None:
+        """Take over a new set of models, without a gap in service.
+
+        A changed version is loaded beside the old one and replaces it. If it cannot be loaded, the old one
+        stays. Versions that are gone are unloaded after the new ones are ready.
+        """
+        before = self._entries
+        after = {name: self._kept_or_made(name, _listed(given)) for name, given in loaders.items()}
+        for versions in after.values():
+            for position, entry in enumerate(versions):
+                old = next((one for one in before.get(entry.name, ()) if one.version == entry.version), None)
+                if entry is old or not entry.loader.wanted:
+                    continue
+                try:
+                    await entry.load()
+                except CarryallError as error:
+                    _log.warning(
+                        "the changed model %a cannot be loaded: %s", entry.name, _encodable(str(error))
+                    )
+                    if old is not None and old.state == "ready":
+                        old.loader = entry.loader  # not tried again until its files change again
+                        versions[position] = old
+        self._entries = after
+        kept = {id(entry) for entry in self.entries}
+        for entry in [one for versions in before.values() for one in versions if id(one) not in kept]:
+            await entry.unload(self._grace_seconds)
+            _log.info("the model %a version %s is unloaded", entry.name, entry.version)
+
+    async def evict_idle(self) -> bool:
+        """Unload the least recently used model without requests in progress; the next request loads it.
+
+        Returns:
+            Whether a model was unloaded. The most recently used one is kept.
+        """
+        ready = sorted((one for one in self.entries if one.state == "ready"), key=lambda one: one.used)
+        for entry in ready[:-1]:
+            if not entry.active:
+                await entry.unload(self._grace_seconds)
+                entry.evicted = True
+                _log.warning("the model %a is unloaded to free memory", entry.name)
                 return True
-            entry.state = "unloading"
-            drained = await entry.handler.drain(self._grace_seconds)
-            await asyncio.to_thread(entry.model.llm.shutdown)
-            entry.model, entry.handler = None, self._handler(entry.name)
-            entry.state, entry.reason = "unloaded", ""
-            return drained
+        return False
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests of all models and wait for those in progress; see ``LLMHandler.drain``."""
-        drained = await asyncio.gather(
-            *[entry.handler.drain(grace_seconds) for entry in self._entries.values()]
-        )
+        drained = await asyncio.gather(*[entry.drain(grace_seconds) for entry in self.entries])
         return all(drained)
 
     def close(self) -> None:
         """Free all models."""
-        for entry in self._entries.values():
-            if entry.model is not None:
-                entry.model.llm.shutdown()
+        for entry in self.entries:
+            entry.close()
 
-    def _find(self, name: str | None) -> _Entry:
-        wanted = name or self._default
-        names = ", ".join(self._entries) or "none"
-        if wanted is None:
-            raise RequestError(f"the request names no model; there are: {names}")
-        entry = self._entries.get(self._aliases.get(wanted, wanted))
-        if entry is None:
-            raise UnknownModelError(f"there is no model '{wanted}'; there are: {names}")
-        return entry
+    @property
+    def _default(self) -> str | None:
+        llms = [name for name, versions in self._entries.items() if versions[-1].loader.kind == "llm"]
+        return self._given_default or (llms[0] if len(llms) == 1 else None)
 
-    def _handler(self, name: str) -> LLMHandler:
-        return LLMHandler(lambda: self._lost(name), lambda: self.observer)
+    def _named(self, name: str, version: str) -> list[Entry]:
+        own, version = self.resolved(name, version)
+        return [entry for entry in self._entries[own] if version in ("", entry.version)]
 
-    def _lost(self, name: str) -> None:
+    def _used(self, name: str | None, version: str) -> Entry:
+        """Return the version that a request uses; see the class.
+
+        Raises:
+            ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
+        """
+        own, version = self.resolved(name, version)
+        versions = [entry for entry in self._entries[own] if version in ("", entry.version)]
+        ready = [entry for entry in versions if entry.state == "ready"]
+        weighted = [entry for entry in ready if entry.loader.weight > 0]
+        if len(weighted) > 1:
+            weights = [entry.loader.weight for entry in weighted]
+            return random.choices(weighted, weights)[0].use()  # noqa: S311 -- no secret
+        entry = (weighted or ready[-1:] or versions[-1:])[0]
+        if entry.evicted and entry.state == "unloaded":
+            task = asyncio.create_task(self._load_again(entry))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            entry.evicted = False
+            raise ServiceUnavailableError(f"the model '{own}' is loading again; retry later")
+        return entry.use()
+
+    async def _load_again(self, entry: Entry) -> None:
+        try:
+            await entry.load()
+        except CarryallError as error:
+            _log.warning("the model %a cannot be loaded again: %s", entry.name, _encodable(str(error)))
+
+    def _made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
+        return [Entry(name, loader, self._handler) for loader in loaders]
+
+    def _kept_or_made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
+        """Return the entries of a model; those whose files have not changed are kept."""
+        kept = {entry.version: entry for entry in self._entries.get(name, ())}
+        entries = []
+        for loader in loaders:
+            old = kept.get(loader.version)
+            if old is not None and old.loader.stamp == loader.stamp:
+                old.loader = loader  # its weight may have changed
+                entries.append(old)
+            else:
+                entries += self._made(name, [loader])
+        return entries
+
+    def _handler(self, entry: Entry) -> LLMHandler:
+        return LLMHandler(lambda: self._lost(entry), self.observers)
+
+    def _lost(self, entry: Entry) -> None:
         """Mark a model as failed because its engine is closed."""
-        entry = self._entries[name]
         if entry.state != "ready":
             return  # the model is being unloaded
         entry.state, entry.reason = "failed", "its engine stopped working"
-        if not any(other.state in ("ready", "loading") for other in self._entries.values()):
+        if not any(other.state in ("ready", "loading") for other in self.entries):
             self.all_lost.set()
+
+
+def _listed(given: Loaders) -> Sequence[ModelLoader]:
+    if isinstance(given, ModelLoader):
+        return [given]
+    return given if isinstance(given, Sequence) else [ModelLoader(given)]
 
 
 def _encodable(text: str) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....errors import CarryallError
+from ....errors import CarryallError, ProviderRuntimeError
 from ....progress import Progress
 from ....providers.placement import Placement
 from ...api.async_llm import AsyncLLM
 from ...engine.engine import EngineConfig
 from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
+from ...types.sampling_params import SamplingParams
 from .messages import ModelInfo
 
 
@@ -34,6 +36,7 @@ def load_served_model(
     name: str | None = None,
     engine_config: EngineConfig | None = None,
     progress: Progress | None = None,
+    warm_up: bool = False,
     **fields: Any,
 ) -> ServedModel:
     """Load a model and start its engine.
@@ -43,6 +46,7 @@ def load_served_model(
         name: the name for clients; None takes the name of the package or folder.
         engine_config: scheduling options; None takes the defaults.
         progress: called with (done, total, name) after each tensor is written.
+        warm_up: generate once, so that the first request does not wait for lazy initialization.
         **fields: fields of ``ModelConfig`` and ``EngineConfig``, as for ``LLM``.
 
     Raises:
@@ -63,4 +67,22 @@ def load_served_model(
     except CarryallError:
         loaded.close()
         raise
+    if warm_up:
+        asyncio.run(_warm_up(llm))
     return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)
+
+
+async def _warm_up(llm: AsyncLLM) -> None:
+    """Generate 2 tokens: one step of a prompt, and one of a running request.
+
+    Raises:
+        CarryallError: the model failed to run.
+    """
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    try:
+        async for output in llm.generate([0], params, cache_salt="warm-up"):
+            if output.error is not None:
+                raise ProviderRuntimeError(f"the model failed in its warm-up: {output.error}")
+    except CarryallError:
+        llm.shutdown()
+        raise

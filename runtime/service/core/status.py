@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....errors import (
+    AccessError,
     CarryallError,
     EngineClosedError,
     QueueFullError,
@@ -37,6 +38,7 @@ STATUS: dict[type[CarryallError], Status] = {
     UnsupportedTaskError: Status("UNIMPLEMENTED", 501),
     UsageError: Status("INVALID_ARGUMENT", 400),
     QueueFullError: Status("RESOURCE_EXHAUSTED", 429),
+    AccessError: Status("PERMISSION_DENIED", 403),
     ServiceUnavailableError: Status("UNAVAILABLE", 503),
     EngineClosedError: Status("UNAVAILABLE", 503),
     RequestCancelled: Status("CANCELLED", 499),

@@ -7,8 +7,13 @@ from typing import Any
 
 import grpc
 
-from ..core.admission import CALLER
-from ..core.api_keys import ApiKeys
+from ....errors import RateLimitError
+from ..access.api_keys import ApiKeys
+from ..core.caller import CALLER
+from .decoding import MAKERS
+from .statuses import Context, errors_as_status
+
+Refusal = Callable[[object, Context], Awaitable[None]]
 
 # Health checks need no API key.
 _OPEN = (
@@ -40,7 +45,12 @@ class Callers(grpc.aio.ServerInterceptor):
             return handler
         caller = self._keys.find(_key(dict(handler_call_details.invocation_metadata or ())))
         if caller is None:
-            return _refusing(handler)
+            return _of_same_kind(handler, _refuse)
+        if not handler.request_streaming:  # each request of a stream counts; see ``kserve``
+            try:
+                caller.budgets.count_request()
+            except RateLimitError as error:
+                return _of_same_kind(handler, _limited(error))
         CALLER.set(caller)  # the handler runs in the same task
         return handler
 
@@ -50,17 +60,20 @@ def _key(metadata: dict[str, Any]) -> str | None:
     return key.strip() if kind.lower() == "bearer" else metadata.get("x-api-key")
 
 
-def _refusing(handler: Any) -> Any:
+async def _refuse(request: object, context: Context) -> None:
+    message = "a valid API key is needed, as metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+
+
+def _limited(error: RateLimitError) -> Refusal:
+    async def refuse(request: object, context: Context) -> None:
+        async with errors_as_status(context):
+            raise error
+
+    return refuse
+
+
+def _of_same_kind(handler: Any, refuse: Refusal) -> Any:
     """Return a handler of the same kind that refuses every call."""
-
-    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        message = "a valid API key is needed, as metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'"
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
-
-    makers = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    return makers[handler.request_streaming, handler.response_streaming](refuse)
+    make, _ = MAKERS[handler.request_streaming, handler.response_streaming]
+    return make(refuse)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from ....errors import UsageError
-from ..core.tls import Tls
+from ..access.tls import Tls
 
 _log = logging.getLogger(__name__)
 

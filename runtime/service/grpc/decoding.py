@@ -39,7 +39,7 @@ class Decoding(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._paths):
             return handler
-        make, field = _MAKERS[handler.request_streaming, handler.response_streaming]
+        make, field = MAKERS[handler.request_streaming, handler.response_streaming]
         behavior = _checked_stream if handler.request_streaming else _checked
         return make(
             behavior(getattr(handler, field)),
@@ -48,7 +48,8 @@ class Decoding(grpc.aio.ServerInterceptor):
         )
 
 
-_MAKERS: dict[tuple[bool, bool], tuple[Any, str]] = {
+# The function that makes a handler, and the handler's attribute, by streaming of requests and of responses.
+MAKERS: dict[tuple[bool, bool], tuple[Any, str]] = {
     (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
     (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream"),
     (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary"),

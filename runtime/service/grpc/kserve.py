@@ -11,7 +11,8 @@ from typing import Any
 from ....errors import CarryallError, RequestError, UnsupportedTaskError
 from ....proto import kserve_pb2 as pb
 from ....proto import kserve_pb2_grpc
-from ..core.repository import ModelState, ModelStatus
+from ..core.caller import CALLER
+from ..core.model_entry import ModelState, ModelStatus
 from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import ModelFacts, TensorFacts
 from ..kserve.statistics import Duration
@@ -106,6 +107,9 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
         """Write all responses to one request of a stream, or an error response."""
         try:
+            caller = CALLER.get()
+            if caller is not None:
+                caller.budgets.count_request()
             places = OutputPlaces(request, self._memory)
             async with aclosing(
                 self._inference.responses(inference_request(request, self._memory))

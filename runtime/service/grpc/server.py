@@ -15,16 +15,15 @@ from ....proto import (
     vllm_engine_pb2,
     vllm_engine_pb2_grpc,
 )
-from ..core.admission import Admission
-from ..core.api_keys import ApiKeys
+from ..access.tls import Tls
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
-from ..core.tls import Tls
 from ..kserve.inference import Inference
 from .callers import Callers
 from .credentials import server_credentials
 from .decoding import Decoding
 from .kserve import InferenceServicer
+from .records import Records
 from .service import GenerationServicer
 from .vllm import EngineServicer
 
@@ -54,17 +53,18 @@ class GrpcServer:
             ("grpc.max_send_message_length", config.max_body_bytes),
             ("grpc.so_reuseport", 0),  # 1 lets a second server bind the port and get half the calls
         ]
-        interceptors: list[grpc.aio.ServerInterceptor] = [Decoding(SERVICES)]
-        if config.api_keys is not None:
-            interceptors.insert(0, Callers(ApiKeys(config.api_keys)))
+        inference = inference or Inference.of(models, config)
+        admission = inference.models
+        interceptors: list[grpc.aio.ServerInterceptor] = [Records(SERVICES), Decoding(SERVICES)]
+        if admission.policy.keys is not None:
+            interceptors.insert(1, Callers(admission.policy.keys))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
-        admission = Admission(models, config)
         self._health = health.aio.HealthServicer()
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             GenerationServicer(admission), self._server
         )
         kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceServicer(inference or Inference.of(models, config)), self._server
+            InferenceServicer(inference), self._server
         )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
             EngineServicer(admission), self._server

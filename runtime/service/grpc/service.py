@@ -11,14 +11,14 @@ from ....errors import RequestError
 from ....proto import generation_pb2, models_pb2, service_pb2_grpc, tasks_pb2
 from ...api.embedding import Pooling
 from ...api.scoring import RERANK_INSTRUCTION
-from ..core.admission import Admission
+from ..access.admission import Admission
 from ..core.handler import LLMHandler
-from ..core.repository import ModelKind, ModelState, ModelStatus
+from ..core.model_entry import ModelKind, ModelState, ModelStatus
 from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response
 from .statuses import Context, errors_as_status
 
-POOLINGS: dict[int, Pooling] = {
-    tasks_pb2.POOLING_UNSPECIFIED: "last",
+POOLINGS: dict[int, Pooling | None] = {
+    tasks_pb2.POOLING_UNSPECIFIED: None,
     tasks_pb2.POOLING_LAST: "last",
     tasks_pb2.POOLING_MEAN: "mean",
 }
@@ -32,6 +32,7 @@ STATES: dict[ModelState, models_pb2.ModelState] = {
 KINDS: dict[ModelKind, models_pb2.ModelKind] = {
     "llm": models_pb2.MODEL_KIND_LANGUAGE,
     "tensor": models_pb2.MODEL_KIND_TENSOR,
+    "encoder": models_pb2.MODEL_KIND_ENCODER,
 }
 
 
@@ -68,7 +69,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""
         async with errors_as_status(context):
-            handler = self._models.llm(request.model)
+            handler = self._models.embedder(request.model)
             if request.pooling not in POOLINGS:
                 raise RequestError(f"pooling has no value {request.pooling}")
             found = await handler.embed(
@@ -77,7 +78,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                 normalize=request.normalize if request.HasField("normalize") else True,
             )
             return tasks_pb2.EmbedResponse(
-                model=handler.model.info.model,
+                model=handler.name,
                 embeddings=[tasks_pb2.Embedding(values=vector) for vector in found.vectors.tolist()],
                 usage=generation_pb2.Usage(prompt_tokens=found.prompt_tokens),
             )
@@ -95,12 +96,12 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
         """Return the documents and their scores, best first."""
         async with errors_as_status(context):
-            handler = self._models.llm(request.model)
+            handler = self._models.embedder(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
             scores = await handler.rerank(request.query, list(request.documents), instruction=instruction)
             ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
             documents = [tasks_pb2.RankedDocument(index=index, score=scores[index]) for index in ranked]
-            return tasks_pb2.RerankResponse(model=handler.model.info.model, documents=documents)
+            return tasks_pb2.RerankResponse(model=handler.name, documents=documents)
 
     async def Tokenize(  # noqa: N802
         self, request: tasks_pb2.TokenizeRequest, context: Context
@@ -154,15 +155,17 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> models_pb2.GetStatsResponse:
         """Return the engines' counters and gauges."""
         async with errors_as_status(context):
-            names = [self._models.find(request.model).name] if request.model else self._ready()
-            return models_pb2.GetStatsResponse(models=[self._stats(name) for name in names])
+            statuses = [self._models.find(request.model)] if request.model else self._ready()
+            return models_pb2.GetStatsResponse(models=[self._stats(status) for status in statuses])
 
-    def _ready(self) -> list[str]:
-        statuses = self._models.models()
-        return sorted(one.name for one in statuses if one.state == "ready" and one.kind == "llm")
+    def _ready(self) -> list[ModelStatus]:
+        statuses = [one for one in self._models.models() if one.state == "ready" and one.kind == "llm"]
+        return sorted(statuses, key=lambda one: one.name)
 
-    def _stats(self, name: str) -> models_pb2.EngineStats:
-        return models_pb2.EngineStats(model=name, **dataclasses.asdict(self._models.llm(name).stats()))
+    def _stats(self, status: ModelStatus) -> models_pb2.EngineStats:
+        stats = self._models.llm(status.name, status.version).stats()
+        name = status.name if status.only else f"{status.name}:{status.version}"
+        return models_pb2.EngineStats(model=name, **dataclasses.asdict(stats))
 
 
 def _embed_input(message: tasks_pb2.EmbedInput) -> str | list[int]:

@@ -18,6 +18,7 @@ from ....errors import (
     ChatTemplateError,
     InvalidSamplingError,
     PromptTooLongError,
+    RateLimitError,
     RequestFailedError,
     UnknownModelError,
 )
@@ -25,7 +26,7 @@ from ..core.status import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Seconds after which a client may retry a refused request.
+# Seconds after which a client may retry a refused request, unless the error knows better.
 RETRY_SECONDS = 1.0
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 # The request field of each error class.
@@ -65,20 +66,26 @@ def code_of(error: CarryallError) -> grpc.StatusCode:
 
 async def _abort(context: Context, error: CarryallError) -> None:
     code = code_of(error)
-    metadata: list[tuple[str, str | bytes]] = []
+    # ``abort`` replaces what was set before, such as the request id.
+    metadata: list[tuple[str, str | bytes]] = list(context.trailing_metadata() or ())
     details = _details(code, error)
     if details:
         metadata.append(("grpc-status-details-bin", _status(code, error, details).SerializeToString()))
     if code in _RETRYABLE:
-        metadata.append(("grpc-retry-pushback-ms", str(int(1000 * RETRY_SECONDS))))
+        metadata.append(("grpc-retry-pushback-ms", str(int(1000 * _retry_seconds(error)))))
     await context.abort(code, str(error), tuple(metadata))
+
+
+def _retry_seconds(error: CarryallError) -> float:
+    """Return the seconds after which a client may retry."""
+    return max(RETRY_SECONDS, error.retry_after) if isinstance(error, RateLimitError) else RETRY_SECONDS
 
 
 def _details(code: grpc.StatusCode, error: CarryallError) -> list[Message]:
     if code in _RETRYABLE:
-        seconds = int(RETRY_SECONDS)
-        nanos = int(1e9 * (RETRY_SECONDS - seconds))
-        return [error_details_pb2.RetryInfo(retry_delay=Duration(seconds=seconds, nanos=nanos))]
+        delay = Duration()
+        delay.FromMilliseconds(int(1000 * _retry_seconds(error)))
+        return [error_details_pb2.RetryInfo(retry_delay=delay)]
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         field = next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), "")
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=str(error))

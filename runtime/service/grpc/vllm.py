@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from ....errors import RequestError
 from ....proto import vllm_engine_pb2 as pb
 from ....proto import vllm_engine_pb2_grpc
-from ..core.admission import Admission
+from ..access.admission import Admission
 from .statuses import Context, errors_as_status
 from .vllm_messages import GenerationWriter, generation_request
 

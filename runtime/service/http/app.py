@@ -11,11 +11,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from ....errors import CarryallError
-from ..core.api_keys import ApiKeys
-from ..core.config import ServerConfig
-from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
+from ..telemetry.metrics import Metrics
 from . import anthropic, health, kserve, ollama, openai_api, playground_page, responses_api, tgi, utility
 from .errors import error_response
 from .middleware import wrapped
@@ -27,22 +25,17 @@ _ROUTERS = (playground_page, health, openai_api, responses_api, anthropic, ollam
 
 def make_app(
     models: ModelRepository,
-    config: ServerConfig,
+    inference: Inference,
     further: Sequence[BaseRoute] = (),
-    inference: Inference | None = None,
 ) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         models: the models to serve.
-        config: limits and options.
+        inference: runs tensor requests, with the access control of all transports.
         further: additional routes.
-        inference: the inference shared with other transports; None creates one.
-
-    Raises:
-        UsageError: the API key file cannot be read.
     """
-    service = HttpService(models, config, Metrics(models), inference or Inference.of(models, config))
+    service = HttpService(models, Metrics(models), inference)
     handlers: dict[Any, Any] = {
         CarryallError: error_response,
         HTTPException: error_response,
@@ -52,7 +45,7 @@ def make_app(
     routes = [route for router in _ROUTERS for route in router.routes(service)]
     app = Starlette(routes=[*routes, *further], exception_handlers=handlers)
     app.state.service = service
-    return wrapped(app, config, ApiKeys(config.api_keys) if config.api_keys else None)
+    return wrapped(app, inference.models.policy)
 
 
 async def _client_gone(request: Any, error: Exception) -> Any:

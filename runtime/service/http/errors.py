@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ....errors import CarryallError, QueueFullError, UnknownModelError
+from ....errors import CarryallError, QueueFullError, RateLimitError, UnknownModelError
 from ..core.status import status_of
 
 Json = dict[str, Any]
@@ -72,6 +72,14 @@ def described(error: Exception) -> tuple[int, str, str | None]:
     return 500, "internal error; see the log of the service", None
 
 
+def retry_after(error: Exception) -> str:
+    """Return the header ``Retry-After`` for an error."""
+    if isinstance(error, RateLimitError):
+        return str(max(1, math.ceil(error.retry_after)))
+    seconds = error.retry_after if isinstance(error, QueueFullError) else 1  # an estimate
+    return str(min(_LONGEST_RETRY, max(1, math.ceil(seconds))))
+
+
 def error_response(request: Request, error: Exception) -> Response:
     """Return the HTTP response for an error. Errors with status 500 are logged."""
     status, message, code = described(error)
@@ -79,6 +87,5 @@ def error_response(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):
-        seconds = error.retry_after if isinstance(error, QueueFullError) else 1
-        headers["Retry-After"] = str(min(_LONGEST_RETRY, max(1, math.ceil(seconds))))
+        headers["Retry-After"] = retry_after(error)
     return JSONResponse(error_json(request.url.path, status, message, code), status, headers)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
-from ..core.repository import ModelState
+from ..core.model_entry import ModelState
 from ..kserve.documents import (
     InferDocument,
     config_document,

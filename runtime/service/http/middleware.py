@@ -5,17 +5,17 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.admission import CALLER
-from ..core.api_keys import ApiKeys, Caller
-from ..core.config import ServerConfig
-from .errors import error_json
+from ....errors import RateLimitError
+from ..access.policy import Policy
+from ..core.caller import CALLER, Caller
+from ..core.request_context import enter
+from .errors import error_json, retry_after
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _OPEN = ("/", "/health", "/health/live", "/health/ready", "/ping", "/version", "
 class RequestIds:
     """Set ``X-Request-Id`` and log method, path, status and seconds of each request, but not its content.
 
-    The id is the client's ``X-Request-Id`` if it is printable and at most 128 characters long, else random.
+    The id is the client's ``X-Request-Id``, or a random one; see ``request_context``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -38,8 +38,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        name = given if given and len(given) <= 128 and given.isprintable() else uuid.uuid4().hex
+        name = enter(Headers(scope=scope))
         status, start = 0, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
@@ -54,7 +53,9 @@ class RequestIds:
         finally:
             if _log.isEnabledFor(logging.INFO):
                 seconds = time.monotonic() - start
-                _log.info("%s %s %s %d %.3f s", name, scope["method"], scope["path"], status, seconds)
+                method, path = scope["method"], scope["path"]
+                fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4)}
+                _log.info("%s %s %s %d %.3f s", name, method, path, status, seconds, extra={"fields": fields})
 
 
 class Callers:
@@ -65,15 +66,14 @@ class Callers:
 
     Args:
         app: the ASGI application that handles accepted requests.
-        config: the address to listen on and the allowed origins.
-        keys: the accepted API keys; None accepts all requests.
+        policy: the address to listen on, the allowed origins and the API keys.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self._app = app
-        self._keys = keys
-        self._origins = config.cors_origins
-        self._loopback = _is_loopback(config.host)
+        self._keys = policy.keys
+        self._origins = policy.config.cors_origins
+        self._loopback = _is_loopback(policy.config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -81,15 +81,21 @@ class Callers:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        more: dict[str, str] = {}
         refusal = self._refusal(headers)
         caller: Caller | None = None
         if refusal is None and self._keys is not None and scope["path"] not in _OPEN:
             caller = self._keys.find(_key_of(headers))
             if caller is None:
                 refusal = (401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY")
+                more = {"WWW-Authenticate": "Bearer"}
+            else:
+                try:
+                    caller.budgets.count_request()
+                except RateLimitError as error:
+                    refusal, more = (429, str(error)), {"Retry-After": retry_after(error)}
         if refusal is not None:
             status, message = refusal
-            more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
             answer = JSONResponse(error_json(scope["path"], status, message), status, more)
             await answer(scope, receive, send)
             return
@@ -128,13 +134,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def wrapped(app: ASGIApp, config: ServerConfig, keys: ApiKeys | None) -> ASGIApp:
+def wrapped(app: ASGIApp, policy: Policy) -> ASGIApp:
     """Return the application wrapped in all middleware."""
-    guarded: ASGIApp = Callers(app, config, keys)
-    if config.cors_origins:  # outermost, because a preflight request carries no key
+    guarded: ASGIApp = Callers(app, policy)
+    if policy.config.cors_origins:  # outermost, because a preflight request carries no key
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=config.cors_origins,
+            allow_origins=policy.config.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["*"],

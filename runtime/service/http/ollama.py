@@ -82,8 +82,11 @@ async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool
 
 
 def _llm(service: HttpService, request: Request, body: Mapping[str, Any]) -> LLMHandler:
-    name = body.get("model")
-    return service.llm(request, name.removesuffix(":latest") if isinstance(name, str) else name)
+    return service.llm(request, _own_name(body.get("model")))
+
+
+def _own_name(name: Any) -> Any:
+    return name.removesuffix(":latest") if isinstance(name, str) else name
 
 
 def _turn(turn: Json) -> Json:
@@ -212,11 +215,11 @@ async def embed(request: Request) -> Response:
     service = service_of(request)
     known = {"model", "input", "truncate", "options", "keep_alive", "dimensions"}
     body, headers = await service.known_body(request, known)
-    handler = _llm(service, request, body)
+    handler = service.embedder(_own_name(body.get("model")))
     start = time.monotonic_ns()
     found = await while_connected(request.receive, handler.embed(read_inputs(body.get("input"))))
     answer = {
-        "model": handler.model.info.model,
+        "model": handler.name,
         "embeddings": found.vectors.tolist(),
         "total_duration": time.monotonic_ns() - start,
         "load_duration": 0,
@@ -227,11 +230,11 @@ async def embed(request: Request) -> Response:
 
 async def tags(request: Request) -> Response:
     """Handle ``GET /api/tags``: list the models that are loaded."""
-    models = service_of(request).models.models()
+    models = service_of(request).admission.models()
     names = [
         name
         for one in models
-        if one.kind == "llm" and one.state == "ready"
+        if one.kind != "tensor" and one.state == "ready"
         for name in (one.name, *one.aliases)
     ]
     return json_response({"models": [_model(name) for name in names]})

@@ -17,7 +17,6 @@ from ....errors import UnknownModelError
 from ..core.deltas import collect
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest
-from ..core.repository import ModelStatus
 from .openai import chat, completions, embeddings
 from .openai.chunks import ChatChunks, CompletionChunks
 from .service import HttpService, json_response, service_of, with_defaults
@@ -124,47 +123,49 @@ async def text_embeddings(request: Request) -> Response:
     """Handle ``POST /v1/embeddings``."""
     service = service_of(request)
     body, headers = await service.known_body(request, embeddings.KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
     found = await while_connected(
         request.receive, handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
     )
-    return json_response(embeddings.embeddings_response(ask, found, handler.model.info.model), headers)
+    return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
 
 
 async def list_models(request: Request) -> Response:
     """Handle ``GET /v1/models``: list the models that are ready."""
-    listed = [entry for status in service_of(request).models.models() for entry in _model_json(status)]
-    return json_response({"object": "list", "data": listed})
+    return json_response({"object": "list", "data": list(_models_json(request).values())})
 
 
 async def get_model(request: Request) -> Response:
     """Handle ``GET /v1/models/{name}``: describe one model."""
     name = request.path_params["name"]
-    for status in service_of(request).models.models():
-        for entry in _model_json(status):
-            if entry["id"] == name:
-                return json_response(entry)
-    raise UnknownModelError(f"there is no model '{name}'; GET /v1/models lists them")
+    found = _models_json(request).get(name)
+    if found is None:
+        raise UnknownModelError(f"there is no model '{name}'; GET /v1/models lists them")
+    return json_response(found)
 
 
 _STARTED = int(time.time())
 
 
-def _model_json(status: ModelStatus) -> list[Json]:
-    """Return one entry for each name of a model; none if it is not a ready language model."""
-    if status.state != "ready" or status.kind != "llm":
-        return []
-    info = status.info
-    facts: Json = {
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "carryall",
-        "root": status.name,
-        "parent": None,
-        "max_model_len": info.context_length if info else None,
-    }
-    return [{"id": name, **facts} for name in (status.name, *status.aliases)]
+def _models_json(request: Request) -> dict[str, Json]:
+    """Return the ready models that the caller may use, by each of their names."""
+    found: dict[str, Json] = {}
+    for status in service_of(request).admission.models():
+        if status.state != "ready" or status.kind == "tensor":
+            continue
+        facts: Json = {
+            "object": "model",
+            "created": _STARTED,
+            "owned_by": "carryall",
+            "root": status.name,
+            "parent": None,
+            "max_model_len": status.info.context_length if status.info else None,
+        }
+        versions = () if status.only else (f"{status.name}:{status.version}",)
+        for name in (status.name, *status.aliases, *versions):
+            found.setdefault(name, {"id": name, **facts})
+    return found
 
 
 def routes(service: HttpService) -> list[Route]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import CarryallError, RequestError
-from ..core.admission import caller_name
+from ..core.caller import caller_name
 from ..core.handler import LLMHandler
 from .errors import described
 from .openai.reading import text_field

@@ -13,8 +13,8 @@ from typing import Any
 import uvicorn
 
 from ....errors import UsageError
+from ..access.tls import Tls
 from ..core.config import ServerConfig
-from ..core.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class HttpServer:
             )
         )
         self._tls = Tls.of(config)
+        self._context: ssl.SSLContext | None = None
+        self._stamp: tuple[int, ...] = ()
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -65,7 +67,10 @@ class HttpServer:
         if self._tls is not None:
             self._server.config.load()
             self._server.config.ssl = context = self._tls.context()
-            self._watching = asyncio.create_task(_watch(self._tls, context))
+            # The context of the port cannot be exchanged, but each connection can get another one.
+            context.sni_callback = self._use_current
+            self._context, self._stamp = context, self._tls.stamp()
+            self._watching = asyncio.create_task(self._watch())
         bound = _bound(self._config.host, self._config.http_port or 0)
         self._serving = asyncio.create_task(self._server.serve([bound]))
         while not self._server.started:
@@ -83,17 +88,23 @@ class HttpServer:
             self._server.should_exit = True
             await self._serving
 
+    async def _watch(self) -> None:
+        """Check every ``_WATCH_SECONDS`` for renewed certificates."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            self.reload_certificates()
 
-async def _watch(tls: Tls, context: ssl.SSLContext) -> None:
-    """Check every ``_WATCH_SECONDS`` for renewed certificates and use them for new connections."""
-    stamp = tls.stamp()
-    while True:
-        await asyncio.sleep(_WATCH_SECONDS)
-        if (now := tls.stamp()) == stamp:
-            continue
-        stamp = now
+    def _use_current(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        if self._context is not None:
+            connection.context = self._context
+
+    def reload_certificates(self) -> None:
+        """Use renewed certificates for new connections."""
+        if self._tls is None or self._context is None or (now := self._tls.stamp()) == self._stamp:
+            return
+        self._stamp = now
         try:
-            tls.load_into(context)
+            self._context = self._tls.context()  # a new one, since a context keeps the CA that it had
         except UsageError as error:  # may be half-written; keep the old certificate
             _log.warning("cannot load the renewed certificate, keeping the old one: %s", error)
 

@@ -11,12 +11,13 @@ from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
 from ....plain_json import plain_json
-from ..core.admission import Admission
+from ..access.admission import Admission
 from ..core.config import ServerConfig
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.metrics import Metrics
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
+from ..telemetry.metrics import Metrics
 from .bodies import read_object
 from .openai.reading import known_fields
 
@@ -29,9 +30,13 @@ class HttpService:
     """The models, settings, metrics and inference that all routes share."""
 
     models: ModelRepository
-    config: ServerConfig
     metrics: Metrics
     inference: Inference
+
+    @property
+    def config(self) -> ServerConfig:
+        """Return the settings in force."""
+        return self.admission.policy.config
 
     @property
     def admission(self) -> Admission:
@@ -45,9 +50,11 @@ class HttpService:
             RequestError: the name is not a string.
             UnknownModelError: no model has this name, or the caller may not use it.
         """
-        if name is not None and not isinstance(name, str):
-            raise RequestError(f"'model' must be a string, not {name!r}")
-        return self.admission.llm(name)
+        return self.admission.llm(_model_name(name))
+
+    def embedder(self, name: Any) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings; see ``llm``."""
+        return self.admission.embedder(_model_name(name))
 
     async def body(self, request: Request) -> Json:
         """Return the JSON object in the body of a request. See ``read_object`` for errors."""
@@ -63,6 +70,12 @@ class HttpService:
         # Clients choose field names freely, but a header may hold only printable ASCII.
         names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
         return body, {IGNORED_HEADER: names[:500]} if names else {}
+
+
+def _model_name(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise RequestError(f"'model' must be a string, not {given!r}")
+    return given
 
 
 def service_of(request: Request) -> HttpService:

@@ -88,8 +88,8 @@ async def score(request: Request) -> Response:
     """
     service = service_of(request)
     body, headers = await service.known_body(request, _SCORE)
-    handler = service.llm(request, body.get("model"))
     if "continuations" in body:
+        handler = service.llm(request, body.get("model"))
         text, continuations = body.get("text"), body["continuations"]
         work = handler.score(_required_text("text", text), _texts("continuations", continuations))
         scores = await while_connected(request.receive, work)
@@ -103,7 +103,9 @@ async def score(request: Request) -> Response:
             }
             for index, found in enumerate(scores)
         ]
+        name = handler.name
     else:
+        ranker = service.embedder(body.get("model"))
         queries = _texts("text_1", body.get("text_1", body.get("queries")))
         documents = _texts("text_2", body.get("text_2", body.get("documents")))
         if len(queries) == 1:
@@ -115,10 +117,10 @@ async def score(request: Request) -> Response:
         instruction = _required_text("instruction", body.get("instruction", RERANK_INSTRUCTION))
         data = []
         for index, (query, document) in enumerate(zip(queries, documents, strict=True)):
-            work_ = handler.rerank(query, [document], instruction=instruction)
+            work_ = ranker.rerank(query, [document], instruction=instruction)
             (value,) = await while_connected(request.receive, work_)
             data.append({"index": index, "object": "score", "score": value})
-    name = handler.model.info.model
+        name = ranker.name
     answer = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "model": name, "data": data}
     return json_response(answer, headers)
 
@@ -127,7 +129,7 @@ async def rerank(request: Request) -> Response:
     """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
     service = service_of(request)
     body, headers = await service.known_body(request, _RERANK)
-    handler = service.llm(request, body.get("model"))
+    handler = service.embedder(body.get("model"))
     documents = _texts("documents", body.get("documents"))
     most = body.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
@@ -145,7 +147,7 @@ async def rerank(request: Request) -> Response:
         | ({"document": {"text": documents[index]}} if show else {})
         for index in order
     ]
-    name = handler.model.info.model
+    name = handler.name
     return json_response({"id": f"rerank-{uuid.uuid4().hex}", "model": name, "results": results}, headers)
 
 

@@ -7,14 +7,16 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from ....errors import RequestError
-from ..core.admission import Admission
+from ....errors import RequestError, UnsupportedTaskError
+from ..access.admission import Admission
+from ..access.policy import Policy
 from ..core.config import ServerConfig
-from ..core.repository import ModelRepository, ModelStatus
+from ..core.model_entry import ModelStatus
+from ..core.repository import ModelRepository
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
 from .statistics import Statistics
-from .tensor_run import run_session
+from .tensor_run import run_model
 from .tensors import type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
 
@@ -45,7 +47,7 @@ class Inference:
     @classmethod
     def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
         """Return an instance for the models of a repository and the service's settings."""
-        return cls(Admission(models, config), SharedMemory(allowed=config.shared_memory))
+        return cls(Admission(models, Policy(config)), SharedMemory(allowed=config.shared_memory))
 
     async def run(self, request: InferenceRequest) -> InferenceResponse:
         """Return the response to a request that has exactly 1 response.
@@ -69,6 +71,10 @@ class Inference:
         status = self.models.find(request.model, request.version)
         start, ended = time.perf_counter_ns(), False
         try:
+            if status.kind == "encoder":
+                raise UnsupportedTaskError(
+                    f"'{status.name}' is an encoder; use /v1/embeddings, /rerank, Embed or Rerank"
+                )
             kind = self._text if status.kind == "llm" else self._tensors
             async with aclosing(kind(request, status)) as responses:
                 async for response in responses:
@@ -80,7 +86,7 @@ class Inference:
     async def _text(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        handler = self.models.llm(status.name)
+        handler = self.models.llm(status.name, request.version)
         wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
         if not wanted.stream:
             yield _response(request, status, await wanted.whole(handler))
@@ -92,8 +98,8 @@ class Inference:
     async def _tensors(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        session = self.models.session(status.name, request.version)
-        outputs = await run_session(session, request.inputs, request.outputs)
+        model = self.models.tensor(status.name, request.version)
+        outputs = await run_model(model, request.inputs, request.outputs)
         yield _response(request, status, outputs)
 
     def facts(self, name: str, version: str = "") -> ModelFacts:
@@ -105,10 +111,10 @@ class Inference:
         """
         status = self.models.find(name, version)
         if status.kind == "llm":
-            self.models.llm(status.name).model  # noqa: B018 -- raises if it is not loaded
+            self.models.llm(status.name, version).model  # noqa: B018 -- raises if it is not loaded
             platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
         else:
-            session = self.models.session(status.name, version)
+            session = self.models.tensor(status.name, version).session
             platform = TENSOR_PLATFORM
             inputs, outputs = _tensor_facts(session.get_inputs()), _tensor_facts(session.get_outputs())
         return ModelFacts(

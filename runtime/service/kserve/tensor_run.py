@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ....errors import ProviderRuntimeError, RequestError
 from ....providers.ort import ort
+from ..core.tensor_model import TensorModel
 from .tensors import Array, byte_elements
-
-if TYPE_CHECKING:
-    from ...api.session import InferenceSession
 
 _BFLOAT16 = "tensor(bfloat16)"
 
 
-async def run_session(
-    session: InferenceSession, inputs: Mapping[str, Array], outputs: Sequence[str]
+async def run_model(
+    model: TensorModel, inputs: Mapping[str, Array], outputs: Sequence[str]
 ) -> dict[str, Array]:
-    """Return the outputs of a session by name. The run does not block the event loop.
+    """Return the outputs of a model by name. The run does not block the event loop.
 
     Args:
-        session: the session of the model.
+        model: the model; its batcher, if any, runs requests together.
         inputs: the arrays by name; BYTES are UTF-8 strings.
         outputs: the names of the outputs to compute; empty computes all.
 
@@ -34,6 +32,7 @@ async def run_session(
         RequestError: an input or output is missing or unknown, or an input has the wrong type or shape.
         ProviderRuntimeError: the run failed.
     """
+    session = model.session
     known = {value.name: value.type for value in session.get_inputs()}
     if inputs.keys() != known.keys():
         raise RequestError(f"the inputs must be {', '.join(known)}; got {', '.join(inputs) or 'none'}")
@@ -46,12 +45,29 @@ async def run_session(
     try:
         if _BFLOAT16 in (*known.values(), *(types[name] for name in wanted)):
             results = await asyncio.to_thread(_run_values, session, wanted, feeds)
+        elif model.batcher is not None and _fits(model, feeds):
+            found = await model.batcher.run_awaited(feeds)
+            return {name: found[name] for name in wanted}
         else:
             results = await session.run_awaited(wanted, feeds)
+    except ProviderRuntimeError as error:  # of the batcher
+        if isinstance(error.__cause__, ort.runtime_errors()):
+            raise _run_error(error.__cause__) from error
+        raise
     except ort.runtime_errors() as error:
-        kind = RequestError if type(error).__name__ == "InvalidArgument" else ProviderRuntimeError
-        raise kind(f"the run failed: {ort.one_line(error)}") from error
+        raise _run_error(error) from error
     return dict(zip(wanted, results, strict=True))
+
+
+def _run_error(error: BaseException) -> RequestError | ProviderRuntimeError:
+    kind = RequestError if type(error).__name__ == "InvalidArgument" else ProviderRuntimeError
+    return kind(f"the run failed: {ort.one_line(error)}")
+
+
+def _fits(model: TensorModel, feeds: Mapping[str, Array]) -> bool:
+    """Return whether a batch can hold the request; others run alone."""
+    rows = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
+    return len(rows) == 1 and 1 <= rows.pop() <= model.most_rows
 
 
 def _text(name: str, array: Array) -> Array:

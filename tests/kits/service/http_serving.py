@@ -16,6 +16,7 @@ from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.http.app import make_app
 from carryall.runtime.service.http.server import HttpServer
+from carryall.runtime.service.kserve.inference import Inference
 from carryall.runtime.service.serve import ServicePart
 
 
@@ -27,6 +28,7 @@ class HttpServed:
     url: str
     client: httpx2.AsyncClient
     closing: AsyncExitStack
+    server: HttpServer
 
     def openai(self, **options: Any) -> Any:
         """OpenAI's own client."""
@@ -63,15 +65,16 @@ async def http_serving(
     served = models or repository(llm)
     further = [make(served, settings) for make in parts]
     routes = [route for part in further for route in part.routes()]
-    server = HttpServer(make_app(served, settings, routes), settings)
+    inference = Inference.of(served, settings)
+    server = HttpServer(make_app(served, inference, routes), settings)
     url = f"http://{await server.start()}"
     if llm is not None or models is not None:
         await served.load_all()
     for part in further:
-        await part.start()
+        await part.start(inference.models)
     async with AsyncExitStack() as closing, httpx2.AsyncClient(base_url=url, timeout=30) as client:
         try:
-            yield HttpServed(served, url, client, closing)
+            yield HttpServed(served, url, client, closing, server)
         finally:
             for part in further:
                 await part.stop()

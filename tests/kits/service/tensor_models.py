@@ -12,8 +12,10 @@ from grpc_serving import INFO
 
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.session import InferenceSession
-from carryall.runtime.service.core.repository import ModelLoader, ModelRepository
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
+from carryall.runtime.service.core.tensor_model import TensorModel
 
 
 def echo_model(*types: ir.DataType) -> InferenceSession:
@@ -38,7 +40,7 @@ def sum_model() -> InferenceSession:
 
 def mixed_repository(llm: AsyncLLM, sessions: Mapping[str, InferenceSession]) -> ModelRepository:
     """A language model `toy`, which is the default, and tensor models."""
-    tensors = {name: ModelLoader(partial(sessions.get, name), kind="tensor") for name in sessions}
+    tensors = {name: ModelLoader(partial(TensorModel, one), kind="tensor") for name, one in sessions.items()}
     return ModelRepository({"toy": lambda: ServedModel(llm, INFO), **tensors})
 
 

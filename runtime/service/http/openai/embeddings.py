@@ -29,14 +29,14 @@ class EmbeddingsAsk:
         inputs: texts or lists of token ids.
         encoding: the JSON encoding of the vectors.
         dimensions: the number of leading components to keep; None keeps all.
-        pooling: how to pool the hidden states.
+        pooling: how to pool the hidden states; None is the model's own way.
         normalize: whether to scale the vectors to length 1, after ``dimensions`` is applied.
     """
 
     inputs: list[str | list[int]]
     encoding: Literal["float", "base64"]
     dimensions: int | None
-    pooling: Pooling
+    pooling: Pooling | None
     normalize: bool
 
 
@@ -47,10 +47,11 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
         RequestError: a field is invalid.
     """
     options = {name: value for name, value in body.items() if value is not None}
-    encoding, pooling = options.get("encoding_format", "float"), options.get("pooling", "last")
+    encoding, pooling = options.get("encoding_format", "float"), options.get("pooling")
     if encoding not in ("float", "base64"):
         raise RequestError(f"'encoding_format' must be float or base64, not {encoding!r}")
-    check_pooling(pooling)
+    if pooling is not None:
+        check_pooling(pooling)
     dimensions = options.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise RequestError(f"'dimensions' must be an integer of at least 1, not {dimensions!r}")
@@ -58,7 +59,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
         read_inputs(options.get("input")),
         encoding,
         dimensions,
-        cast(Pooling, pooling),
+        cast(Pooling | None, pooling),
         bool_field("normalize", options.get("normalize", True)),
     )
 

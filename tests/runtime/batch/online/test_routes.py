@@ -17,6 +17,7 @@ from typing import Any
 
 import openai
 import pytest
+from api_keys import key_file
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
@@ -42,7 +43,7 @@ def jsonl(*lines: Any) -> bytes:
 @asynccontextmanager
 async def serving(folder: Path, llm: AsyncLLM, **config: Any) -> AsyncIterator[HttpServed]:
     """A server with the endpoints."""
-    parts: Any = [lambda models, settings: BatchService(folder, models, settings)]
+    parts: Any = [lambda models, settings: BatchService(folder, settings)]
     async with http_serving(llm, parts=parts, **config) as served:
         yield served
 
@@ -363,6 +364,35 @@ def test_files_and_batches_are_seen_by_their_key_alone(tmp_path: Path) -> None:
             batch = await ended(you, (await batch_of(you, jsonl(line(1)))).id)
             (error,) = await lines_of(you, batch.error_file_id)
             assert "no model 'toy' that this API key may use" in error["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_the_lines_of_a_batch_count_for_its_key(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, few="tokens_per_day = 3")
+
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(tmp_path / "data", llm, api_keys=keys) as served:
+            client = served.openai().copy(api_key="few-key")
+            made = await batch_of(client, jsonl(line(1)))
+            await ended(client, made.id)
+            with pytest.raises(openai.RateLimitError, match="3 tokens a day"):
+                await client.completions.create(model="toy", prompt="x")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["..%2F..%2Fkeys.toml", "%2Fetc%2Fpasswd", "file-%00", "..", "~root"])
+def test_an_id_is_no_path(tmp_path: Path, name: str) -> None:
+    (tmp_path / "keys.toml").write_text("secret")
+
+    async def scenario() -> None:
+        async with null_llm() as llm, serving(tmp_path / "data" / "folder", llm) as served:
+            for path in (f"/v1/files/{name}/content", f"/v1/files/{name}", f"/v1/batches/{name}"):
+                answer = await served.client.get(path)
+                assert (answer.status_code, "secret" in answer.text) == (404, False)
+            assert (await served.client.delete(f"/v1/files/{name}")).status_code in (404, 405)
+            assert (tmp_path / "keys.toml").read_text() == "secret"
 
     asyncio.run(scenario())
 

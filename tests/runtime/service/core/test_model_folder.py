@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
+from model_folder_kit import scan, write_sum
 
-from carryall import EngineConfig, ModelConfig
 from carryall.errors import (
     PackageError,
     ServiceUnavailableError,
@@ -22,30 +21,9 @@ from carryall.errors import (
 from carryall.exporter.demo import demo_path
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
-from carryall.runtime.service.core.model_folder import models_in
-from carryall.runtime.service.core.repository import ModelLoader, ModelRepository
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.types.sampling_params import SamplingParams
-
-ENGINE = EngineConfig(max_slots=2)
-
-
-def write_sum(path: Path, times: int = 1) -> None:
-    """SUM = A + A + ..., float32 [2]."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    value = ir.val("A", ir.DataType.FLOAT, [2])
-    nodes = []
-    total = value
-    for _ in range(times):
-        nodes.append(ir.node("Add", [total, value]))
-        total = nodes[-1].outputs[0]
-        total.type, total.shape = value.type, value.shape
-    total.name = "SUM"
-    graph = ir.Graph([value], [total], nodes=nodes, opset_imports={"": 21})
-    ir.save(ir.Model(graph, ir_version=10), path)
-
-
-def models(folder: Path) -> dict[str, ModelLoader]:
-    return models_in(folder, ModelConfig(model="unused"), ENGINE)
 
 
 def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: Path) -> None:
@@ -56,31 +34,35 @@ def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: 
     (tmp_path / ".hidden").mkdir()
 
     async def scenario() -> None:
-        repository = ModelRepository(models(tmp_path))
+        repository = ModelRepository(scan(tmp_path))
         assert [(one.name, one.kind, one.version) for one in repository.models()] == [
             ("adder", "tensor", "3"),
             ("coder", "llm", "1"),
             ("plain", "tensor", "1"),
         ]
         with pytest.raises(ServiceUnavailableError, match="not loaded"):
-            repository.session("adder")
+            repository.tensor("adder")
         await repository.load_all()
         assert repository.ready
         array = np.array([1, 2], np.float32)
-        np.testing.assert_array_equal(repository.session("adder").run(None, {"A": array})[0], 3 * array)
-        np.testing.assert_array_equal(repository.session("plain", "1").run(None, {"A": array})[0], 2 * array)
+        np.testing.assert_array_equal(
+            repository.tensor("adder").session.run(None, {"A": array})[0], 3 * array
+        )
+        np.testing.assert_array_equal(
+            repository.tensor("plain", "1").session.run(None, {"A": array})[0], 2 * array
+        )
         request = GenerationRequest(prompt="def", params=SamplingParams(max_tokens=3, ignore_eos=True))
         assert (await collect(repository.llm().generate(request))).usage.completion_tokens == 3
         assert repository.llm("coder").model.info.model == "coder"
         with pytest.raises(UnknownModelError, match="no version 1 of 'adder'; version 3 is served"):
-            repository.session("adder", "1")
+            repository.tensor("adder", "1")
         with pytest.raises(UnsupportedTaskError, match="is a tensor model"):
             repository.llm("adder")
         with pytest.raises(UnsupportedTaskError, match="is a language model"):
-            repository.session("coder")
+            repository.tensor("coder")
         await repository.unload("adder")
         with pytest.raises(ServiceUnavailableError, match="not loaded"):
-            repository.session("adder")
+            repository.tensor("adder")
         repository.close()
 
     asyncio.run(scenario())
@@ -89,18 +71,18 @@ def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: 
 def test_a_version_can_be_chosen_and_loading_put_off(tmp_path: Path) -> None:
     for version in (1, 2, 10):
         write_sum(tmp_path / "adder" / str(version) / "model.onnx")
-    assert models(tmp_path)["adder"].version == "10"
+    assert [one.version for one in scan(tmp_path)["adder"]] == ["10"]
     (tmp_path / "adder" / "config.toml").write_text("version = 2\nload = false\n")
-    loader = models(tmp_path)["adder"]
+    (loader,) = scan(tmp_path)["adder"]
     assert (loader.version, loader.wanted) == ("2", False)
 
     async def scenario() -> None:
         write_sum(tmp_path / "other.onnx")
-        repository = ModelRepository(models(tmp_path))
+        repository = ModelRepository(scan(tmp_path))
         await repository.load_all()
         assert [one.state for one in repository.models()] == ["unloaded", "ready"]
         await repository.load("adder")
-        assert repository.session("adder", "2") is not None
+        assert repository.tensor("adder", "2") is not None
 
     asyncio.run(scenario())
 
@@ -111,7 +93,7 @@ def test_one_broken_model_leaves_the_others_but_only_broken_ones_are_an_error(tm
 
     async def scenario() -> None:
         write_sum(tmp_path / "fine.onnx")
-        loaders = {"broken": ModelLoader(broken), **models(tmp_path)}
+        loaders: dict[str, Any] = {"broken": ModelLoader(broken), **scan(tmp_path)}
         repository = ModelRepository(loaders)
         await repository.load_all()
         assert [(one.state, one.reason) for one in repository.models()] == [
@@ -128,7 +110,7 @@ def test_one_broken_model_leaves_the_others_but_only_broken_ones_are_an_error(tm
     ("text", "message"),
     [
         ("version = 4", "has no version 4; there are: 1"),
-        ('kind = "llama"', "kind in .* must be 'llm' or 'tensor'"),
+        ('kind = "llama"', "kind in .* must be llm, tensor or encoder"),
         ("load = 1", "load in .* must be of type bool, not 1"),
         ("model = 3", "model in .* must be of type dict, not 3"),
         ("[model]\nprovidr = 'cpu'", "did you mean 'provider'"),
@@ -141,11 +123,11 @@ def test_invalid_settings_are_refused(text: str, message: str, tmp_path: Path) -
     write_sum(tmp_path / "adder" / "1" / "model.onnx")
     (tmp_path / "adder" / "config.toml").write_text(text)
     with pytest.raises(UsageError, match=message):
-        models(tmp_path)
+        scan(tmp_path)
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no models"):
-        models(tmp_path)
+        scan(tmp_path)
     with pytest.raises(UsageError, match="is not a folder of models"):
-        models(tmp_path / "none")
+        scan(tmp_path / "none")

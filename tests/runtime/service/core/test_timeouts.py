@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
-from grpc_serving import INFO, read, serving
+from grpc_serving import INFO, code_of, read, serving
 from null_llm import null_llm
 
 from carryall.errors import RequestCancelled
@@ -66,6 +67,27 @@ def test_a_whole_answer_is_refused_with_the_reason(request_of: Any) -> None:
             for _ in range(2):
                 with pytest.raises(RequestCancelled, match="timeout passed"):
                     await collect(handler.generate(request))
+            assert_free(llm)
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_passes_in_the_queue_costs_no_work() -> None:
+    """gRPC's own deadline, for a request whose turn does not come in time."""
+
+    async def scenario() -> None:
+        async with null_llm(**SLOW) as llm, serving(llm) as served:
+            endless = pb.GenerateRequest(text="x", sampling={"ignore_eos": True, "max_tokens": TOKENS})
+            running = served.stub.Generate(endless)
+            await running.read()
+            late = served.stub.Generate(pb.GenerateRequest(token_ids={"ids": [5] * 100}), timeout=SECONDS)
+            code, _ = await code_of(read(late))
+            assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+            running.cancel()
+            async with asyncio.timeout(10):
+                while llm.stats().cancelled < 2:
+                    await asyncio.sleep(0.005)
+            assert llm.stats().computed_tokens < 100  # those of the other request only
             assert_free(llm)
 
     asyncio.run(scenario())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import trustme
+from certificates import authority, write_certificate
 from grpc_serving import code_of, read, serving
 from null_llm import null_llm
 
@@ -91,23 +90,6 @@ def test_the_services_limits_hold() -> None:
                 assert (code, message in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
 
     asyncio.run(scenario())
-
-
-def write_certificate(authority: trustme.CA, folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost and its key, in place of earlier ones."""
-    made = authority.issue_cert("localhost")
-    certificate, key = folder / "server.pem", folder / "server.key"
-    made.private_key_pem.write_to_path(key)
-    made.cert_chain_pems[0].write_to_path(certificate)
-    for path in (certificate, key):
-        os.utime(path, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
-    return certificate, key
-
-
-def authority(folder: Path, name: str) -> tuple[trustme.CA, Path]:
-    made, path = trustme.CA(), folder / name
-    made.cert_pem.write_to_path(path)
-    return made, path
 
 
 def test_connections_are_encrypted_and_certificates_renewed(tmp_path: Path) -> None:

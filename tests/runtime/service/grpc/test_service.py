@@ -35,7 +35,7 @@ from carryall.proto.tasks_pb2 import (
 )
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.engine.stats import EngineStats
-from carryall.runtime.service.core.repository import ModelKind, ModelState
+from carryall.runtime.service.core.model_entry import ModelKind, ModelState
 from carryall.runtime.service.grpc.service import KINDS, STATES
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from carryall.errors import UsageError
-from carryall.runtime.service.core.api_keys import ApiKeys, Caller
+from carryall.runtime.service.access.api_keys import ApiKeys
+from carryall.runtime.service.core.caller import Caller
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import UsageError
-from .config import ServerConfig
+from ..core.config import ServerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,6 @@ class Tls:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.load_into(context)
-        return context
-
-    def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the files into a context, for new connections.
-
-        Raises:
-            UsageError: see ``read``.
-        """
         for path in (self.certificate, self.key, self.client_ca):
             if path is not None:
                 _read(path)
@@ -80,6 +71,7 @@ class Tls:
             raise UsageError(
                 f"{self.certificate} and {self.key} are not a certificate and its key in PEM: {error}"
             ) from error
+        return context
 
     def stamp(self) -> tuple[int, ...]:
         """Return the modification times of the files in ns; 0 for a missing file."""

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
-from carryall.runtime.service.core.metrics import Metrics
+from carryall.runtime.service.telemetry.metrics import Metrics
 from carryall.runtime.types.sampling_params import SamplingParams
 
 # What routers of the Gateway API inference extension and vLLM's dashboards read.

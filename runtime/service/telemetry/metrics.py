@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from ...engine.stats import EngineStats
 from ...types.outputs import RequestMetrics
-from .messages import Delta, GenerationRequest
-from .repository import ModelRepository
+from ..core.messages import Delta, GenerationRequest
+from ..core.repository import ModelRepository
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"  # each model has one engine
@@ -113,7 +113,7 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
-        models.observer = self
+        models.observers.add(self)
 
     def begin(self, model: str, request: GenerationRequest) -> _Request:
         """See ``Observer``."""
@@ -151,7 +151,7 @@ class _Request:
         self._times = metrics or self._times
         self._reason = delta.finish_reason or self._reason
 
-    def ended(self) -> None:
+    def ended(self, error: BaseException | None) -> None:
         """See ``RequestObserver``."""
         metrics, labels = self._metrics, self._labels
         # vLLM's reason for a client that disconnected.
@@ -190,7 +190,10 @@ class _Engines(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         ready = [one for one in self._models.models() if one.kind == "llm" and one.state == "ready"]
-        stats = {one.name: self._models.llm(one.name).stats() for one in ready}
+        stats = {
+            one.info.model if one.info else one.name: self._models.llm(one.name, one.version).stats()
+            for one in ready
+        }
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for model, each in stats.items():
@@ -233,5 +236,6 @@ class _Engines(Collector):
             "carryall:model_ready", "Whether a model serves requests.", labels=("model_name", "state")
         )
         for one in self._models.models():
-            states.add_metric((one.name, one.state), float(one.state == "ready"))
+            name = one.name if one.only else f"{one.name}:{one.version}"
+            states.add_metric((name, one.state), float(one.state == "ready"))
         return states

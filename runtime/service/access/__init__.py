@@ -1,0 +1,1 @@
+"""Access control: API keys, their budgets, certificates, and limits of requests."""

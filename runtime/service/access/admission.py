@@ -1,0 +1,142 @@
+"""Access control: the models that a caller may use, and limits of its requests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....errors import AccessError, InvalidSamplingError, UnknownModelError
+from ...types.sampling_params import SamplingParams
+from ..core.caller import CALLER
+from ..core.encoder import EncoderHandler
+from ..core.handler import LLMHandler
+from ..core.messages import GenerationRequest
+from ..core.model_entry import ModelStatus
+from ..core.repository import ModelRepository
+from ..core.tensor_model import TensorModel
+from .policy import Policy
+
+
+class Admission:
+    """The model repository, restricted to the models that the current caller may use.
+
+    A model that the caller may not use is reported as unknown.
+
+    Args:
+        models: the repository.
+        policy: the request limits, and whether unknown names select the default model.
+    """
+
+    def __init__(self, models: ModelRepository, policy: Policy) -> None:
+        self._models, self.policy = models, policy
+
+    @property
+    def ready(self) -> bool:
+        """Return whether at least one model accepts requests and none is loading."""
+        return self._models.ready
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models that the caller may use."""
+        caller = CALLER.get()
+        return [one for one in self._models.models() if caller is None or caller.may_use(one.name)]
+
+    def find(self, name: str, version: str = "") -> ModelStatus:
+        """Return the status of the model with this name or alias, and this version if one is given.
+
+        Raises:
+            UnknownModelError: there is no such model, or the caller may not use it.
+        """
+        found = self.models()
+        for status in reversed(found):  # the newest version first
+            if name in (status.name, *status.aliases) and version in ("", status.version):
+                return status
+        there_are = ", ".join(status.name for status in found) or "none"
+        wanted = f"'{name}' version {version}" if version else f"'{name}'"
+        raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
+
+    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
+        """Return the handler of a language model's requests; see ``ModelRepository.llm``.
+
+        Raises:
+            UnknownModelError: there is no model of that name, or the caller may not use it.
+        """
+        return self._models.llm(*self._allowed(name, version))
+
+    def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
+
+        Raises:
+            UnknownModelError: there is no model of that name, or the caller may not use it.
+        """
+        own, version = self._allowed(name, "")
+        return self._models.embedder(f"{own}:{version}" if version else own)
+
+    def _allowed(self, name: str | None, version: str) -> tuple[str, str]:
+        """Return the own name and the version of a model that the caller may use."""
+        try:
+            own, version = self._models.resolved(name, version)
+        except UnknownModelError:
+            if not self.policy.config.any_model_name:
+                raise
+            own, version = self._models.resolved(None)
+        caller = CALLER.get()
+        if caller is not None and not caller.may_use(own):
+            raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
+        return own, version
+
+    def tensor(self, name: str, version: str = "") -> TensorModel:
+        """Return a tensor model.
+
+        Raises:
+            UnknownModelError: there is no model of that name and version, or the caller may not use it.
+        """
+        return self._models.tensor(self.find(name, version).name, version)
+
+    async def load(self, name: str) -> ModelStatus:
+        """Load a model; see ``ModelRepository.load``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        own = self._administered(name)
+        await self._models.load(own)
+        return self.find(own)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model; see ``ModelRepository.unload``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        await self._models.unload(self._administered(name))
+
+    def _administered(self, name: str) -> str:
+        """Return the own name of a model that the caller may load and unload."""
+        caller, own = CALLER.get(), self.find(name).name
+        if caller is not None and not caller.admin:
+            raise AccessError("this API key may not load or unload models; set admin = true in the key file")
+        return own
+
+    def admitted(self, asked: GenerationRequest) -> GenerationRequest:
+        """Check a request's sampling options, and return the request with the caller as its tenant.
+
+        Raises:
+            InvalidSamplingError: an option is above the service's limit.
+        """
+        self.check(asked.params)
+        caller = CALLER.get()
+        return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
+
+    def check(self, params: SamplingParams) -> None:
+        """Check that sampling options are within the service's limits.
+
+        Raises:
+            InvalidSamplingError: an option is above its limit.
+        """
+        limits = {
+            "n": (params.num_samples, self.policy.config.max_choices),
+            "logprobs": (params.logprobs, self.policy.config.max_logprobs),
+            "prompt_logprobs": (params.prompt_logprobs, self.policy.config.max_logprobs),
+        }
+        for name, (value, most) in limits.items():
+            if value is not None and value > most:
+                raise InvalidSamplingError(f"{name} is {value}, but this service allows at most {most}")

@@ -1,0 +1,181 @@
+"""One version of a served model: its state, and how it is loaded and unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ....errors import CarryallError, ServiceUnavailableError
+from .background import in_daemon_thread
+from .encoder import EncoderHandler
+from .handler import LLMHandler
+from .messages import ModelInfo
+from .served_model import ServedModel
+from .tensor_model import TensorModel
+
+ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
+ModelKind = Literal["llm", "tensor", "encoder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """Public facts of a version of a model.
+
+    Args:
+        name: the name in requests.
+        version: a number, as text.
+        kind: ``llm`` generates text, ``tensor`` maps tensors to tensors, ``encoder`` maps texts to vectors.
+        state: the loading state; only ``ready`` models accept requests.
+        reason: why the model failed; empty otherwise.
+        info: facts of the loaded model; None unless it is a language model that is ready.
+        aliases: other names that requests may use.
+        only: whether the model has no other version.
+    """
+
+    name: str
+    version: str = "1"
+    kind: ModelKind = "llm"
+    state: ModelState = "unloaded"
+    reason: str = ""
+    info: ModelInfo | None = None
+    aliases: tuple[str, ...] = ()
+    only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """The function that loads a version of a model, and facts known before loading.
+
+    Args:
+        load: returns a ``ServedModel``, ``TensorModel`` or ``TextEncoder``, by ``kind``. It is called in its
+            own thread.
+        kind: the kind of the model.
+        version: a number, as text.
+        wanted: whether it is loaded at startup; otherwise on request only.
+        weight: its share of the requests that name no version, relative to the other versions.
+        stamp: changes when the files of the model change.
+    """
+
+    load: Callable[[], Any]
+    kind: ModelKind = "llm"
+    version: str = "1"
+    wanted: bool = True
+    weight: float = 1.0
+    stamp: str = ""
+
+
+class Entry:
+    """A version of a model.
+
+    Each loading makes a new ``handler``, so that a request never runs on a model that was loaded after it.
+
+    Args:
+        name: the model's name.
+        loader: loads it.
+        new_handler: makes a handler of a language model's requests.
+
+    Attributes:
+        used: when a request last used it, in seconds of ``time.monotonic``.
+        evicted: whether it was unloaded to free memory; the next request loads it again.
+    """
+
+    def __init__(self, name: str, loader: ModelLoader, new_handler: Callable[[Entry], LLMHandler]) -> None:
+        self.name, self.loader = name, loader
+        self.state: ModelState = "unloaded"
+        self.reason = ""
+        self.model: ServedModel | None = None
+        self.tensor: TensorModel | None = None
+        self.encoder: EncoderHandler | None = None
+        self.used = 0.0
+        self.evicted = False
+        self._new_handler = new_handler
+        self._changing = asyncio.Lock()
+        self.handler = new_handler(self)
+
+    @property
+    def version(self) -> str:
+        """Return the version, as text."""
+        return self.loader.version
+
+    @property
+    def active(self) -> int:
+        """Return the number of requests in progress; those of tensor models are not counted."""
+        return self.handler.active + (self.encoder.active if self.encoder else 0)
+
+    def use(self) -> Entry:
+        """Note that a request uses the model, and return it.
+
+        Raises:
+            ServiceUnavailableError: the model is not loaded, or has failed.
+        """
+        self.used = time.monotonic()
+        if self.state == "failed":
+            raise ServiceUnavailableError(f"the model '{self.name}' has failed: {self.reason}")
+        if self.state == "unloaded":
+            raise ServiceUnavailableError(f"the model '{self.name}' is not loaded; load it first")
+        return self
+
+    async def load(self) -> None:
+        """Load the model if it is not loaded.
+
+        Raises:
+            CarryallError: it cannot be loaded; see ``load_model``.
+        """
+        async with self._changing:
+            if self.state == "ready":
+                return
+            if self.state != "unloaded":
+                self.handler = self._new_handler(self)
+            self.state, self.reason = "loading", ""
+            try:
+                loaded = await in_daemon_thread(self.loader.load)
+            except CarryallError as error:
+                self.state, self.reason = "failed", str(error)
+                raise
+            if self.loader.kind == "llm":
+                self.model = loaded
+                self.handler.ready(loaded)
+            elif self.loader.kind == "encoder":
+                self.encoder = EncoderHandler(self.name, loaded)
+            else:
+                self.tensor = loaded
+            self.state, self.evicted, self.used = "ready", False, time.monotonic()
+
+    async def unload(self, grace_seconds: float) -> bool:
+        """Refuse new requests, wait for those in progress, and free the model.
+
+        Returns:
+            Whether all requests ended within the grace period.
+        """
+        async with self._changing:
+            drained = True
+            if self.model is not None:
+                self.state = "unloading"
+                drained = await self.handler.drain(grace_seconds)
+                await asyncio.to_thread(self.model.llm.shutdown)
+                self.model, self.handler = None, self._new_handler(self)
+            if self.encoder is not None:
+                self.state = "unloading"
+                drained = await self.encoder.drain(grace_seconds)
+                self.encoder = None
+            if self.tensor is not None:
+                # Running requests hold their own reference.
+                tensor, self.tensor = self.tensor, None
+                await asyncio.to_thread(tensor.close)
+            self.state, self.reason = "unloaded", ""
+            return drained
+
+    async def drain(self, grace_seconds: float) -> bool:
+        """Refuse new requests and wait for those in progress; see ``LLMHandler.drain``."""
+        drained = await self.handler.drain(grace_seconds)
+        return (await self.encoder.drain(grace_seconds) if self.encoder else True) and drained
+
+    def close(self) -> None:
+        """Free the model at once."""
+        if self.model is not None:
+            self.model.llm.shutdown()
+        if self.tensor is not None:
+            self.tensor.close()

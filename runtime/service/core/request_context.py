@@ -1,0 +1,28 @@
+"""The id of the current request, for logs, and the trace that it belongs to."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+
+from .... import logs
+
+HEADER = "x-request-id"
+_LONGEST = 128
+
+# The headers ``traceparent`` and ``tracestate`` of the current request (https://www.w3.org/TR/trace-context/).
+TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default={})  # noqa: B039 -- never changed
+
+
+def enter(headers: Mapping[str, str]) -> str:
+    """Begin a request in the current task, and return its id.
+
+    The id is the client's ``x-request-id`` if that is printable and at most 128 characters long, else
+    random. Log records of this task have it.
+    """
+    given = headers.get(HEADER, "")
+    own = given if given and len(given) <= _LONGEST and given.isprintable() else uuid.uuid4().hex
+    logs.CONTEXT.set({"request_id": own})
+    TRACE.set({name: headers[name] for name in ("traceparent", "tracestate") if name in headers})
+    return own

@@ -1,0 +1,42 @@
+"""A model accepts requests after its warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from carryall.errors import ProviderRuntimeError
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.service.core.served_model import load_served_model
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_a_model_runs_a_prompt_and_a_token_first(warm_up: bool) -> None:
+    served = load_served_model("demo", provider="null", warm_up=warm_up)
+    try:
+        stats = served.llm.stats()
+        assert (stats.generated_tokens, stats.steps) == ((2, 2) if warm_up else (0, 0))
+        assert (stats.running, stats.waiting) == (0, 0)
+    finally:
+        served.llm.shutdown()
+
+
+def test_a_model_that_cannot_run_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    async def fail(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        raise ProviderRuntimeError("the device is on fire")
+        yield
+
+    def close(llm: AsyncLLM) -> None:
+        closed.append(llm)
+        shutdown(llm)
+
+    shutdown = AsyncLLM.shutdown
+    monkeypatch.setattr(AsyncLLM, "generate", fail)
+    monkeypatch.setattr(AsyncLLM, "shutdown", close)
+    with pytest.raises(ProviderRuntimeError, match="on fire"):
+        load_served_model("demo", provider="null", warm_up=True)
+    assert len(closed) == 1

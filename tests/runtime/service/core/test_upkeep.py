@@ -1,0 +1,205 @@
+"""A folder that changes while it is served, and memory that runs short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_folder_kit import scan, write_sum
+
+from carryall.errors import ServiceUnavailableError, UnknownModelError, UsageError
+from carryall.runtime.service.core import upkeep
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.tensor_model import TensorModel
+from carryall.runtime.service.core.upkeep import Upkeep, used_memory
+
+
+def times(models: ModelRepository, version: str = "") -> float:
+    """How often the served ``adder`` adds its input, plus 1."""
+    (total,) = models.tensor("adder", version).session.run(None, {"A": np.ones(2, np.float32)})
+    return float(total[0])
+
+
+def versions(models: ModelRepository) -> list[tuple[str, str, str]]:
+    return [(one.name, one.version, one.state) for one in models.models()]
+
+
+def test_changed_folders_are_taken_over_without_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_sum(tmp_path / "adder" / "1" / "model.onnx", 1)
+    write_sum(tmp_path / "plain.onnx")
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        keeping = Upkeep(models, lambda: scan(tmp_path))
+        await models.load_all()
+        before = models.tensor("plain")
+        assert times(models) == 2
+
+        write_sum(tmp_path / "adder" / "2" / "model.onnx", 2)
+        write_sum(tmp_path / "other.onnx")
+        await keeping.reload()
+        assert versions(models) == [
+            ("adder", "2", "ready"), ("other", "1", "ready"), ("plain", "1", "ready"),
+        ]  # fmt: skip
+        assert (times(models), models.tensor("plain") is before) == (3, True)
+
+        with caplog.at_level(logging.WARNING):
+            (tmp_path / "adder" / "2" / "model.onnx").write_text("half-written")
+            await keeping.reload()
+        assert "the changed model 'adder' cannot be loaded" in caplog.text
+        assert times(models) == 3  # the old one stays
+        loaded = models.tensor("adder")
+        await keeping.reload()
+        assert models.tensor("adder") is loaded
+        write_sum(tmp_path / "adder" / "2" / "model.onnx", 5)
+        await keeping.reload()
+        assert times(models) == 6
+
+        (tmp_path / "adder" / "config.toml").write_text("version = 1")
+        (tmp_path / "other.onnx").unlink()
+        await keeping.reload()
+        assert versions(models) == [("adder", "1", "ready"), ("plain", "1", "ready")]
+        assert times(models) == 2
+        with pytest.raises(UnknownModelError):
+            models.tensor("other")
+
+        (tmp_path / "adder" / "config.toml").write_text("versio = 1")
+        with caplog.at_level(logging.WARNING):
+            await keeping.reload()
+        assert "not reloaded: " in caplog.text
+        assert times(models) == 2
+        shutil.rmtree(tmp_path / "adder")
+        await keeping.reload()
+        assert versions(models) == [("plain", "1", "ready")]
+
+    asyncio.run(scenario())
+
+
+def test_the_folder_is_polled(tmp_path: Path) -> None:
+    write_sum(tmp_path / "adder" / "1" / "model.onnx", 1)
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        await models.load_all()
+        keeping = Upkeep(models, lambda: scan(tmp_path), poll_seconds=0.02)
+        keeping.start()
+        write_sum(tmp_path / "adder" / "7" / "model.onnx", 7)
+        async with asyncio.timeout(10):
+            while versions(models) != [("adder", "7", "ready")]:
+                await asyncio.sleep(0.01)
+        keeping.stop()
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_split_by_weight(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        write_sum(tmp_path / "adder" / str(number) / "model.onnx", number)
+    config = tmp_path / "adder" / "config.toml"
+    config.write_text('versions = "all"\n[weights]\n1 = 3\n2 = 1\n')
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        await models.load_all()
+        assert [times(models, str(number)) for number in (1, 2, 3)] == [2, 3, 4]
+        split = Counter(times(models) for _ in range(1000))
+        assert split.keys() == {2, 3}
+        assert split[2] == pytest.approx(750, abs=75)  # more than 5 standard deviations
+        await models.unload("adder", "1")
+        assert {times(models) for _ in range(20)} == {3}
+        await models.unload("adder", "2")
+        assert {times(models) for _ in range(20)} == {4}  # the newest that is ready
+        kept = models.tensor("adder", "3")
+        config.write_text("versions = [2, 3]\n")
+        await Upkeep(models, lambda: scan(tmp_path)).reload()
+        assert models.tensor("adder") is kept
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("versions = [1, 4]", "has no version 4; there are: 1, 2"),
+        ("versions = []", "name at least 1 version"),
+        ('versions = "some"', "must be 'latest', 'all' or a list"),
+        ("[weights]\n1 = 1", "names version 1, which is not served"),
+        ("[weights]\n2 = -1", "must be at least 0, not -1"),
+        ("[weights]\n2 = 0", "all weights in .* are 0"),
+        ("[batching]\nsize = 1", "did you mean 'max_size'"),
+        ("[batching]\nmax_size = 0", "max_size"),
+        ('kind = "encoder"\n[encoder]\npool = 1', "did you mean 'pooling'"),
+    ],
+)
+def test_wrong_policies_are_named(text: str, message: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_sum(tmp_path / "adder" / str(number) / "model.onnx")
+    (tmp_path / "adder" / "config.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        scan(tmp_path)
+
+
+def test_the_least_recently_used_idle_model_goes_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "MEMORY_SECONDS", 0.01)
+    for name in "abc":
+        write_sum(tmp_path / f"{name}.onnx")
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        await models.load_all()
+
+        def ready() -> str:
+            return "".join(one.name for one in models.models() if one.state == "ready")
+
+        limit = 2  # one byte for each model that is ready
+        keeping = Upkeep(models, memory_limit=limit, memory=lambda: len(ready()))
+        models.tensor("a")  # b was not used since it was loaded
+        keeping.start()
+        async with asyncio.timeout(10):
+            while len(ready()) > limit:
+                await asyncio.sleep(0.005)
+        assert ready() == "ac"
+        with pytest.raises(ServiceUnavailableError, match="'b' is loading again; retry later"):
+            models.tensor("b")
+        async with asyncio.timeout(10):
+            while ready() != "ab":  # c is the oldest now
+                await asyncio.sleep(0.005)
+        keeping.stop()
+        assert not [task for task in asyncio.all_tasks() if "_watch" in repr(task) and not task.cancelling()]
+        await models.unload("a")
+        with pytest.raises(ServiceUnavailableError, match="not loaded; load it first"):
+            models.tensor("a")  # an operator unloaded it: it stays
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_model_and_the_last_one_stay(tmp_path: Path) -> None:
+    write_sum(tmp_path / "a.onnx")
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        await models.load_all()
+        assert not await models.evict_idle()
+        loaded: Any = models.tensor("a")
+        models = ModelRepository(
+            {name: ModelLoader(lambda: TensorModel(loaded.session), kind="tensor") for name in "xy"}
+        )
+        await models.load_all()
+        models.entries[0].handler._active = 1
+        assert not await models.evict_idle()
+        models.entries[0].handler._active = 0
+        assert await models.evict_idle()
+
+    asyncio.run(scenario())
+    assert used_memory() > 2**20

@@ -1,0 +1,70 @@
+"""The threat model names tests that exist, and what holds for the whole package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+PACKAGE = ("cli", "client", "exporter", "graph_opt", "providers", "runtime", "storage")
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _ in NAMED}))
+def test_tests_that_the_page_names_exist(path: str) -> None:
+    module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    there = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert {name for each, name in NAMED if each == path} - there == set()
+
+
+def test_each_threat_has_a_test() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| -")]
+    without = [row for row in rows if "::test_" not in row and not row.startswith("| threat |")]
+    assert (len(rows) > 30, without) == (True, [])
+
+
+def calls(name: str) -> list[tuple[str, str]]:
+    """The files and calls of a function or method in the package."""
+    found = []
+    for folder in PACKAGE:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
+                    found.append((path.relative_to(ROOT).as_posix(), ast.unparse(node)))
+    return found
+
+
+def imported(*names: str) -> set[str]:
+    """The files of the package that import one of these modules."""
+    found = set()
+    for folder in PACKAGE:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.level == 0:
+                    modules = [node.module or ""]
+                if any(module.split(".")[0] in names for module in modules):
+                    found.add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_no_code_of_a_model_can_run() -> None:
+    assert calls("eval") == calls("exec") == []
+    own_process = {"providers/runners/process_runner.py"}  # exchanges objects with its own child process
+    assert imported("pickle", "dill", "joblib", "marshal", "torch") == own_process
+    trusting = [call for folder in PACKAGE for call in _mentions(folder, "trust_remote_code=True")]
+    assert trusting == []
+
+
+def _mentions(folder: str, text: str) -> list[str]:
+    return [str(path) for path in (ROOT / folder).rglob("*.py") if text in path.read_text(encoding="utf-8")]
+
+
+def test_nothing_is_sent_unless_configured() -> None:
+    """Only named files may import a library that opens connections to others."""
+    clients = ("requests", "httpx", "aiohttp", "urllib3", "http", "ftplib", "smtplib", "telnetlib")
+    assert imported(*clients) == set()
