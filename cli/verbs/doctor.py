@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import click
@@ -11,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import ProviderUnavailableError, UsageError
-from ...providers.host.doctor import Diagnosis, ProviderReport, diagnose
+from ...providers.host.doctor import Diagnosis, KernelFacts, ProviderReport, diagnose, kernel_facts
 from ...providers.host.selftest import SelftestReport
+from ...providers.native.build import build_library
 from ..options import human_bytes, json_option, print_json, quiet_option
 
 _PROMPT = range(300, 316)  # token ids in the vocabulary of the demo model
@@ -24,11 +26,20 @@ _PROMPT = range(300, 316)  # token ids in the vocabulary of the demo model
 @click.option(
     "--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare it with the CPU."
 )
+@click.option(
+    "--build-kernels", "building", is_flag=True, help="Build carryall's CPU kernels with a C++ compiler."
+)
 @json_option
 @quiet_option
 @click.pass_context
 def command(
-    ctx: click.Context, provider: str | None, device: str | None, testing: bool, as_json: bool, quiet: bool
+    ctx: click.Context,
+    provider: str | None,
+    device: str | None,
+    testing: bool,
+    building: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Check this machine: hardware, installed packages, and which providers work.
 
@@ -39,16 +50,31 @@ def command(
     With --selftest, a provider generates text with the demo model; logits and tokens are compared with the
     CPU's, and its speed is shown. Exit code 0 if the differences are within the tolerances, else 1.
 
+    With --build-kernels, the CPU kernels are compiled and kept in the cache, which takes half a minute;
+    models with int4 and int8 weights use them from then on.
+
     \b
     Examples:
         carryall doctor
         carryall doctor --json
+        carryall doctor --build-kernels
         carryall doctor --provider directml --selftest
     """
     console = Console(stderr=True, quiet=quiet or as_json)
     if not testing and (device is not None or provider is not None):
         raise UsageError(f"{'--device' if device is not None else '--provider'} needs --selftest")
     provider = provider or "cpu"
+    if building and testing:
+        raise UsageError("--build-kernels excludes --selftest")
+    if building:
+        with console.status("building the CPU kernels"):
+            build_library()
+        facts = kernel_facts()
+        line = f"CPU kernels: {facts.isa}, in {facts.path}" if facts.missing is None else facts.missing
+        print_json(dataclasses.asdict(facts)) if as_json else Console(highlight=False, soft_wrap=True).print(
+            line
+        )
+        ctx.exit(0 if facts.missing is None else 1)
     if testing:
         with console.status(f"testing {provider}"):
             report = _selftest(provider, device)
@@ -136,6 +162,7 @@ def _machine(found: Diagnosis) -> Table:
         "memory": ", ".join(memory),
         "accelerators": ", ".join(found.accelerators) or "none found",
         **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
+        "CPU kernels": _kernels(found.kernels),
         "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
         f"{human_bytes(found.cache.free)} free there",
         "python": found.python,
@@ -143,6 +170,10 @@ def _machine(found: Diagnosis) -> Table:
     for label, text in rows.items():
         table.add_row(Text(label, style="bold"), Text(text))
     return table
+
+
+def _kernels(facts: KernelFacts) -> str:
+    return f"{facts.isa}, in {facts.path}" if facts.missing is None else f"none: {facts.missing}"
 
 
 def _loadable(libraries: Mapping[str, bool]) -> list[str]:
